@@ -1,0 +1,282 @@
+"""`Run`: what was asked. One frozen type per section of the run file; the field docstrings are the reference page.
+
+These types do no work: no I/O, no environment, no defaults that depend on hardware (`auto` is decided in `plan`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from stoker.config import values
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+
+
+Auto = Literal["auto"]
+Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN)]
+Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]
+Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
+EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN)]
+IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+def _kind(value: Any) -> str:
+    """Which member of a text-or-mapping union a value belongs to."""
+    if isinstance(value, dict):
+        return "mapping"
+    if isinstance(value, list):
+        return "list"
+    return "mapping" if isinstance(value, BaseModel) else "text"
+
+
+def _number_kind(value: Any) -> str:
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else "text"
+
+
+def _auto_kind(value: Any) -> str:
+    return "auto" if value == "auto" else "value"
+
+
+class Shape(_Section):
+    """A model to train from scratch."""
+
+    shape: Literal["llama", "qwen2", "qwen3", "mistral", "gpt2"]
+    """The architecture family, by its name in transformers."""
+    layers: Annotated[int, Field(ge=1, le=1000)]
+    """Number of transformer blocks."""
+    width: Annotated[int, Field(ge=8)]
+    """Hidden size."""
+    heads: Annotated[int, Field(ge=1)]
+    """Attention heads. `width / heads` is the head size; 64 or 128 run on every kernel."""
+    kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """Key/value heads; fewer than `heads` is grouped-query attention. Default: `heads`."""
+    ffn: Annotated[int, Field(ge=8)] | None = None
+    """Inner size of the feed-forward part. Default: 8/3 of the width, rounded up to 64."""
+    vocab: Annotated[int, Field(ge=257)] | None = None
+    """Vocabulary size. Default: what the tokenizer has."""
+    tied: bool = True
+    """Share the embedding with the output layer."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on attention weights, where the family has it."""
+
+
+class TrainTokenizer(_Section):
+    """A tokenizer to be trained from the run's own text."""
+
+    train: Literal["bpe"]
+    """The algorithm: byte-level BPE."""
+    vocab: Annotated[int, Field(ge=257, le=1_000_000)]
+    """Vocabulary size, special tokens included."""
+
+
+class Source(_Section):
+    """One source of rows."""
+
+    path: NonEmpty
+    """File, directory, glob, `hub:owner/name` or `modelscope:owner/name`."""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """How often its rows appear: 2 is twice, 0.5 a seeded half."""
+    config: str | None = None
+    """The hub dataset's configuration, where it has several."""
+    split: str = "train"
+    """The hub dataset's split."""
+
+
+class Data(_Section):
+    """What is trained on."""
+
+    train: Annotated[
+        Annotated[NonEmpty, Tag("text")]
+        | Annotated[Source, Tag("mapping")]
+        | Annotated[list[Source], Field(min_length=1), Tag("list")],
+        Discriminator(_kind),
+    ]
+    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
+    eval: NonEmpty | None = None
+    """A share of the training rows (`2%`), or a file, directory, glob or hub dataset of its own."""
+    length: Annotated[int, Field(ge=8, le=10_000_000)] = 2048
+    """Longest sequence in tokens. Longer rows are cut (text: split) and counted in the report."""
+    pack: bool = True
+    """Put several documents into one sequence. They never see each other. With false, batch counts rows."""
+    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    """How a row is laid out. `auto` looks at the keys and says what it found."""
+    on_bad_row: Literal["stop", "skip"] = "stop"
+    """What to do with a row that cannot be used: stop and name it, or leave it out and count it."""
+    rows: Annotated[int, Field(ge=1)] | None = None
+    """Declared number of rows, to plan before the data is at hand."""
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    """Declared number of tokens, to plan before the data is at hand."""
+
+
+class Full(_Section):
+    """Train every weight."""
+
+    method: Literal["full"] = "full"
+    """Train every weight; from scratch when the model is a shape."""
+
+
+class _LowRank(_Section):
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapter."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """Scale of the adapter: its output is multiplied by alpha / rank. Default: 2 x rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout in front of the adapter."""
+    targets: Literal["all-linear"] | Annotated[list[NonEmpty], Field(min_length=1)] = "all-linear"
+    """Which layers get an adapter: all linear ones, or module names."""
+
+
+class Lora(_LowRank):
+    """Train a low-rank adapter beside frozen weights."""
+
+    method: Literal["lora"]
+    """A low-rank adapter beside frozen weights."""
+
+
+class Qlora(_LowRank):
+    """Train a low-rank adapter beside frozen weights held in 4 bits."""
+
+    method: Literal["qlora"]
+    """A low-rank adapter beside frozen weights held in 4 bits (NF4)."""
+
+
+Tune = Annotated[Full | Lora | Qlora, Field(discriminator="method")]
+
+
+class Train(_Section):
+    """The maths of training. Nothing here depends on hardware."""
+
+    objective: Literal["pretrain", "sft"] = "sft"
+    """`pretrain` trains on every token, `sft` on the assistant's tokens."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the data. An epoch has ceil(sequences / batch) steps; the last one may be short."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Stop after this many optimizer steps instead of after `epochs`."""
+    batch: Annotated[int, Field(ge=1)] = 16
+    """Sequences per optimizer step over all devices. Never changed by Stoker."""
+    learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
+    """Peak learning rate."""
+    schedule: Literal["cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt"] = "cosine"
+    """How the learning rate goes on after warm-up."""
+    warmup: Annotated[
+        Annotated[Annotated[int, Field(ge=0)], Tag("number")] | Annotated[Percent, Tag("text")],
+        Discriminator(_number_kind),
+    ] = "3%"
+    """Steps of rising learning rate: a number, or a share of all steps (`3%`)."""
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decoupled weight decay."""
+    clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = "adamw"
+    """The optimizer. The 8-bit ones are bitsandbytes'."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    """Decides data order, initial weights and dropout."""
+    exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"
+    """Combine gradients in one canonical order, so that device count does not change a bit.
+
+    `auto`: on for lora and qlora, off for full (it costs log2 extra gradient copies)."""
+    deterministic: bool = False
+    """On CUDA: deterministic kernels only, so that a resume is EXACT. May cost up to 15 %."""
+    eval_every: IntervalText = "epoch"
+    """When to measure the eval loss: `epoch`, `200 steps` or `never`."""
+
+
+class Save(_Section):
+    """When to commit checkpoints, and which to keep."""
+
+    every: EveryText = "auto"
+    """`10m`, `500 steps`, `epoch` or `auto`."""
+    keep: Annotated[int, Field(ge=2)] = 3
+    """How many newest checkpoints to keep; at least two. The best is kept beside them."""
+    best: Literal["eval_loss"] | None = None
+    """Keep and export the checkpoint with the best value of this."""
+    store: NonEmpty | None = None
+    """Where committed copies go off the box: a directory or `s3://bucket/prefix`."""
+
+
+class Where(_Section):
+    """Where it runs, and what to fix instead of leaving it to the plan. Never changes what is trained."""
+
+    place: Literal["local", "ssh", "slurm", "kaggle", "colab", "sky"] = "local"
+    """The kind of machine."""
+    host: NonEmpty | None = None
+    """Name of a host added with `stoker hosts add`."""
+    gpus: Annotated[
+        Annotated[Annotated[int, Field(ge=0)], Tag("number")]
+        | Annotated[Annotated[str, Field(pattern=values.DEVICES_PATTERN)], Tag("text")],
+        Discriminator(_number_kind),
+    ] = "all"
+    """`all`, a count, or device numbers such as `0,2`. 0 means the CPU."""
+    micro: Annotated[
+        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1)], Tag("value")], Discriminator(_auto_kind)
+    ] = "auto"
+    """Sequences per device at once. Part of the numeric fingerprint."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Arithmetic of the forward and backward pass."""
+    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = "auto"
+    """Attention kernel."""
+    gradient_checkpointing: Annotated[
+        Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)
+    ] = "auto"
+    """Recompute activations in the backward pass instead of keeping them."""
+    arrange: Literal["auto", "rows", "grouped"] = "auto"
+    """How a step's sequences form micro batches: as prepared, or documents grouped by length."""
+    workers: Annotated[
+        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0)], Tag("value")], Discriminator(_auto_kind)
+    ] = "auto"
+    """Processes that read data."""
+
+
+class Budget(_Section):
+    """What a run may cost."""
+
+    money: Money | None = None
+    """Most money to spend, such as `50 CNY`."""
+    time: Duration | None = None
+    """Longest time to run, such as `12h`."""
+
+
+NativeBlock = dict[str, Any]
+
+
+class Native(_Section):
+    """Options of the engines under their own names. A word Stoker owns is refused here."""
+
+    trainer: NativeBlock = Field(default_factory=dict)
+    """`transformers.TrainingArguments`."""
+    model: NativeBlock = Field(default_factory=dict)
+    """`AutoModelForCausalLM.from_pretrained`, or the configuration of a shape."""
+    lora: NativeBlock = Field(default_factory=dict)
+    """`peft.LoraConfig`."""
+    quantization: NativeBlock = Field(default_factory=dict)
+    """`transformers.BitsAndBytesConfig`."""
+
+
+class Run(_Section):
+    """One run file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    """Name of the run directory. Default: the run file's name without its ending."""
+    model: Annotated[Annotated[NonEmpty, Tag("text")] | Annotated[Shape, Tag("mapping")], Discriminator(_kind)]
+    """Hub id, local path, or a shape to train from scratch."""
+    tokenizer: Annotated[
+        Annotated[NonEmpty, Tag("text")] | Annotated[TrainTokenizer, Tag("mapping")], Discriminator(_kind)
+    ] = "auto"
+    """`auto` is the model's own; or a path, or `{train: bpe, vocab: 32000}`."""
+    data: Data
+    """What is trained on."""
+    tune: Tune = Full()
+    """How weights are changed: full, lora or qlora."""
+    train: Train = Train()
+    """The maths of training."""
+    save: Save = Save()
+    """Checkpoints."""
+    where: Where = Where()
+    """Hardware. Never changes what is trained."""
+    budget: Budget = Budget()
+    """Limits on money and time."""
+    native: Native = Native()
+    """Options of the engines under their own names."""

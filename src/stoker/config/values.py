@@ -1,0 +1,51 @@
+"""The small value languages of the run file: durations, shares, money, intervals.
+
+Each is text in the file and in `Run`; these functions say what the text means.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)?\s*(s|m|h|d)$"
+PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)?\s*%$"
+MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)?\s*[A-Z]{3}$"
+EVERY_PATTERN = r"^(auto|epoch|[0-9]+\s*steps?|[0-9]+(\.[0-9]+)?\s*(s|m|h|d))$"
+INTERVAL_PATTERN = r"^(epoch|never|[0-9]+\s*steps?)$"
+DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
+
+
+@dataclass(frozen=True)
+class Every:
+    """An interval: so many steps, so many seconds, each epoch, or left to the plan."""
+
+    kind: Literal["steps", "seconds", "epoch", "auto", "never"]
+    amount: float = 0
+
+
+def duration_seconds(text: str) -> float:
+    """`10m` as 600.0."""
+    number, unit = re.fullmatch(r"([0-9.]+)\s*([smhd])", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    return float(number) * _UNIT_SECONDS[unit]
+
+
+def share(text: str) -> float:
+    """`3%` as 0.03."""
+    return float(text.strip().rstrip("%")) / 100
+
+
+def money(text: str) -> tuple[float, str]:
+    """`50 CNY` as (50.0, "CNY")."""
+    return float(text[:-3]), text[-3:]
+
+
+def every(text: str) -> Every:
+    """`500 steps`, `10m`, `epoch`, `never` or `auto` as an `Every`."""
+    text = text.strip()
+    if text in ("epoch", "auto", "never"):
+        return Every(text)  # type: ignore[arg-type]  # narrowed by the line above
+    if text.endswith(("step", "steps")):
+        return Every("steps", int(text.split("step")[0]))
+    return Every("seconds", duration_seconds(text))

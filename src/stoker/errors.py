@@ -1,0 +1,71 @@
+"""Every error a person can meet: a code, where it happened, and fields for its sentence.
+
+The sentences (what happened, what to do) live in `stoker.messages` under the code and `<code>.hint`.
+`StokerError` is for what the user can fix (exit 1); anything else that escapes is a surprise (exit 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stoker import messages
+
+EXIT_DONE = 0
+EXIT_USER = 1
+EXIT_SURPRISE = 2
+EXIT_STOPPED = 75
+"""Stopped with a committed checkpoint: the same command goes on."""
+
+EXIT_CODES = (EXIT_DONE, EXIT_USER, EXIT_SURPRISE, EXIT_STOPPED)
+
+
+class StokerError(Exception):
+    """Something the user can fix, named by code.
+
+    Args:
+        code: `STK` and three digits; its sentences are in the message catalogue.
+        where: `file:line: key` or `file:row`, when there is such a place.
+        fields: what the sentences need.
+    """
+
+    def __init__(self, code: str, where: str = "", **fields: Any) -> None:
+        super().__init__(code, where)
+        self.code = code
+        self.where = where
+        self.fields = fields
+
+    @property
+    def what(self) -> str:
+        """What happened, in the user's language."""
+        return messages.text(self.code, **self.fields)
+
+    @property
+    def hint(self) -> str:
+        """What to do about it, in the user's language."""
+        return messages.text(f"{self.code}.hint", **self.fields)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.what} [{self.code}]; {self.hint}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For `events.jsonl` and `--json`; `from_json` is its inverse."""
+        fields = {k: v if isinstance(v, int | float | bool) else str(v) for k, v in self.fields.items()}
+        return {"code": self.code, "where": self.where, "fields": fields}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> StokerError:
+        """Rebuild an error that another process wrote down."""
+        return cls(data["code"], data["where"], **data["fields"])
+
+
+class StokerErrors(Exception):
+    """Several problems found in one go: all of a run file's, all bad rows of a data file."""
+
+    def __init__(self, errors: Iterable[StokerError]) -> None:
+        self.errors = list(errors)
+        super().__init__(*self.errors)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)

@@ -1,0 +1,70 @@
+"""`events.jsonl`: append-only, one JSON object a line. The engine writes; watch, runs and report read.
+
+Kinds and their fields (a reader ignores what it does not know):
+    attempt     attempt, pid, world, tier, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
+    rehearsal   part, seconds
+    step        step, epoch, loss, grad_norm, learning_rate, sequences, tokens, trained_tokens, padded_tokens,
+                seconds, wait_seconds, memory_bytes
+    eval        step, eval_loss, perplexity, trained_tokens, seconds
+    checkpoint  step, seconds, bytes, best
+    error       error (StokerError.to_json)
+    end         status (done | stopped), step
+After a resume, steps since the checkpoint are written again: the last line of a step counts.
+"""
+
+import datetime
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from stoker.errors import StokerError
+
+
+class EventLog:
+    """Appends events; each line reaches the operating system before `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open("a", encoding="utf-8", newline="\n")
+        if path.stat().st_size and not _ends_whole(path):
+            self._file.write("\n")  # a kill cut the last line; keep it apart from ours
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event."""
+        at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"at": at, "event": kind, **fields}, ensure_ascii=False)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def error(self, error: StokerError) -> None:
+        """Append an error, for the light world to show in the user's language."""
+        self.write("error", error=error.to_json())
+
+
+def read(path: Path, start_byte: int = 0) -> Iterator[dict[str, Any]]:
+    """Events from a byte offset on; a line that is cut short or not JSON is passed over."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(start_byte)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                event = json.loads(raw)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "event" in event:
+                yield event
+
+
+def steps(path: Path) -> dict[int, dict[str, Any]]:
+    """The last event of each step, by step number."""
+    return {event["step"]: event for event in read(path) if event["event"] == "step"}
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"

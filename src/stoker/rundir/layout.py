@@ -1,0 +1,188 @@
+"""Where everything of a run stands on disk, and how a run directory is opened.
+
+The light and the heavy world meet here: one writes the directory, the other is started with its path.
+"""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from stoker import __version__, env
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.rundir import files
+
+FORMAT = 1
+
+
+class Manifest(BaseModel):
+    """How a run came about: versions, overrides, where its relative paths start. Read leniently: old ones stay readable."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: int = FORMAT
+    name: str
+    created: str
+    stoker_version: str
+    run_file: str
+    overrides: list[str]
+    folder: str
+    versions: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    data_digest: str = ""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths of one run directory."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def run_file(self) -> Path:
+        """The run file as the user wrote it."""
+        return self.path / "run.yaml"
+
+    @property
+    def manifest_file(self) -> Path:
+        """How the run came about."""
+        return self.path / "manifest.json"
+
+    @property
+    def plan_file(self) -> Path:
+        """What was decided."""
+        return self.path / "plan.json"
+
+    @property
+    def data(self) -> Path:
+        """The prepared set."""
+        return self.path / "data"
+
+    @property
+    def events_file(self) -> Path:
+        """What happened, line by line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of every attempt and rank, and TensorBoard's files."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Committed checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def artifacts(self) -> Path:
+        """Finished models."""
+        return self.path / "artifacts"
+
+    @property
+    def final(self) -> Path:
+        """The trained model (or adapter) as transformers and PEFT read it."""
+        return self.artifacts / "final"
+
+    @property
+    def process_file(self) -> Path:
+        """Who is training here now: pid and attempt."""
+        return self.path / "process.json"
+
+    def log_file(self, attempt: int, rank: int = 0) -> Path:
+        """The log of one rank in one attempt."""
+        return self.logs / f"train-{attempt}-rank{rank}.log"
+
+    def manifest(self) -> Manifest:
+        """The manifest; an error names the folder that is not a run directory."""
+        try:
+            return Manifest.model_validate(files.read_json(self.manifest_file))
+        except FileNotFoundError as error:
+            raise StokerError("STK501", name=self.name, folder=self.path.parent) from error
+
+    def run(self) -> Run:
+        """The run as asked, with the overrides it was started with."""
+        manifest = self.manifest()
+        run = load.parse(self.run_file.read_text(encoding="utf-8"), "run.yaml", manifest.overrides)
+        return run.model_copy(update={"name": manifest.name})
+
+    def folder(self) -> Path:
+        """Where the run file's relative paths start."""
+        return Path(self.manifest().folder)
+
+
+def runs_folder() -> Path:
+    """The folder that holds run directories."""
+    return Path(env.read(env.RUNS, "runs"))
+
+
+def find(name: str) -> RunDir:
+    """An existing run directory by name or path."""
+    for path in (runs_folder() / name, Path(name)):
+        if (path / "manifest.json").is_file():
+            return RunDir(path)
+    raise StokerError("STK501", name=name, folder=runs_folder())
+
+
+def all_runs() -> list[RunDir]:
+    """Every run directory in the runs folder, by name."""
+    folder = runs_folder()
+    if not folder.is_dir():
+        return []
+    return [RunDir(path) for path in sorted(folder.iterdir()) if (path / "manifest.json").is_file()]
+
+
+def create(run_file: RunFile, overrides: list[str]) -> RunDir:
+    """Make the run directory, or open the one that holds this very run.
+
+    What changes the training (model, tokenizer, data, tune, train, native) must be equal; `where`, `save` and
+    `budget` may change between attempts.
+    """
+    assert run_file.run.name is not None
+    run_dir = RunDir(runs_folder() / run_file.run.name)
+    if run_dir.manifest_file.exists():
+        changes = _changed_words(run_dir.run(), run_file.run)
+        if changes:
+            raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
+        created = run_dir.manifest().created
+    else:
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    files.write_text(run_dir.run_file, run_file.text)
+    manifest = Manifest(
+        name=run_dir.name,
+        created=created,
+        stoker_version=__version__,
+        run_file=run_file.name,
+        overrides=overrides,
+        folder=str(run_file.folder),
+    )
+    files.write_json(run_dir.manifest_file, manifest.model_dump())
+    return run_dir
+
+
+_TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
+
+
+def _changed_words(old: Run, new: Run) -> list[str]:
+    """`train.epochs 3 -> 4` for each word that changes the training."""
+    before, after = (run.model_dump(include=set(_TRAINING_WORDS)) for run in (old, new))
+    return _differences(before, after, "")
+
+
+def _differences(before: Any, after: Any, path: str) -> list[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        found = []
+        for key in sorted(before.keys() | after.keys()):
+            found += _differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+        return found
+    return [] if before == after else [f"{path} {before} -> {after}"]

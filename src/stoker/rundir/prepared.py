@@ -1,0 +1,93 @@
+"""The prepared set on disk: what the files are called, what they hold, and the report beside them.
+
+    data/report.json               what was read, detected, counted; the digest
+    data/tokenizer/                the tokenizer, as transformers reads it
+    data/train/shard-00000/        tokens.bin    int32 token ids; an untrained token is stored as ~id (bitwise not)
+                                   segments.bin  int64 token offsets of segments (documents), one more than segments
+                                   rows.bin      int64 segment offsets of rows (sequences), one more than rows
+                                   trained.bin   int32 trained tokens per row
+    data/eval/shard-00000/         the same for the eval rows, where there are any
+All integers are little-endian, so a set is read by memory map on any machine. A segment's first token is never
+trained: nothing before it may predict it. Knows nothing of numpy; the engine's `dataset.py` reads the arrays.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from stoker.errors import StokerError
+from stoker.rundir import files
+
+FORMAT = 1
+SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
+
+
+class Split(BaseModel):
+    """What one split holds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sequences: int
+    """Rows of the prepared set: what `batch` counts."""
+    segments: int
+    """Documents (or pieces of documents) in them."""
+    tokens: int
+    trained_tokens: int
+    longest: int
+    """Tokens of the longest sequence."""
+    longest_segment: int
+    shards: list[str]
+    files: dict[str, str]
+    """SHA-256 by file, relative to the data folder."""
+
+
+class Report(BaseModel):
+    """`data/report.json`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: int = FORMAT
+    digest: str
+    """SHA-256 over all of the set: what data order and resume are tied to."""
+    key: str
+    """Digest of what was asked and of the sources' sizes and times: equal key, nothing to do."""
+    length: int
+    packed: bool
+    vocab: int
+    objective: str
+    detected: list[dict[str, Any]]
+    """Per source: path, format, reason, rows, bad_rows."""
+    rows_read: int
+    bad_rows: int
+    truncated_rows: int
+    length_histogram: dict[str, int]
+    """Rows by token count, in powers of two: "128" counts rows of 65 to 128 tokens."""
+    pack_efficiency: float
+    """Real tokens over sequences x length."""
+    unigram_entropy: float
+    """Nats per trained token of a model that knows only token frequencies."""
+    train: Split
+    eval: Split | None = None
+
+
+def report_file(data: Path) -> Path:
+    """Where the report stands."""
+    return data / "report.json"
+
+
+def read_report(data: Path) -> Report | None:
+    """The report, or None where nothing was prepared yet."""
+    try:
+        return Report.model_validate(files.read_json(report_file(data)))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StokerError("STK311", str(report_file(data)), reason=error, folder=data) from error
+
+
+def check_sizes(data: Path, split: Split) -> None:
+    """Every listed file is there; a cheap check before training (digests are checked by `stoker verify`)."""
+    for name in split.files:
+        if not (data / name).is_file():
+            raise StokerError("STK311", str(data / name), reason=f"{name} is missing", folder=data)
