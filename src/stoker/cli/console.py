@@ -2,11 +2,14 @@
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from stoker import messages
@@ -21,6 +24,19 @@ def data(text: str) -> None:
     print(text)
 
 
+def piece(text: str) -> None:
+    """Print a piece of a streamed answer."""
+    print(text, end="", flush=True)
+
+
+def ask() -> str:
+    """A line from the user; empty at the end of input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""
+
+
 def data_json(value: Any) -> None:
     """Print a command's answer as JSON."""
     print(json.dumps(value, ensure_ascii=False, indent=1))
@@ -29,6 +45,16 @@ def data_json(value: Any) -> None:
 def table(rows: Table) -> None:
     """Print a table to stdout."""
     stdout.print(rows)
+
+
+def page(content: RenderableType) -> None:
+    """Print lines with style to stdout."""
+    stdout.print(content)
+
+
+def live() -> Live:
+    """A page on stdout that is drawn again and again, until its `with` block ends."""
+    return Live(console=stdout, auto_refresh=False, vertical_overflow="visible")
 
 
 def talk(key: str, /, **fields: Any) -> None:
@@ -47,6 +73,38 @@ def show_error(error: StokerError) -> None:
     stderr.print(error.hint, markup=False)
 
 
+class Status:
+    """One line that is rewritten in a terminal; elsewhere a new line now and then."""
+
+    _LINE_EVERY_SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._live = stderr.status("", spinner="line") if stderr.is_terminal else None
+        self._printed_at = 0.0
+
+    def __enter__(self) -> "Status":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, line: str) -> None:
+        """Show the newest line."""
+        if self._live:
+            self._live.update(escape(line))
+        elif time.monotonic() - self._printed_at >= self._LINE_EVERY_SECONDS:
+            self._printed_at = time.monotonic()
+            stderr.print(line, markup=False)
+
+
+def status() -> Status:
+    """A line of progress on stderr."""
+    return Status()
+
+
 def guarded(command: Callable[[], None]) -> int:
     """Run a command; a user's mistake is said in words (1), a surprise with its traceback (2)."""
     try:
@@ -55,16 +113,16 @@ def guarded(command: Callable[[], None]) -> int:
         show_error(error)
         return EXIT_USER
     except StokerErrors as several:
-        for index, error in enumerate(several.errors):
+        for index, problem in enumerate(several.errors):
             if index:
                 stderr.print()
-            show_error(error)
+            show_error(problem)
         return EXIT_USER
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except Exception as error:  # noqa: BLE001  # the outermost net: everything unforeseen ends here, with its traceback
+    except Exception as surprise:  # noqa: BLE001  # the outermost net: everything unforeseen ends here
         traceback.print_exc()
-        show_error(StokerError("STK900", reason=f"{type(error).__name__}: {error}"))
+        show_error(StokerError("STK900", reason=f"{type(surprise).__name__}: {surprise}"))
         return EXIT_SURPRISE
     return 0

@@ -63,7 +63,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunFile:
         overrides: `key.path=value`, as `--set` takes them.
     """
     path = Path(name)
-    if name in recipe_names() and not path.exists():
+    is_recipe = name in recipe_names() and not path.exists()
+    if is_recipe:
         path = recipes_folder() / f"{name}.yaml"
     elif not path.exists():
         near = difflib.get_close_matches(name, recipe_names(), n=3, cutoff=0.4) or recipe_names()[:3]
@@ -72,7 +73,15 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunFile:
     run = parse(text, path.name, overrides)
     if run.name is None:
         run = run.model_copy(update={"name": _run_name(path.stem)})
-    return RunFile(path.name, path.resolve().parent, text, run)
+    folder = path.resolve().parent
+    if is_recipe and not _ships_its_data(run):
+        folder = Path.cwd()
+    return RunFile(path.name, folder, text, run)
+
+
+def _ships_its_data(run: Run) -> bool:
+    """Whether a recipe's text lies beside it; else its data is the user's, named from where they stand."""
+    return isinstance(run.data.train, str) and (recipes_folder() / run.data.train).exists()
 
 
 def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
@@ -80,8 +89,7 @@ def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
     document = reader.parse(text, name)
     if not isinstance(document.values, dict):
         raise StokerError("STK118", name)
-    problems = [_apply(document, override) for override in overrides]
-    raise_all([problem for problem in problems if problem])
+    raise_all([problem for problem in (_apply(document, override) for override in overrides) if problem])
     problems = _secrets(document)
     try:
         run = Run.model_validate(document.values)
@@ -191,20 +199,11 @@ def _file_path(location: tuple[str | int, ...], document: Document) -> KeyPath:
 
 def _field_names(path: KeyPath) -> list[str]:
     """The keys allowed at a place of the run file."""
-    model: Any = Run
+    models: list[type[BaseModel]] = [Run]
     for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if isinstance(model, type) else None
-        if field is None:
-            return []
-        models = _models(field.annotation)
-        if not models:
-            return []
-        if len(models) > 1:
-            return sorted({name for one in models for name in one.model_fields})
-        model = models[0]
-    return sorted(model.model_fields)
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [inner for field in fields for inner in _models(field.annotation)] if fields else models
+    return sorted({name for model in models for name in model.model_fields})
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -244,20 +243,28 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         problems.append(StokerError(code, document.where(path), **fields))
 
     if isinstance(run.model, Shape):
-        if run.tune.method != "full":
-            conflict(("tune", "method"), "STK130", method=run.tune.method)
-        if run.tokenizer == "auto":
-            conflict(("tokenizer",), "STK131")
-        if run.model.width % run.model.heads:
-            conflict(("model", "heads"), "STK132", width=run.model.width, heads=run.model.heads)
-        if run.model.kv_heads and run.model.heads % run.model.kv_heads:
-            conflict(("model", "kv_heads"), "STK133", heads=run.model.heads, kv_heads=run.model.kv_heads)
+        problems += _shape_conflicts(run, run.model, document)
     elif isinstance(run.tokenizer, TrainTokenizer):
         conflict(("tokenizer",), "STK134")
     if run.save.best and not run.data.eval:
         conflict(("save", "best"), "STK135")
     if run.save.best and run.train.eval_every == "never":
         conflict(("train", "eval_every"), "STK135")
-    if run.where.place in ("ssh", "slurm") and not run.where.host and run.where.place == "ssh":
+    if run.where.place == "ssh" and not run.where.host:
         conflict(("where", "host"), "STK136")
+    return problems
+
+
+def _shape_conflicts(run: Run, shape: Shape, document: Document) -> list[StokerError]:
+    problems = []
+    if run.tune.method != "full":
+        problems.append(StokerError("STK130", document.where(("tune", "method")), method=run.tune.method))
+    if run.tokenizer == "auto":
+        problems.append(StokerError("STK131", document.where(("tokenizer",))))
+    if shape.width % shape.heads:
+        where = document.where(("model", "heads"))
+        problems.append(StokerError("STK132", where, width=shape.width, heads=shape.heads))
+    if shape.kv_heads and shape.heads % shape.kv_heads:
+        where = document.where(("model", "kv_heads"))
+        problems.append(StokerError("STK133", where, heads=shape.heads, kv_heads=shape.kv_heads))
     return problems

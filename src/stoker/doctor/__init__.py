@@ -1,0 +1,1 @@
+"""Is this machine fit? Changes when a check is added."""

@@ -1,0 +1,1 @@
+"""Where it runs: local processes now; other places are added here."""

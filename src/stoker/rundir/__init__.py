@@ -1,1 +1,1 @@
-"""What is on disk: layout, manifest, events, prepared data, committed checkpoints. Changes when the disk format does."""
+"""What is on disk: layout, events, prepared data, committed checkpoints. Changes when the disk format does."""

@@ -1,6 +1,7 @@
 """`events.jsonl`: append-only, one JSON object a line. The engine writes; watch, runs and report read.
 
 Kinds and their fields (a reader ignores what it does not know):
+    prepare     done_rows, rows (estimated; 0 where unknown), tokens
     attempt     attempt, pid, world, tier, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
     rehearsal   part, seconds
     step        step, epoch, loss, grad_norm, learning_rate, sequences, tokens, trained_tokens, padded_tokens,
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stoker.errors import StokerError
+
+_STEP = b'"event": "step"'
 
 
 class EventLog:
@@ -41,22 +44,14 @@ class EventLog:
         """Append an error, for the light world to show in the user's language."""
         self.write("error", error=error.to_json())
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
-def read(path: Path, start_byte: int = 0) -> Iterator[dict[str, Any]]:
-    """Events from a byte offset on; a line that is cut short or not JSON is passed over."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(start_byte)
-        for raw in file:
-            if not raw.endswith(b"\n"):
-                return
-            try:
-                event = json.loads(raw)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and "event" in event:
-                yield event
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """All events; a line that is cut short or not JSON is passed over."""
+    return (event for event, _ in follow(path, 0))
 
 
 def steps(path: Path) -> dict[int, dict[str, Any]]:
@@ -68,3 +63,41 @@ def _ends_whole(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"
+
+
+def follow(path: Path, start_byte: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Whole events from a byte offset on, each with the offset behind it."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(start_byte)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            start_byte += len(raw)
+            event = _parse(raw)
+            if event is not None:
+                yield event, start_byte
+
+
+def skim(path: Path) -> Iterator[dict[str, Any]]:
+    """All events in order, but of steps that follow each other only the last: the others are not even parsed."""
+    if not path.exists():
+        return
+    step = b""
+    with path.open("rb") as file:
+        for raw in file:
+            if _STEP in raw and raw.endswith(b"\n"):
+                step = raw
+                continue
+            yield from filter(None, (_parse(step), _parse(raw)))
+            step = b""
+    yield from filter(None, [_parse(step)])
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(raw)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None

@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 class Manifest(BaseModel):
-    """How a run came about: versions, overrides, where its relative paths start. Read leniently: old ones stay readable."""
+    """How a run came about: versions, overrides, where its relative paths start. Read leniently."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

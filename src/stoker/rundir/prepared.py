@@ -11,13 +11,16 @@ All integers are little-endian, so a set is read by memory map on any machine. A
 trained: nothing before it may predict it. Knows nothing of numpy; the engine's `dataset.py` reads the arrays.
 """
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import files
+from stoker.rundir import files, inputs
 
 FORMAT = 1
 SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
@@ -84,6 +87,38 @@ def read_report(data: Path) -> Report | None:
         return None
     except ValueError as error:
         raise StokerError("STK311", str(report_file(data)), reason=error, folder=data) from error
+
+
+def key(run: Run, folder: Path) -> str:
+    """Digest of what `prepare` was asked and of its sources' sizes and times: equal key, nothing to do."""
+    asked = {
+        "format": FORMAT,
+        "data": run.data.model_dump(exclude={"rows", "tokens"}),
+        "tokenizer": run.model_dump(include={"tokenizer"}),
+        "model": run.model_dump(include={"model"}),
+        "objective": run.train.objective,
+        "seed": run.train.seed,
+        "sources": inputs.facts(run, folder),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def current_report(data: Path, run: Run, folder: Path) -> Report | None:
+    """The report of a whole set that was prepared for this run, or None where there is something to prepare.
+
+    A set whose sources are not on this machine (it was prepared elsewhere) counts: nothing else can be had.
+    """
+    report = read_report(data)
+    if report is None:
+        return None
+    splits = [report.train, *([report.eval] if report.eval else [])]
+    if not all((data / name).is_file() for split in splits for name in split.files):
+        return None
+    try:
+        wanted = key(run, folder)
+    except StokerError:
+        return report
+    return report if report.key == wanted else None
 
 
 def check_sizes(data: Path, split: Split) -> None:

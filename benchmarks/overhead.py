@@ -1,0 +1,281 @@
+"""Speed against the bare Trainer: ratios of alternating pairs on the same machine, with bootstrap intervals.
+
+    same       ours against a plain `Trainer` on the same packed rows, same arrangement  (bar: >= 0.98)
+    default    ours as planned here against a padded `Trainer`, rows of skewed length    (bar: >= 1.8)
+    start      command to first step, ours against a bare script that packs the same rows (bar: <= 1.3)
+
+Every run is a process of its own. `same` and `default` fork from one that has torch imported; their figure is real
+tokens per second after the first step. Usage: python benchmarks/overhead.py [--pairs 20] [--only same] [--out FILE]
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "invariant")]
+
+ROWS = 1500
+LENGTH = 1024
+BATCH = 4
+STEPS = 6
+MEDIAN_TOKENS, P99_TOKENS = 108, 801
+TEXT = ROOT / "src/stoker/config/recipes/text/shakespeare.txt"
+
+
+def make_inputs(folder: Path) -> None:
+    """A random Qwen2 (6.5M weights) with a BPE tokenizer, and instruction rows of skewed length, from real text."""
+    import math
+
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    core = ByteLevelBPETokenizer()
+    core.train(files=[str(TEXT)], vocab_size=4096, special_tokens=["<pad>", "<eos>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core._tokenizer, pad_token="<pad>", eos_token="<eos>")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    words = TEXT.read_text(encoding="utf-8").split()
+    generator = random.Random(0)
+    sigma = math.log(P99_TOKENS / MEDIAN_TOKENS) / 2.326
+    with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
+        for _ in range(ROWS):
+            count = max(8, int(generator.lognormvariate(math.log(MEDIAN_TOKENS / 1.35), sigma)))
+            start = generator.randrange(len(words) - count) if count < len(words) else 0
+            picked = words[start : start + count]
+            cut = max(2, count // 4)
+            row = {"prompt": " ".join(picked[:cut]), "completion": " ".join(picked[cut:])}
+            file.write(json.dumps(row) + "\n")
+
+
+def run_file(folder: Path, name: str, pack: str, where: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"""
+name: {name}
+model: base
+data: {{train: rows.jsonl, length: {LENGTH}, pack: {pack}}}
+tune: {{method: lora, rank: 16}}
+train: {{batch: {BATCH}, steps: {STEPS}, learning_rate: 1e-4}}
+where: {{{where}}}
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+def prepared(folder: Path, name: str, pack: str, where: str) -> Any:
+    """A run directory with data and plan, made by the product's own doors."""
+    from stoker.config import load
+    from stoker.launch import gather
+    from stoker.plan.make import make_plan
+    from stoker.rundir import files, layout
+
+    run_file_path = run_file(folder, name, pack, where)
+    subprocess.run([sys.executable, "-m", "stoker", "prepare", str(run_file_path), "--json"], check=True, stdout=-3)
+    loaded = load.load(str(run_file_path))
+    run_dir = layout.create(loaded, [])
+    plan = make_plan(gather.inputs(loaded, run_dir, gather.machine(None, 1)))
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    return run_dir
+
+
+def ours(run_dir: Any) -> float:
+    """Real tokens per second of one training process, after its first step."""
+    import shutil
+
+    import tiny_run
+    from stoker.rundir import events
+
+    for rest in (run_dir.checkpoints, run_dir.artifacts):
+        shutil.rmtree(rest, ignore_errors=True)
+    run_dir.events_file.unlink(missing_ok=True)
+    code = tiny_run.train(run_dir)
+    assert code == 0, (run_dir.path / "child.log").read_text()[-2000:]
+    steps = [event for event in events.read(run_dir.events_file) if event["event"] == "step"]
+    begin, end = (datetime.datetime.fromisoformat(steps[i]["at"]) for i in (0, -1))
+    return sum(step["tokens"] for step in steps[1:]) / (end - begin).total_seconds()
+
+
+def bare(run_dir: Any, *, padded: bool) -> float:
+    """The same for a plain Trainer over the same prepared rows: packed, or one row a line and padded."""
+    import tiny_run
+
+    result = run_dir.path / "bare.json"
+
+    def work() -> int:
+        import bare as yardstick
+        import torch
+        from transformers import TrainerCallback
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        rows = yardstick.read_rows(run_dir.data / "train")
+        random.Random(7).shuffle(rows)
+        marks: list[float] = []
+
+        class Clock(TrainerCallback):
+            def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+                marks.append(time.perf_counter())
+
+        with (run_dir.path / "bare.log").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        model = yardstick.build_model(run_dir.folder() / "base", "lora", {"r": 16, "lora_alpha": 32}, seed=42)
+        taken = rows[: BATCH * STEPS]
+        micro = BATCH if padded else 1
+        yardstick.losses(
+            model,
+            taken,
+            run_dir.path / "bare",
+            micro,
+            BATCH // micro,
+            42,
+            extra=[Clock()],
+            masked=padded,
+            learning_rate=1e-4,
+        )
+        tokens = sum(len(segment) for row in taken[BATCH:] for segment in row)
+        result.write_text(json.dumps(tokens / (marks[-1] - marks[0])))
+        return 0
+
+    code = tiny_run.in_child(work)
+    assert code == 0, (run_dir.path / "bare.log").read_text()[-2000:]
+    return float(json.loads(result.read_text()))
+
+
+def first_step_ours(folder: Path, number: int) -> float:
+    """Seconds from the command to the end of the first step, nothing prepared before."""
+    path = run_file(folder, f"start-{number}", "true", "")
+    started = time.time()
+    process = subprocess.Popen([sys.executable, "-m", "stoker", "train", str(path)], stdout=-3, stderr=-3)
+    events_file = folder / "runs" / f"start-{number}" / "events.jsonl"
+    while process.poll() is None:
+        if events_file.exists() and '"event": "step"' in events_file.read_text(encoding="utf-8"):
+            break
+        time.sleep(0.02)
+    elapsed = time.time() - started
+    process.wait()
+    return elapsed
+
+
+def first_step_bare(folder: Path) -> float:
+    """The same for `benchmarks/bare_packed.py`."""
+    started = time.time()
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks/bare_packed.py"), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=-3,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("first step"):
+                break
+        elapsed = time.time() - started
+        process.terminate()
+    return elapsed
+
+
+def pairs(count: int, left: Callable[[int], float], right: Callable[[int], float]) -> list[tuple[float, float]]:
+    """Alternating pairs; which side goes first alternates too."""
+    found = []
+    for number in range(count):
+        if number % 2:
+            second = right(number)
+            found.append((left(number), second))
+        else:
+            first = left(number)
+            found.append((first, right(number)))
+        print(f"  {number + 1}/{count}  {found[-1][0]:.2f}  {found[-1][1]:.2f}", file=sys.stderr, flush=True)
+    return found
+
+
+def summary(found: list[tuple[float, float]], bar: str) -> dict[str, Any]:
+    """Median ratio with a bootstrap 95 % interval."""
+    import statistics
+
+    ratios = [a / b for a, b in found]
+    generator = random.Random(0)
+    boots = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(10_000))
+    return {
+        "bar": bar,
+        "pairs": len(found),
+        "ratio_median": statistics.median(ratios),
+        "interval_95": [boots[250], boots[9750]],
+        "ours_median": statistics.median(a for a, _ in found),
+        "bare_median": statistics.median(b for _, b in found),
+        "values": found,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--only", choices=["same", "default", "start"], action="append")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/evidence/overhead.json")
+    parser.add_argument("--threads", default="2")
+    options = parser.parse_args()
+    wanted = options.only or ["same", "default", "start"]
+    os.environ["OMP_NUM_THREADS"] = options.threads
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    report: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.platform()}",
+        "threads": options.threads,
+        "versions": {name: version(name) for name in ("stoker", "torch", "transformers", "peft", "accelerate")},
+        "work": f"Qwen2 6.5M, LoRA r16, length {LENGTH}, {ROWS} rows (median ~{MEDIAN_TOKENS}, p99 ~{P99_TOKENS} tokens)",
+        "results": json.loads(options.out.read_text())["results"] if options.out.exists() else {},
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        os.environ["STOKER_RUNS"] = str(folder / "runs")
+        make_inputs(folder)
+        if "same" in wanted or "default" in wanted:
+            import peft
+            import stoker.engine.train
+            import transformers
+
+            assert peft and transformers and stoker.engine.train
+        if "same" in wanted:
+            run_dir = prepared(folder, "same", "true", "micro: 1, arrange: rows")
+            found = pairs(options.pairs, lambda _: ours(run_dir), lambda _: bare(run_dir, padded=False))
+            report["results"]["same"] = summary(found, "ratio >= 0.98")
+        if "default" in wanted:
+            packed, plain = prepared(folder, "packed", "true", ""), prepared(folder, "plain", "false", "")
+            found = pairs(options.pairs, lambda _: ours(packed), lambda _: bare(plain, padded=True))
+            report["results"]["default"] = summary(found, "ratio >= 1.8")
+        if "start" in wanted:
+            found = pairs(options.pairs, lambda n: first_step_ours(folder, n), lambda _: first_step_bare(folder))
+            report["results"]["start"] = summary(found, "ratio <= 1.3")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for name, result in report["results"].items():
+        low, high = result["interval_95"]
+        print(f"{name}: {result['ratio_median']:.3f} [{low:.3f}, {high:.3f}], {result['bar']}, {result['pairs']} pairs")
+
+
+if __name__ == "__main__":
+    main()

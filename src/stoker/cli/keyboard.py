@@ -1,0 +1,47 @@
+"""Keys pressed while a page is shown: one at a time, without Enter, without waiting."""
+
+import sys
+from typing import Any
+
+if sys.platform == "win32":
+    import msvcrt
+
+    class Keyboard:
+        """The keyboard, where standard input is a terminal."""
+
+        def __enter__(self) -> "Keyboard":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+        def pressed(self) -> str:
+            """The key pressed since the last look; empty for none."""
+            return msvcrt.getwch() if sys.stdin.isatty() and msvcrt.kbhit() else ""
+
+else:
+    import select
+    import termios
+    import tty
+
+    class Keyboard:
+        """The keyboard, where standard input is a terminal."""
+
+        def __init__(self) -> None:
+            self._before: list[Any] = []
+
+        def __enter__(self) -> "Keyboard":
+            if sys.stdin.isatty():
+                self._before = termios.tcgetattr(sys.stdin)
+                tty.setcbreak(sys.stdin)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            if self._before:
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+        def pressed(self) -> str:
+            """The key pressed since the last look; empty for none."""
+            if not self._before or not select.select([sys.stdin], [], [], 0)[0]:
+                return ""
+            return sys.stdin.read(1)

@@ -1,0 +1,127 @@
+"""Where a run stands, read from its events: shared by `train`, `watch` and `runs`. Reads each event once."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker import messages
+from stoker.cli.plan import duration
+from stoker.launch import training
+from stoker.rundir import events
+from stoker.rundir.layout import RunDir
+
+_RECENT_STEPS = 20
+_INPUT_BOUND_SHARE = 0.2
+"""Above this share of waiting for data, the loader is what limits the run."""
+
+
+@dataclass
+class Progress:
+    """What the events so far say."""
+
+    run_dir: RunDir
+    attempt: dict[str, Any] = field(default_factory=dict)
+    step: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    read_bytes: int = 0
+
+    def update(self) -> bool:
+        """Read what was appended; says whether there was anything."""
+        changed = False
+        for event, offset in events.follow(self.run_dir.events_file, self.read_bytes):
+            self._take(event)
+            self.read_bytes = offset
+            changed = True
+        return changed
+
+    def skim(self) -> None:
+        """Read all at once and of the steps only the newest: enough for a list of runs."""
+        for event in events.skim(self.run_dir.events_file):
+            self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "attempt":
+            self.attempt, self.end, self.error = event, {}, {}
+            self.recent.clear()
+        elif kind == "step":
+            self.step = event
+            self.recent.append(event)
+            if isinstance(event["loss"], float):
+                self.losses.append(event["loss"])
+        elif kind == "eval":
+            self.evaluation = event
+        elif kind == "checkpoint":
+            self.checkpoint = event
+        elif kind == "error":
+            self.error = event["error"]
+        elif kind == "end":
+            self.end = event
+
+    @property
+    def state(self) -> str:
+        """`running`, `failed`, `done`, `stopped` or `new`; a process that died without a word has failed."""
+        if training.running_pid(self.run_dir):
+            return "running"
+        if self.error:
+            return "failed"
+        if self.end:
+            return str(self.end["status"])
+        return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
+
+    @property
+    def done_steps(self) -> int:
+        """Steps done."""
+        return int(self.step.get("step", self.attempt.get("resumed_step", 0)))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run."""
+        return int(self.attempt.get("total_steps", 0))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens per second over the last steps."""
+        seconds = sum(step["seconds"] for step in self.recent)
+        return float(sum(step["tokens"] for step in self.recent) / seconds) if seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """Expected time to the last step."""
+        if not self.recent:
+            return 0.0
+        mean = sum(step["seconds"] for step in self.recent) / len(self.recent)
+        return float(mean) * (self.total_steps - self.done_steps)
+
+    @property
+    def input_bound(self) -> bool:
+        """Whether the loader is what the run waits for."""
+        seconds = sum(step["seconds"] for step in self.recent)
+        waited = sum(step["wait_seconds"] for step in self.recent)
+        return len(self.recent) >= 5 and waited > _INPUT_BOUND_SHARE * seconds
+
+    def line(self) -> str:
+        """One line: step, epoch, loss, pace, time left."""
+        if not self.step:
+            return messages.text("progress.starting")
+        fields = {
+            "step": self.done_steps,
+            "total": self.total_steps,
+            "epoch": f"{self.step['epoch']:.2f}",
+            "loss": f"{self.step['loss']:.4f}" if isinstance(self.step["loss"], float) else self.step["loss"],
+            "speed": f"{self.tokens_per_second:,.0f}",
+            "left": duration(self.seconds_left),
+        }
+        line = messages.text("progress.line", **fields)
+        return f"{line} · {messages.text('progress.input_bound')}" if self.input_bound else line
+
+
+def wait_a_little() -> None:
+    """The pace at which files are looked at."""
+    time.sleep(0.2)

@@ -1,0 +1,77 @@
+"""`stoker train`: prepare, plan, start or resume, follow. The training itself belongs to its own process."""
+
+import subprocess
+import sys
+
+from stoker import messages
+from stoker.cli import console
+from stoker.cli.plan import show
+from stoker.cli.prepare import ensure_prepared
+from stoker.cli.progress import Progress, wait_a_little
+from stoker.config import load
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
+from stoker.launch import gather, training
+from stoker.plan.make import make_plan
+from stoker.plan.plan import Plan
+from stoker.rundir import files, layout
+from stoker.rundir.layout import RunDir
+
+
+def train(name: str, overrides: list[str], *, detach: bool) -> None:
+    """Train a run file or recipe; the same command again goes on where it stopped."""
+    run_file = load.load(name, overrides)
+    if run_file.run.where.place != "local":
+        raise StokerError("STK209", place=run_file.run.where.place)
+    run_dir = layout.create(run_file, overrides)
+    ensure_prepared(run_dir)
+    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, 1)))
+    _check(plan)
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    show(plan)
+    progress = Progress(run_dir)
+    progress.update()
+    process = training.start(run_dir, plan)
+    if detach:
+        console.talk("train.detached", name=run_dir.name, pid=process.pid)
+        return
+    sys.exit(_follow(run_dir, process, progress))
+
+
+def _check(plan: Plan) -> None:
+    if plan.batch.devices > 1:
+        raise StokerError("STK211", count=plan.batch.devices)
+    if not plan.fits:
+        needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_reserved_bytes, plan.memory.available_bytes))
+        advice = messages.text("advice.does_not_fit")
+        raise StokerError("STK202", needed=needed, available=there, card=plan.card, advice=advice)
+
+
+def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progress) -> int:
+    """Show progress until the process ends; Ctrl-C asks it to commit and stop."""
+    asked = False
+    with console.status() as status:
+        while process.poll() is None:
+            try:
+                if progress.update():
+                    status.show(progress.line())
+                wait_a_little()
+            except KeyboardInterrupt:  # noqa: PERF203  # the loop waits anyway
+                if asked:
+                    raise
+                asked = True
+                console.talk("train.stopping")
+                training.ask_to_stop(process.pid)
+    progress.update()
+    return _ended(run_dir, process.returncode, progress)
+
+
+def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:
+    if progress.error:
+        raise StokerError.from_json(progress.error)
+    if code == EXIT_DONE:
+        console.talk("train.done", name=run_dir.name, step=progress.done_steps, path=run_dir.final)
+    elif code == EXIT_STOPPED:
+        console.talk("train.stopped", step=progress.done_steps)
+    else:
+        raise StokerError("STK409", program="train", exit_code=code, log=training.newest_log(run_dir))
+    return code

@@ -1,0 +1,167 @@
+"""What happens around the steps, and when: the life of a training process.
+
+open run directory, read plan                                   train.main
+newest verified checkpoint?  -> tier                            train.main            event: attempt
+build model, trainer                                            models, trainer
+on_train_begin      rehearse: longest batch, eval, save         Rehearsal             event: rehearsal
+for each step                                                   (transformers' loop)
+    training_step   micro batches -> gradients                  trainer
+    clip, optimizer, scheduler                                  (transformers' loop)
+    on_step_end     event; save? evaluate? stop?                Recorder, Schedule    event: step
+    evaluate                                                    trainer               event: eval
+    commit                                                      trainer, checkpoint   event: checkpoint
+last checkpoint -> artifacts/final                              train.main            event: end
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from stoker.config.values import Every
+from stoker.errors import StokerError
+from stoker.plan.plan import Plan
+from stoker.rundir.events import EventLog
+
+_FULL_LIST = 1024
+"""Largest batch whose sequence ids are written out; above it the order function is the record."""
+
+
+class StopRequest:
+    """Set by SIGTERM and SIGINT; read at the step boundary."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+
+class Schedule(TrainerCallback):
+    """Decides at each step boundary whether to evaluate, to save and to stop."""
+
+    def __init__(self, plan: Plan, save: Every, evaluate: Every, stop: StopRequest) -> None:
+        self._plan = plan
+        self._save = save
+        self._evaluate = evaluate
+        self._stop = stop
+        self._saved_at = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Set the Trainer's flags; it evaluates before it saves."""
+        step, per_epoch = state.global_step, self._plan.steps.per_epoch
+        last = step >= self._plan.steps.total
+        # The Trainer sees the whole run as one pass; the epoch people mean is ours.
+        state.epoch = step / per_epoch
+        elapsed = time.monotonic() - self._saved_at
+        control.should_evaluate = _due(self._evaluate, step, per_epoch) or (last and self._evaluate.kind != "never")
+        control.should_save = last or self._stop.requested or _due(self._save, step, per_epoch, elapsed)
+        control.should_training_stop = last or self._stop.requested
+        if control.should_save:
+            self._saved_at = time.monotonic()
+        return control
+
+
+def _due(every: Every, step: int, per_epoch: int, elapsed_seconds: float = 0) -> bool:
+    if every.kind == "epoch":
+        return step % per_epoch == 0
+    if every.kind == "steps":
+        return step % int(every.amount) == 0
+    return every.kind == "seconds" and elapsed_seconds >= every.amount
+
+
+class Best(TrainerCallback):
+    """Remembers the best eval loss and its step in the Trainer's state, which is saved with each checkpoint."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> Any:
+        """A new best is committed at once."""
+        loss = metrics["eval_loss"]
+        if state.best_metric is None or loss < state.best_metric:
+            state.best_metric = loss
+            state.best_global_step = state.global_step
+            control.should_save = True
+        return control
+
+
+class Recorder(TrainerCallback):
+    """Writes a line per step. Losses stay on the device until a flush, so that the GPU is not waited for."""
+
+    def __init__(self, events: EventLog, steps_per_epoch: int, flush_every: int) -> None:
+        self._events = events
+        self._steps_per_epoch = steps_per_epoch
+        self._flush_every = flush_every
+        self._pending: list[tuple[dict[str, Any], list[torch.Tensor], torch.Tensor | None]] = []
+        self.trainer: Any = None
+        self._started = time.perf_counter()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the step's clock; the wait for data came just before."""
+        self._started = time.perf_counter() - self.trainer.wait_seconds
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remember the step; write when enough have gathered or something else is about to happen."""
+        item = self.trainer.last_item
+        fields = {
+            "step": state.global_step,
+            "epoch": state.global_step / self._steps_per_epoch,
+            "learning_rate": self.trainer.lr_scheduler.get_last_lr()[0],
+            "sequences": item.sequences if len(item.sequences) <= _FULL_LIST else len(item.sequences),
+            "micro_batches": len(item.micro_batches),
+            "tokens": item.tokens,
+            "trained_tokens": item.trained_tokens,
+            "padded_tokens": item.padded_tokens,
+            "seconds": round(time.perf_counter() - self._started, 6),
+            "wait_seconds": round(self.trainer.wait_seconds, 6),
+            "memory_bytes": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
+        }
+        self._pending.append((fields, self.trainer.last_losses, self.trainer.last_norm))
+        if len(self._pending) >= self._flush_every or control.should_save or control.should_evaluate:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending; a loss that is not finite ends the run."""
+        for fields, losses, norm in self._pending:
+            value = sum(loss.item() for loss in losses)
+            norm_value = None if norm is None else norm.item()
+            self._events.write("step", **fields, loss=_json(value), grad_norm=_json(norm_value))
+            if not math.isfinite(value):
+                raise StokerError("STK405", step=fields["step"], loss=value)
+        self._pending.clear()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+        """Write an eval line."""
+        self._events.write(
+            "eval",
+            step=state.global_step,
+            eval_loss=metrics["eval_loss"],
+            perplexity=metrics["eval_perplexity"],
+            seconds=round(metrics["eval_seconds"], 3),
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the last lines."""
+        self.flush()
+
+
+def _json(value: float | None) -> float | str | None:
+    """JSON has no NaN."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+class Rehearsal(TrainerCallback):
+    """Runs the rehearsal once the model stands where it will train."""
+
+    def __init__(self, rehearse: Callable[[], None]) -> None:
+        self._rehearse = rehearse
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What can fail in hour nine must fail in minute one (law 11)."""
+        self._rehearse()

@@ -1,0 +1,222 @@
+"""Prepared data as the trainer reads it: memory-mapped rows, and one item per optimizer step.
+
+`Steps[k]` is a pure function of (prepared set, seed, k): the step's sequences by `plan.order`, arranged into numbered
+logical micro batches. Knows nothing of devices, ranks or what was read before; any worker process may compute any step.
+
+Shapes: B sequences of a micro batch, L tokens of the longest of them.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from stoker.plan.order import Order
+from stoker.rundir.prepared import Split
+
+UNTRAINED = -100
+"""The label that cross entropy leaves out."""
+
+MicroBatch = dict[str, torch.Tensor]
+Segment = np.ndarray
+"""int32 tokens of one document; an untrained token is stored as ~id."""
+
+
+class PreparedSplit:
+    """Rows of one split over all its shards, by memory map."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self._shards = [_Shard(folder / name) for name in split.shards]
+        self._first_row = np.cumsum([0] + [len(shard) for shard in self._shards])
+
+    def __len__(self) -> int:
+        return int(self._first_row[-1])
+
+    def row(self, index: int) -> list[Segment]:
+        """The segments of one sequence."""
+        shard, local = self._locate(index)
+        return shard.row(local)
+
+    def trained_tokens(self, index: int) -> int:
+        """How many tokens of one sequence are trained."""
+        shard, local = self._locate(index)
+        return int(shard.trained[local])
+
+    def _locate(self, index: int) -> tuple["_Shard", int]:
+        number = int(np.searchsorted(self._first_row, index, side="right")) - 1
+        return self._shards[number], index - int(self._first_row[number])
+
+
+class _Shard:
+    def __init__(self, folder: Path) -> None:
+        self._tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")
+        self._segments = np.memmap(folder / "segments.bin", dtype="<i8", mode="r")
+        self._rows = np.memmap(folder / "rows.bin", dtype="<i8", mode="r")
+        self.trained = np.memmap(folder / "trained.bin", dtype="<i4", mode="r")
+
+    def __len__(self) -> int:
+        return len(self._rows) - 1
+
+    def row(self, index: int) -> list[Segment]:
+        bounds = self._segments[self._rows[index] : self._rows[index + 1] + 1]
+        return [self._tokens[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class StepItem:
+    """One optimizer step: which sequences, how many trained tokens, and its micro batches in order."""
+
+    step: int
+    sequences: list[int]
+    tokens: int
+    trained_tokens: int
+    padded_tokens: int
+    micro_batches: list[MicroBatch]
+
+    def pin_memory(self) -> "StepItem":
+        """Called by the loader where memory is pinned."""
+        for micro in self.micro_batches:
+            for name, tensor in micro.items():
+                micro[name] = tensor.pin_memory()
+        return self
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a step's sequences form micro batches."""
+
+    kind: Literal["rows", "grouped"]
+    micro: int
+    """Sequences of a micro batch; grouped: micro x length tokens are its budget."""
+    length: int
+    flatten: bool
+    """One long row per micro batch without padding, as variable-length attention kernels take it."""
+    pad: int
+
+    def micro_batches(self, rows: Sequence[list[Segment]]) -> list[MicroBatch]:
+        """The numbered logical micro batches of these sequences."""
+        if self.kind == "grouped":
+            return [self._pad_segments(group) for group in self._groups(rows)]
+        chunks = [rows[i : i + self.micro] for i in range(0, len(rows), self.micro)]
+        if self.flatten:
+            return [self._pad_rows([[s for row in chunk for s in row]]) for chunk in chunks]
+        return [self._pad_rows(chunk) for chunk in chunks]
+
+    def _groups(self, rows: Sequence[list[Segment]]) -> Iterator[list[Segment]]:
+        """Documents of similar length together, each group within the token budget when padded.
+
+        One micro batch is left in its own order: then there is nothing to gain.
+        """
+        segments = [segment for row in rows for segment in row]
+        budget = self.micro * self.length
+        if len(segments) * max(map(len, segments)) > budget:
+            segments.sort(key=len, reverse=True)
+        group: list[Segment] = []
+        for segment in segments:
+            if group and (len(group) + 1) * max(len(group[0]), len(segment)) > budget:
+                yield group
+                group = []
+            group.append(segment)
+        yield group
+
+    def _pad_segments(self, segments: list[Segment]) -> MicroBatch:
+        """Documents side by side, padded on the right: causal attention never looks there, so no mask is needed."""
+        return self._pad_rows([[segment] for segment in segments])
+
+    def _pad_rows(self, rows: Sequence[list[Segment]]) -> MicroBatch:
+        """Rows side by side. Where a row holds several documents, positions start anew at each of them.
+
+        Attention isolates them only if positions are passed, no mask is, and the cache is off.
+        """
+        longest = max(sum(map(len, row)) for row in rows)
+        packed = any(len(row) > 1 for row in rows)
+        ids_BL = np.full((len(rows), longest), self.pad, dtype=np.int64)  # noqa: N806  # shape suffix
+        labels_BL = np.full((len(rows), longest), UNTRAINED, dtype=np.int64)  # noqa: N806
+        positions_BL = np.zeros((len(rows), longest), dtype=np.int64)  # noqa: N806
+        for b, row in enumerate(rows):
+            at = 0
+            for segment in row:
+                end = at + len(segment)
+                ids_BL[b, at:end] = np.where(segment < 0, ~segment, segment)
+                labels_BL[b, at:end] = np.where(segment < 0, UNTRAINED, segment)
+                positions_BL[b, at:end] = np.arange(len(segment))
+                at = end
+            positions_BL[b, at:] = np.arange(longest - at)
+        micro = {"input_ids": torch.from_numpy(ids_BL), "labels": torch.from_numpy(labels_BL)}
+        if packed:
+            micro["position_ids"] = torch.from_numpy(positions_BL)
+        return micro
+
+
+class Steps(Dataset[StepItem]):
+    """All steps of a run, as a virtual dataset."""
+
+    def __init__(self, split: PreparedSplit, order: Order, arrangement: Arrangement, total: int) -> None:
+        self._split = split
+        self._order = order
+        self._arrangement = arrangement
+        self._total = total
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __getitem__(self, step: int) -> StepItem:
+        return make_item(self._split, self._order.sequences(step), self._arrangement, step)
+
+
+def make_item(split: PreparedSplit, sequences: list[int], arrangement: Arrangement, step: int) -> StepItem:
+    """The sequences as one step."""
+    rows = [split.row(index) for index in sequences]
+    micro_batches = arrangement.micro_batches(rows)
+    tokens = sum(len(segment) for row in rows for segment in row)
+    return StepItem(
+        step=step,
+        sequences=sequences,
+        tokens=tokens,
+        trained_tokens=sum(split.trained_tokens(index) for index in sequences),
+        padded_tokens=sum(micro["input_ids"].numel() for micro in micro_batches) - tokens,
+        micro_batches=micro_batches,
+    )
+
+
+class InOrder(Sequence[StepItem]):
+    """A whole split in its own order, so many sequences an item: for evaluation."""
+
+    def __init__(self, split: PreparedSplit, arrangement: Arrangement, batch: int) -> None:
+        self._split = split
+        self._arrangement = arrangement
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return -(-len(self._split) // self._batch)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        last = min((index + 1) * self._batch, len(self._split))
+        return make_item(self._split, list(range(index * self._batch, last)), self._arrangement, index)
+
+
+class FromStep(Sampler[int]):
+    """Step numbers from where the run goes on: seek is O(1). Its length is the whole run, as the Trainer counts."""
+
+    def __init__(self, start: int, total: int) -> None:
+        self._start = start
+        self._total = total
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._start, self._total))
+
+    def __len__(self) -> int:
+        return self._total
+
+
+def single(items: list[Any]) -> Any:
+    """Collate for loaders whose items are whole steps already."""
+    (item,) = items
+    return item

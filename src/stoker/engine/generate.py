@@ -1,0 +1,78 @@
+"""The trained model as it answers: loading it from a run directory, and a stream of text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, TextIteratorStreamer
+
+from stoker.engine import models
+from stoker.errors import StokerError
+from stoker.rundir import checkpoints
+from stoker.rundir.layout import RunDir
+
+Messages = list[dict[str, str]]
+
+
+def trained_folder(run_dir: RunDir) -> Path:
+    """The finished model, else the newest verified checkpoint."""
+    if run_dir.final.is_dir():
+        return run_dir.final
+    newest, _ = checkpoints.newest_verified(run_dir.checkpoints)
+    if newest is None:
+        raise StokerError("STK502", name=run_dir.name)
+    return newest.path
+
+
+def load(run_dir: RunDir) -> tuple[Any, Any]:
+    """The trained model and its tokenizer, ready to answer."""
+    folder = trained_folder(run_dir)
+    run = run_dir.run()
+    if (folder / "adapter_config.json").is_file():
+        from peft import PeftModel
+
+        base = AutoModelForCausalLM.from_pretrained(models.base_path(run, run_dir.folder()), use_safetensors=True)
+        model = PeftModel.from_pretrained(base, folder)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return model.to(device).eval(), models.load_tokenizer(folder)
+
+
+def prompt_ids(tokenizer: Any, messages: Messages, *, plain: bool) -> torch.Tensor:
+    """The conversation as tokens: through the chat template, or plain text for a model that only goes on writing."""
+    if plain:
+        text = "".join(message["content"] for message in messages)
+        return tokenizer(text, return_tensors="pt").input_ids
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+
+
+def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) -> Iterator[str]:
+    """Greedy continuation of the prompt, piece by piece."""
+    pieces = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    options = {
+        "input_ids": prompt.to(model.device),
+        "attention_mask": torch.ones_like(prompt).to(model.device),
+        "max_new_tokens": max_tokens,
+        "do_sample": False,
+        "use_cache": True,
+        "streamer": pieces,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": stop_ids(tokenizer),
+    }
+    thread = Thread(target=model.generate, kwargs=options, daemon=True)
+    thread.start()
+    yield from pieces
+    thread.join()
+
+
+def stop_ids(tokenizer: Any) -> list[int]:
+    """Tokens that end an answer: end of text, and the template's end of turn where there is one."""
+    ids = {tokenizer.eos_token_id}
+    turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if turn_end is not None and turn_end != tokenizer.unk_token_id:
+        ids.add(turn_end)
+    return sorted(i for i in ids if i is not None)

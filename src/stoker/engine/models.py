@@ -1,0 +1,103 @@
+"""Builds what the plan names: a model from a shape or trained weights, with or without an adapter.
+
+Options come from `plan.native` as they are. Options the installed engine refuses are named, not traced.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from stoker.config.run import Run, Shape
+from stoker.errors import StokerError
+from stoker.plan.plan import Plan
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """A tokenizer from a folder of ours."""
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def build(run: Run, plan: Plan, folder: Path) -> Any:
+    """The model as training starts with it."""
+    torch.manual_seed(run.train.seed)
+    model = _from_shape(plan) if isinstance(run.model, Shape) else _from_weights(run, plan, folder)
+    model.config.use_cache = False
+    if run.tune.method == "full":
+        return model
+    return _with_adapter(run, plan, model)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode that leaves the weights as they are.
+
+    bitsandbytes 0.50 packs a 4-bit layer anew on its first evaluation on a CPU with AVX512-BF16, rounding its scales:
+    training would go on with other weights. Layers that believe to be training are not packed; they have no dropout.
+    Remove when packing is lossless or undone exactly.
+    """
+    was_training = model.training
+    model.eval()
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            module.training = True
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def base_path(run: Run, folder: Path) -> str:
+    """The model's folder if there is one, else its hub id."""
+    assert isinstance(run.model, str)
+    local = folder / run.model
+    return str(local.resolve()) if local.exists() else run.model
+
+
+def _from_shape(plan: Plan) -> Any:
+    options = dict(plan.native.model)
+    attention = options.pop("attn_implementation")
+    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+
+
+def _from_weights(run: Run, plan: Plan, folder: Path) -> Any:
+    options = dict(plan.native.model)
+    options["dtype"] = getattr(torch, options["dtype"])
+    if plan.native.quantization:
+        options["quantization_config"] = _quantization(plan)
+    path = base_path(run, folder)
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
+    except (OSError, ValueError) as error:
+        raise StokerError("STK413", model=run.model, reason=str(error).splitlines()[0]) from error
+    except TypeError as error:
+        raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
+
+
+def _quantization(plan: Plan) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    options = dict(plan.native.quantization)
+    options["bnb_4bit_compute_dtype"] = getattr(torch, options["bnb_4bit_compute_dtype"])
+    return BitsAndBytesConfig(**options)
+
+
+def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if plan.native.quantization:
+        model = prepare_model_for_kbit_training(
+            model,
+            use_gradient_checkpointing=plan.gradient_checkpointing,
+            gradient_checkpointing_kwargs=plan.native.trainer["gradient_checkpointing_kwargs"],
+        )
+    torch.manual_seed(run.train.seed)
+    try:
+        return get_peft_model(model, LoraConfig(**plan.native.lora))
+    except (TypeError, ValueError) as error:
+        raise StokerError("STK412", option="tune", engine="peft", reason=error) from error

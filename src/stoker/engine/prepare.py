@@ -1,0 +1,470 @@
+"""The preparing program: `python -m stoker.engine.prepare RUN_DIR`. Reads like a pass: open, read, finish.
+
+Rows become documents, documents tokens, tokens packed shards; memory stays bounded whatever the corpus' size. Started
+again after a kill it keeps the shards that were finished; with everything prepared it returns at once.
+"""
+
+import hashlib
+import itertools
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from stoker import messages
+from stoker.config import values
+from stoker.config.run import Run
+from stoker.engine import formats, program, sampling, shards, sources, tokenizer
+from stoker.engine.formats import BadRow, Chat, Document, Layout, Pair, Text
+from stoker.engine.rendering import Renderer
+from stoker.engine.shards import ShardWriter
+from stoker.engine.sources import Batch, File
+from stoker.engine.tokenizer import Tokenizer
+from stoker.errors import EXIT_DONE, StokerError, StokerErrors
+from stoker.rundir import files, inputs, prepared
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+SHARD_TOKENS = 1 << 26
+"""A shard is closed when it holds this many tokens: the bound on memory, and what a kill can cost."""
+
+_TOKENIZER_CHARACTERS = 1 << 30
+"""Most text a tokenizer is trained on; of a larger corpus an even, seeded share is taken."""
+
+_DETECTION_ROWS = 20
+_BAD_ROWS_SHOWN = 20
+_LOOK_ON_ROWS = 200_000
+"""After a bad row this many more rows of the file are looked at, to name all bad ones at once."""
+
+_REPORT_EVERY_SECONDS = 0.5
+_EVAL, _WEIGHT, _TEXT = 1, 2, 3
+"""Seeds of the draws."""
+
+
+class State(BaseModel):
+    """Where a pass stands at the end of a shard: what a resumed pass goes on from."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    key: str
+    source: int = 0
+    file: int = 0
+    rows: int = 0
+    """Rows of the file that are done."""
+    unit: int = 0
+    """Rows (of running text: pieces) of the source that are done: what a draw is seeded by."""
+    layout: dict[str, Any] | None = None
+    """Of the file."""
+    rows_read: int = 0
+    bad_rows: int = 0
+    bad_bytes: int = 0
+    bad_reasons: dict[str, int] = {}
+    truncated_rows: int = 0
+    detected: list[dict[str, Any]] = []
+    train: list[dict[str, Any]] = []
+    eval: list[dict[str, Any]] = []
+    least: tuple[int, int, int] | None = None
+    """The usable unit with the smallest draw: a tiny set's eval row."""
+    forced: tuple[int, int] | None = None
+    """Source and unit that are eval whatever the draw says."""
+
+
+@dataclass
+class Input:
+    """A source with its files, and the split its rows go to."""
+
+    path: str
+    weight: float
+    split: str
+    files: list[File]
+
+
+@dataclass
+class Job:
+    """One pass over all sources."""
+
+    run: Run
+    data: Path
+    state: State
+    inputs: list[Input]
+    tokenizer: Tokenizer
+    renderer: Renderer
+    writers: dict[str, ShardWriter]
+    bad: "BadRows"
+    progress: "Progress"
+
+    def commit(self) -> None:
+        """Write what was gathered and remember how far the pass has come."""
+        for writer in self.writers.values():
+            writer.flush()
+        self.state.bad_bytes = self.bad.sync()
+        files.write_json(_state_file(self.data), self.state.model_dump())
+
+
+def main(path: Path) -> int:
+    """Prepare the run's data, unless it is prepared already."""
+    run_dir = RunDir(path)
+    run, folder = run_dir.run(), run_dir.folder()
+    if prepared.current_report(run_dir.data, run, folder):
+        return EXIT_DONE
+    state = _resume(run_dir.data, prepared.key(run, folder))
+    with closing(EventLog(run_dir.events_file)) as events:
+        job = _open(run_dir, run, state, events)
+        _read_all(job)
+        if _lacks_eval(job):
+            assert state.least is not None
+            state = _restart(run_dir.data, State(key=state.key, forced=state.least[1:]))
+            job = _open(run_dir, run, state, events)
+            _read_all(job)
+    _finish(job)
+    return EXIT_DONE
+
+
+# ---- open
+
+
+def _resume(data: Path, key: str) -> State:
+    """The state a killed pass left; another key, or none, clears the folder."""
+    try:
+        state = State.model_validate(files.read_json(_state_file(data)))
+    except (OSError, ValueError):
+        state = State(key="")
+    if state.key == key:
+        return state
+    shutil.rmtree(data / "tokenizer", ignore_errors=True)
+    return _restart(data, State(key=key))
+
+
+def _restart(data: Path, state: State) -> State:
+    for name in ("train", "eval"):
+        shutil.rmtree(data / name, ignore_errors=True)
+    for path in (prepared.report_file(data), _bad_rows_file(data)):
+        path.unlink(missing_ok=True)
+    files.write_json(_state_file(data), state.model_dump())
+    return state
+
+
+def _open(run_dir: RunDir, run: Run, state: State, events: EventLog) -> Job:
+    data, folder = run_dir.data, run_dir.folder()
+    inputs_ = _inputs(run, folder)
+    made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
+    writers = {
+        split: ShardWriter(data, split, run.data.length, done, pack=run.data.pack)
+        for split, done in (("train", state.train), ("eval", state.eval))
+    }
+    return Job(
+        run=run,
+        data=data,
+        state=state,
+        inputs=inputs_,
+        tokenizer=made,
+        renderer=Renderer(made, run.train.objective),
+        writers=writers,
+        bad=BadRows(_bad_rows_file(data), state.bad_bytes, stop=run.data.on_bad_row == "stop"),
+        progress=Progress(events, sum(f.size_bytes for one in inputs_ for f in one.files)),
+    )
+
+
+def _inputs(run: Run, folder: Path) -> list[Input]:
+    train = [Input(s.path, s.weight, "train", sources.files(s, folder)) for s in inputs.train_sources(run)]
+    own = inputs.eval_source(run)
+    return [*train, Input(own.path, 1.0, "eval", sources.files(own, folder))] if own else train
+
+
+def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
+    """The text of all training rows, for the tokenizer. Bad rows are left out here and named in the pass itself."""
+    train = [file for one in inputs_ if one.split == "train" for file in one.files]
+    share = _TOKENIZER_CHARACTERS / max(1, sum(file.size_bytes for file in train))
+    number = 0
+    for file in train:
+        layout: Layout | None = None
+        for batch in sources.batches(file, run.data.length):
+            layout = layout or _layout(run, file, batch)
+            if sampling.taken(number, share, run.train.seed, _TEXT):
+                documents = (_document(value, layout, has_template=True) for _, value in batch.rows)
+                yield [text for document in documents for text in _words(document)]
+            number += 1
+
+
+def _words(document: Document | BadRow) -> list[str]:
+    if isinstance(document, Chat):
+        return [message["content"] for message in document.messages]
+    if isinstance(document, Pair):
+        return [document.prompt, document.completion]
+    return [document.text] if isinstance(document, Text) else []
+
+
+# ---- read
+
+
+def _read_all(job: Job) -> None:
+    state = job.state
+    while state.source < len(job.inputs):
+        one = job.inputs[state.source]
+        while state.file < len(one.files):
+            _read_file(job, one, one.files[state.file])
+            state.file, state.rows, state.layout = state.file + 1, 0, None
+        state.source, state.file, state.unit = state.source + 1, 0, 0
+
+
+def _read_file(job: Job, one: Input, file: File) -> None:
+    state = job.state
+    layout = Layout(**state.layout) if state.layout else None
+    job.bad.open_file(file.label)
+    for batch in sources.batches(file, job.run.data.length, skip=state.rows):
+        layout = layout or _layout(job.run, file, batch)
+        if layout and layout.is_conversation and not job.tokenizer.template:
+            raise StokerError("STK306", file.label)
+        detected = _detected(state, one.path, layout)
+        detected["files"] += state.rows == 0
+        _read_batch(job, one, file, batch, layout, detected)
+        state.rows += len(batch.rows)
+        state.layout = asdict(layout) if layout else None
+        job.bad.stop_if_due(last=batch.last)
+        job.progress.show(job, file, batch)
+        if job.writers["train"].pending_tokens >= SHARD_TOKENS:
+            job.commit()
+
+
+def _read_batch(
+    job: Job, one: Input, file: File, batch: Batch, layout: Layout | None, detected: dict[str, Any]
+) -> None:
+    has_template = job.tokenizer.template is not None
+    documents = [_document(value, layout, has_template=has_template) for _, value in batch.rows]
+    for (number, _), document, tokens in zip(batch.rows, documents, job.renderer.tokens(documents), strict=True):
+        is_row = not isinstance(document, Text) or document.opens
+        job.state.rows_read += is_row
+        detected["rows"] += is_row
+        segments = tokens if isinstance(tokens, BadRow) else _segments(job, document, tokens)
+        if isinstance(segments, BadRow):
+            job.state.bad_rows += 1
+            job.state.bad_reasons[segments.reason] = job.state.bad_reasons.get(segments.reason, 0) + 1
+            job.state.unit += not file.is_text
+            detected["bad_rows"] += 1
+            job.bad.add(number, segments)
+        elif file.is_text:
+            for segment in segments:
+                _route(job, one, [segment])
+        else:
+            _route(job, one, segments)
+
+
+def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
+    """How the file's rows are laid out, by the first rows that can be read; None where none can."""
+    if file.is_text:
+        return Layout("text", "detect.text_file")
+    if run.data.format != "auto":
+        return Layout(run.data.format, "detect.forced")
+    rows = [(number, row) for number, row in batch.rows if isinstance(row, dict)][:_DETECTION_ROWS]
+    found = next((layout for layout in (formats.detect(row) for _, row in rows) if layout), None)
+    if rows and not found:
+        number, first = rows[0]
+        raise StokerError("STK303", f"{file.label}:{number}", keys=", ".join(map(str, first)) or "-")
+    return found
+
+
+def _document(value: Any, layout: Layout | None, *, has_template: bool) -> Document | BadRow:
+    if isinstance(value, Text | BadRow):
+        return value
+    try:
+        return formats.parse(value, layout.format if layout else "text", has_template=has_template)
+    except BadRow as bad:
+        return bad
+
+
+def _segments(job: Job, document: Document | BadRow, tokens: np.ndarray) -> list[np.ndarray] | BadRow:
+    """A document's tokens within the length: text is split into pieces, anything else cut and counted."""
+    length = job.run.data.length
+    if isinstance(document, Text) or job.run.train.objective == "pretrain":
+        pieces = split(tokens, length)
+    else:
+        pieces = [tokens[:length]]
+    if not (pieces[0][1:] >= 0).any():
+        return BadRow("row.no_trained", length=length)
+    job.state.truncated_rows += len(pieces) == 1 and len(tokens) > length
+    return pieces
+
+
+def split(tokens: np.ndarray, length: int) -> list[np.ndarray]:
+    """Pieces of `length` tokens. The last is shorter, but never a single token, of which nothing could be trained."""
+    edges = [*range(0, max(1, len(tokens)), length), len(tokens)]
+    if len(edges) > 2 and edges[-1] - edges[-2] == 1:
+        edges[-2] -= 1
+    return [tokens[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def _route(job: Job, one: Input, segments: list[np.ndarray]) -> None:
+    """Give a unit to its split: eval rows are drawn before weights, so no copy of one is trained."""
+    state, seed = job.state, (job.run.train.seed, job.state.source)
+    place, state.unit = (state.source, state.unit), state.unit + 1
+    share = inputs.eval_share(job.run)
+    number = place[1]
+    if one.split == "train" and share:
+        draw = (sampling.mix(*seed, number, _EVAL), *place)
+        state.least = min(state.least or draw, draw)
+    drawn = share and (place == state.forced or sampling.taken(number, values.share(share), *seed, _EVAL))
+    if one.split == "eval" or drawn:
+        writer, count = job.writers["eval"], 1
+    else:
+        writer, count = job.writers["train"], sampling.copies(number, one.weight, *seed, _WEIGHT)
+    for _ in range(count):
+        for segment in segments:
+            writer.add(segment)
+
+
+def _detected(state: State, path: str, layout: Layout | None) -> dict[str, Any]:
+    """The report's entry for a source and a layout."""
+    known = asdict(layout) if layout else {"format": "", "reason": "detect.none", "keys": []}
+    for entry in state.detected:
+        if entry["path"] == path and all(entry[key] == value for key, value in known.items()):
+            return entry
+    state.detected.append({"path": path, **known, "files": 0, "rows": 0, "bad_rows": 0})
+    return state.detected[-1]
+
+
+class BadRows:
+    """Lists every bad row in a file; with `stop`, raises them in one go."""
+
+    def __init__(self, path: Path, size: int, *, stop: bool) -> None:
+        self._path = path
+        self._stop = stop
+        self._label = ""
+        self._found: list[StokerError] = []
+        self._rows_since = 0
+        if path.exists():
+            with path.open("rb+") as file:
+                file.truncate(size)
+
+    def open_file(self, label: str) -> None:
+        """Rows that follow are of this file."""
+        self._label = label
+
+    def add(self, number: int, bad: BadRow) -> None:
+        """Write a bad row down."""
+        entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
+        with self._path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self._found.append(StokerError("STK302", f"{self._label}:{number}", reason=bad.text))
+
+    def stop_if_due(self, *, last: bool) -> None:
+        """Raise the bad rows of the file once enough of it was looked at."""
+        if not self._stop:
+            self._found.clear()
+        if not self._found:
+            return
+        self._rows_since += sources.BATCH_ROWS
+        if last or len(self._found) >= _BAD_ROWS_SHOWN or self._rows_since >= _LOOK_ON_ROWS:
+            problems, more = self._found[:_BAD_ROWS_SHOWN], len(self._found) - _BAD_ROWS_SHOWN
+            if more > 0:
+                problems.append(StokerError("STK313", count=more, path=self._path))
+            raise StokerErrors(problems)
+
+    def sync(self) -> int:
+        """Push the list to the disk; its size."""
+        if not self._path.exists():
+            return 0
+        files.sync_file(self._path)
+        return self._path.stat().st_size
+
+
+class Progress:
+    """Says now and then how far the pass is."""
+
+    def __init__(self, events: EventLog, total_bytes: int) -> None:
+        self._events = events
+        self._total_bytes = total_bytes
+        self._shown_at = 0.0
+
+    def show(self, job: Job, file: File, batch: Batch) -> None:
+        """Write an event, unless the last one is fresh."""
+        now = time.monotonic()
+        if now - self._shown_at < _REPORT_EVERY_SECONDS:
+            return
+        self._shown_at = now
+        done = sum(f.size_bytes for i in job.inputs[: job.state.source] for f in i.files)
+        done += sum(f.size_bytes for f in job.inputs[job.state.source].files[: job.state.file])
+        share = (done + batch.read_share * file.size_bytes) / self._total_bytes if self._total_bytes else 0.0
+        rows = round(job.state.rows_read / share) if share else 0
+        tokens = sum(writer.num_tokens for writer in job.writers.values())
+        self._events.write("prepare", done_rows=job.state.rows_read, rows=rows, tokens=tokens)
+
+
+# ---- finish
+
+
+def _lacks_eval(job: Job) -> bool:
+    """Whether an eval share was asked for and no row was drawn, though there are rows for both splits."""
+    train, held = (job.writers[name].num_segments for name in ("train", "eval"))
+    return bool(inputs.eval_share(job.run)) and held == 0 and train > 1 and job.state.forced is None
+
+
+def _finish(job: Job) -> None:
+    _check_splits(job)
+    for writer in job.writers.values():
+        writer.flush()
+    job.bad.sync()
+    run, state = job.run, job.state
+    train = shards.as_split("train", state.train)
+    counted = shards.statistics(job.data, train, job.tokenizer.vocab)
+    report = Report(
+        digest=_digest(job.data, train.files),
+        key=state.key,
+        length=run.data.length,
+        packed=run.data.pack,
+        vocab=job.tokenizer.vocab,
+        objective=run.train.objective,
+        detected=state.detected,
+        rows_read=state.rows_read,
+        bad_rows=state.bad_rows,
+        truncated_rows=state.truncated_rows,
+        length_histogram=counted.length_histogram,
+        pack_efficiency=train.tokens / (train.sequences * run.data.length),
+        unigram_entropy=counted.unigram_entropy,
+        train=train,
+        eval=shards.as_split("eval", state.eval) if state.eval else None,
+    )
+    files.write_json(prepared.report_file(job.data), report.model_dump())
+    _state_file(job.data).unlink()
+
+
+def _check_splits(job: Job) -> None:
+    train, held = (job.writers[name].num_segments for name in ("train", "eval"))
+    share = inputs.eval_share(job.run)
+    if train + held == 0 and job.state.bad_reasons.keys() == {"row.no_trained"}:
+        raise StokerError("STK305", reason=messages.text("row.no_trained", length=job.run.data.length))
+    if train + held == 0:
+        raise StokerError("STK304")
+    if share and (train == 0 or held == 0):
+        raise StokerError("STK307", share=share, eval_rows=held, train_rows=train)
+    if job.run.data.eval and held == 0:
+        raise StokerError("STK304", job.run.data.eval)
+    if train == 0:
+        raise StokerError("STK304", ", ".join(one.path for one in job.inputs if one.split == "train"))
+
+
+def _digest(data: Path, train_files: dict[str, str]) -> str:
+    """SHA-256 over the training files, the tokenizer and the format: what data order and resume are tied to."""
+    parts = [f"{name} {digest}" for name, digest in sorted(train_files.items())]
+    parts += [f"tokenizer {files.sha256(data / 'tokenizer' / 'tokenizer.json')}", f"format {prepared.FORMAT}"]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _state_file(data: Path) -> Path:
+    return data / "progress.json"
+
+
+def _bad_rows_file(data: Path) -> Path:
+    return data / "bad_rows.jsonl"
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

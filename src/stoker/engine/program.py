@@ -1,0 +1,34 @@
+"""How an engine program starts and ends: `python -m stoker.engine.<program> RUN_DIR`.
+
+A user's mistake goes to events.jsonl, where the light world finds it, and ends with 1; a surprise leaves its
+traceback in the log and ends with 2.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+
+
+def run(main: Callable[[Path], int]) -> int:
+    """Run `main` on the run directory named first on the command line; its code, or that of the error."""
+    path = Path(sys.argv[1])
+    try:
+        return main(path)
+    except StokerError as error:
+        problems = [error]
+    except StokerErrors as several:
+        problems = several.errors
+    except Exception:  # noqa: BLE001  # the outermost net: everything unforeseen ends here, with its traceback
+        traceback.print_exc()
+        return EXIT_SURPRISE
+    traceback.print_exc()
+    with closing(EventLog(RunDir(path).events_file)) as log:
+        for problem in problems:
+            log.error(problem)
+    return EXIT_USER

@@ -1,0 +1,150 @@
+"""Writes one split of the prepared set, shard by shard, in the format of `rundir.prepared`.
+
+Segments are gathered up to a bound, packed, and written as one shard: aside first, then renamed, so that a shard that
+is there is whole.
+"""
+
+import hashlib
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.engine import packing
+from stoker.rundir import files
+from stoker.rundir.prepared import SHARD_FILES, Split
+
+_WRITE_SEGMENTS = 1 << 16
+
+
+class ShardWriter:
+    """Gathers the segments of a split."""
+
+    def __init__(self, data: Path, split: str, length: int, done: list[dict[str, Any]], *, pack: bool) -> None:
+        self._data = data
+        self._split = split
+        self._length = length
+        self._pack = pack
+        self._segments: list[np.ndarray] = []
+        self.pending_tokens = 0
+        self.done = done
+        """What is known of each finished shard."""
+
+    @property
+    def num_segments(self) -> int:
+        """Segments so far, finished shards included."""
+        return sum(shard["segments"] for shard in self.done) + len(self._segments)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, finished shards included."""
+        return sum(shard["tokens"] for shard in self.done) + self.pending_tokens
+
+    def add(self, segment: np.ndarray) -> None:
+        """Take one segment; its first token is stored untrained."""
+        assert 0 < len(segment) <= self._length
+        if segment[0] >= 0:
+            segment = segment.copy()
+            segment[0] = ~segment[0]
+        self._segments.append(segment)
+        self.pending_tokens += len(segment)
+
+    def flush(self) -> None:
+        """Pack and write what was gathered as one shard."""
+        if not self._segments:
+            return
+        name = f"shard-{len(self.done):05d}"
+        folder = self._data / self._split
+        aside = folder / f".{name}.tmp"
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        aside.mkdir(parents=True)
+        known = self._write(aside)
+        aside.rename(folder / name)
+        files.sync_folder(folder)
+        self.done.append({"name": name, **known})
+        self._segments, self.pending_tokens = [], 0
+
+    def _write(self, folder: Path) -> dict[str, Any]:
+        lengths = np.array([len(segment) for segment in self._segments], dtype=np.int64)
+        order, rows = packing.best_fit(lengths, self._length) if self._pack else packing.one_per_row(lengths)
+        segments = np.concatenate([[0], np.cumsum(lengths[order])])
+        trained = np.array([np.count_nonzero(segment >= 0) for segment in self._segments], dtype=np.int64)[order]
+        row_trained = np.add.reduceat(trained, rows[:-1])
+        row_tokens = np.add.reduceat(lengths[order], rows[:-1])
+        ordered = [self._segments[segment] for segment in order.tolist()]
+        chunks = (np.concatenate(ordered[i : i + _WRITE_SEGMENTS]) for i in range(0, len(ordered), _WRITE_SEGMENTS))
+        arrays = {
+            "tokens.bin": (chunk.astype("<i4") for chunk in chunks),
+            "segments.bin": [segments.astype("<i8")],
+            "rows.bin": [rows.astype("<i8")],
+            "trained.bin": [row_trained.astype("<i4")],
+        }
+        return {
+            "sequences": len(rows) - 1,
+            "segments": len(lengths),
+            "tokens": int(lengths.sum()),
+            "trained_tokens": int(trained.sum()),
+            "longest": int(row_tokens.max()),
+            "longest_segment": int(lengths.max()),
+            "files": {name: _write_array(folder / name, arrays[name]) for name in SHARD_FILES},
+        }
+
+
+def _write_array(path: Path, chunks: Any) -> str:
+    """Write the chunks and push them to the disk; the file's SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in chunks:
+            content = chunk.tobytes()
+            digest.update(content)
+            file.write(content)
+    files.sync_file(path)
+    return digest.hexdigest()
+
+
+def as_split(split: str, shards: list[dict[str, Any]]) -> Split:
+    """All shards of a split as the report says it."""
+    return Split(
+        sequences=sum(shard["sequences"] for shard in shards),
+        segments=sum(shard["segments"] for shard in shards),
+        tokens=sum(shard["tokens"] for shard in shards),
+        trained_tokens=sum(shard["trained_tokens"] for shard in shards),
+        longest=max(shard["longest"] for shard in shards),
+        longest_segment=max(shard["longest_segment"] for shard in shards),
+        shards=[shard["name"] for shard in shards],
+        files={
+            f"{split}/{shard['name']}/{name}": digest for shard in shards for name, digest in shard["files"].items()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What only a look at all tokens tells."""
+
+    length_histogram: dict[str, int]
+    unigram_entropy: float
+
+
+def statistics(data: Path, split: Split, vocab: int) -> Statistics:
+    """Lengths of segments in powers of two, and the entropy of trained tokens, from the written shards."""
+    counts = np.zeros(vocab, dtype=np.int64)
+    lengths = np.zeros(64, dtype=np.int64)
+    for name in split.shards:
+        folder = data / "train" / name
+        tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")
+        counts += np.bincount(tokens[tokens >= 0], minlength=vocab)
+        sizes = np.diff(np.memmap(folder / "segments.bin", dtype="<i8", mode="r"))
+        lengths += np.bincount(np.searchsorted(2 ** np.arange(63), sizes), minlength=64)
+    histogram = {str(2**power): int(count) for power, count in enumerate(lengths) if count}
+    return Statistics(histogram, _entropy(counts[counts > 0]))
+
+
+def _entropy(counts: np.ndarray) -> float:
+    """Nats per token: log N - sum(c log c) / N."""
+    total = int(counts.sum())
+    return math.log(total) - float((counts * np.log(counts)).sum()) / total

@@ -1,0 +1,198 @@
+"""The run's tokenizer: the model's own, one from a folder, or a byte-level BPE trained on the run's text.
+
+What `prepare` needs of it, in one small type. Loading transformers takes seconds and AutoTokenizer loads torch as
+well, so a tokenizer trained here needs neither, and a plain folder only the former.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from stoker import messages
+from stoker.config.run import Run, TrainTokenizer
+from stoker.errors import StokerError
+
+PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_SPECIAL = [PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN]
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
+    "{%- if message['role'] == 'assistant' -%}"
+    "{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}"
+    "{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}"
+    "{{- '\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""ChatML, with the assistant's words and their end marked for training."""
+
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_PLAIN_FAMILIES = ("llama", "qwen3", "mistral", "gpt2")
+"""Model families for which AutoTokenizer, too, takes a plain class as it is (held by a test)."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What `prepare` needs of a tokenizer."""
+
+    name: str
+    backend: tokenizers.Tokenizer
+    vocab: int
+    bos: int | None
+    """Put before plain text, where the tokenizer does so itself."""
+    eos: int | None
+    special_tokens: tuple[str, ...]
+    """The texts of special tokens."""
+    template: str | None = None
+    template_fields: dict[str, Any] = field(default_factory=dict)
+    """What a chat template may name: `eos_token` and its like."""
+
+    def end_of_text(self) -> int:
+        """The token that ends a document; without one, plain text cannot be prepared."""
+        if self.eos is None:
+            raise StokerError("STK312", tokenizer=self.name, reason=messages.text("tokenizer.no_eos"))
+        return self.eos
+
+
+def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[list[str]]]) -> Tokenizer:
+    """The run's tokenizer; `target` holds a copy of it afterwards, as transformers reads it.
+
+    Args:
+        run: What was asked.
+        folder: Where relative paths start.
+        target: A folder; where it exists, a tokenizer trained by this very run is in it.
+        texts: The run's training text, for a tokenizer that is to be trained.
+    """
+    if isinstance(run.tokenizer, TrainTokenizer):
+        if not target.exists():
+            made = train(texts(), run.tokenizer.vocab)
+            _save(target, lambda aside: _write_trained(aside, made))
+        return _trained(target)
+    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
+    local = folder / name
+    opened = _open(name, local.resolve() if local.exists() else None)
+    if not target.exists():
+        _save(target, lambda aside: opened.save_pretrained(aside))
+    return _described(name, opened)
+
+
+def train(texts: Iterable[list[str]], vocab: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE of exactly `vocab` tokens; the same text gives the same tokenizer."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=_SPECIAL,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found < vocab:
+        raise StokerError("STK316", vocab=vocab, found=found)
+    return tokenizer
+
+
+# ---- trained here
+
+
+def _write_trained(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+    }
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def _trained(folder: Path) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Tokenizer(
+        name=str(folder),
+        backend=backend,
+        vocab=backend.get_vocab_size(),
+        bos=None,
+        eos=backend.token_to_id(END_OF_TEXT),
+        special_tokens=tuple(_SPECIAL),
+        template=CHAT_TEMPLATE,
+        template_fields={"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PAD},
+    )
+
+
+# ---- anyone else's
+
+
+def _open(name: str, local: Path | None) -> Any:
+    """The tokenizer as transformers has it; no code of a model repository is run."""
+    try:
+        if local is not None and _is_plain(local):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(local)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(local or name, trust_remote_code=False)
+    except Exception as error:  # files of others: `tokenizers` raises plain Exception, transformers anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StokerError("STK312", tokenizer=name, reason=reason) from error
+
+
+def _is_plain(folder: Path) -> bool:
+    """Whether AutoTokenizer would end at the plain class too, so that it need not be loaded, and torch with it."""
+    settings, config = _json(folder / "tokenizer_config.json"), _json(folder / "config.json")
+    return (
+        settings.get("tokenizer_class") in _PLAIN_CLASSES
+        and "auto_map" not in settings
+        and config.get("model_type", _PLAIN_FAMILIES[0]) in _PLAIN_FAMILIES
+        and (folder / "tokenizer.json").is_file()
+        and not (folder / "tekken.json").exists()
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _described(name: str, opened: Any) -> Tokenizer:
+    if not opened.is_fast:
+        raise StokerError("STK312", tokenizer=name, reason=messages.text("tokenizer.not_fast"))
+    backend = opened.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    first = backend.encode("a", add_special_tokens=True).ids[0]
+    special = {str(token) for token in opened.added_tokens_decoder.values() if token.special}
+    return Tokenizer(
+        name=name,
+        backend=backend,
+        vocab=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
+        bos=first if first == opened.bos_token_id else None,
+        eos=opened.eos_token_id,
+        special_tokens=tuple(sorted(special | set(opened.all_special_tokens))),
+        template=opened.get_chat_template() if opened.chat_template else None,
+        template_fields=dict(opened.special_tokens_map),
+    )
+
+
+def _save(target: Path, write: Callable[[Path], Any]) -> None:
+    """Write aside, then rename: a folder that is there is whole."""
+    aside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write(aside)
+    aside.rename(target)

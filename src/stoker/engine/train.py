@@ -1,0 +1,321 @@
+"""The training program: `python -m stoker.engine.train RUN_DIR`. Reads like a run: open, resume, build, fit, finish.
+
+It decides nothing: every choice is in plan.json. Started again, it goes on from the newest checkpoint that verifies.
+"""
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from stoker.config import values
+from stoker.config.run import Run
+from stoker.engine import callbacks, models, program
+from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
+from stoker.engine.trainer import ExactTrainer, SaveHook
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
+from stoker.plan import order
+from stoker.plan.order import Order
+from stoker.plan.plan import Plan
+from stoker.rundir import checkpoints, files, prepared
+from stoker.rundir.checkpoints import Checkpoint
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+_FLUSH_EVERY = {"cuda": 10, "mps": 10, "cpu": 1}
+_NOT_IN_FINAL = {"state.json", "state.safetensors", "trainer_state.json", checkpoints.COMMIT_NAME}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run directory as training finds it."""
+
+    run_dir: RunDir
+    run: Run
+    plan: Plan
+    report: Report
+    events: EventLog
+
+    def fingerprint(self) -> dict[str, str]:
+        """Everything that decides the bits of a step."""
+        plan = self.plan
+        cuda = plan.device == "cuda"
+        return {
+            "device": torch.cuda.get_device_name() if cuda else plan.device,
+            "torch": torch.__version__,
+            "cuda": str(torch.version.cuda),
+            "transformers": version("transformers"),
+            "precision": plan.precision,
+            "attention": plan.attention,
+            "arrange": plan.arrange,
+            "strategy": plan.strategy,
+            "micro": str(plan.batch.micro),
+            "checkpointing": str(plan.gradient_checkpointing),
+            "exact": str(plan.exact),
+            "deterministic": str(plan.deterministic),
+            "threads": str(torch.get_num_threads()),
+            "compile": str(plan.native.trainer.get("torch_compile", False)),
+        }
+
+
+def main(path: Path) -> int:
+    """Train until done or asked to stop."""
+    opened = _open(RunDir(path))
+    stop = callbacks.StopRequest()
+    found = _newest(opened)
+    trainer = _build(opened, stop, found)
+    _announce(opened, found, trainer)
+    trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+    step = trainer.state.global_step
+    if step < opened.plan.steps.total:
+        opened.events.write("end", status="stopped", step=step)
+        return EXIT_STOPPED
+    _finish(opened, trainer.state.best_global_step if opened.run.save.best else None)
+    opened.events.write("end", status="done", step=step)
+    return EXIT_DONE
+
+
+def _open(run_dir: RunDir) -> Opened:
+    run = run_dir.run()
+    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    report = prepared.read_report(run_dir.data)
+    if report is None:
+        raise StokerError("STK206")
+    prepared.check_sizes(run_dir.data, report.train)
+    _check_machine(plan, report)
+    torch.set_num_threads(plan.threads)
+    return Opened(run_dir, run, plan, report, EventLog(run_dir.events_file))
+
+
+def _check_machine(plan: Plan, report: Report) -> None:
+    """The machine and the data are those the plan was made for."""
+    found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if plan.device not in (found, "cpu"):
+        raise StokerError("STK404", difference=f"{plan.device} planned, {found} found")
+    if (
+        plan.device == "cuda"
+        and plan.precision == "bf16"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise StokerError("STK404", difference=f"bf16 planned, {torch.cuda.get_device_name()} has none")
+    if plan.data.digest != report.digest:
+        raise StokerError("STK410", reason="the data was prepared anew after the plan was made")
+
+
+# ---- resume
+
+
+def _newest(opened: Opened) -> Checkpoint | None:
+    """The checkpoint to go on from; none only where there never was one."""
+    folder = opened.run_dir.checkpoints
+    checkpoints.sweep(folder)
+    found, rejected = checkpoints.newest_verified(folder)
+    for one in rejected:
+        opened.events.write("rejected", path=one.path.name, reason=one.reason)
+    if found is None and rejected:
+        raise StokerError("STK403", folder=folder)
+    if found is not None and found.commit.data_digest != opened.report.digest:
+        raise StokerError("STK410", reason="the checkpoint was trained on other data")
+    if found is not None and found.commit.order_version != order.VERSION:
+        raise StokerError("STK410", reason="the checkpoint follows another version of the data order")
+    return found
+
+
+def _tier(opened: Opened, found: Checkpoint | None) -> str:
+    """How exactly the run goes on, said honestly."""
+    same = found is None or found.commit.fingerprint == opened.fingerprint()
+    provable = opened.plan.device == "cpu" or (opened.plan.device == "cuda" and opened.plan.deterministic)
+    return "EXACT" if same and provable else "SAMPLE-EXACT"
+
+
+def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:
+    before = found.commit.fingerprint if found else opened.fingerprint()
+    changed = [f"{k}: {before.get(k)} -> {v}" for k, v in opened.fingerprint().items() if before.get(k) != v]
+    opened.events.write(
+        "attempt",
+        pid=os.getpid(),
+        world=1,
+        tier=_tier(opened, found),
+        changed=changed,
+        resumed_step=found.step if found else 0,
+        total_steps=opened.plan.steps.total,
+        steps_per_epoch=opened.plan.steps.per_epoch,
+        batch=opened.plan.batch.model_dump(),
+        trainable_parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+    )
+
+
+# ---- build
+
+
+def _build(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> ExactTrainer:
+    run, plan, report, data = opened.run, opened.plan, opened.report, opened.run_dir.data
+    tokenizer = models.load_tokenizer(data / "tokenizer")
+    model = models.build(run, plan, opened.run_dir.folder())
+    arrangement = Arrangement(
+        kind=plan.arrange,
+        micro=plan.batch.micro,
+        length=report.train.longest,
+        flatten=plan.attention == "flash_attention_2",
+        pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+    )
+    sequence_order = Order(report.digest, run.train.seed, report.train.sequences, plan.batch.effective)
+    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device])
+    evaluate = values.every(plan.intervals.evaluate)
+    around = [callbacks.Schedule(plan, values.every(plan.intervals.save), evaluate, stop), recorder]
+    if run.save.best:
+        around.append(callbacks.Best())
+    trainer = ExactTrainer(
+        model=model,
+        args=_arguments(opened),
+        processing_class=tokenizer,
+        callbacks=around,
+        steps=Steps(PreparedSplit(data / "train", report.train), sequence_order, arrangement, plan.steps.total),
+        start_step=found.step if found else 0,
+        exact_sum=plan.exact,
+        eval_items=_eval_items(opened, arrangement),
+        commit=lambda write: _commit(opened, trainer, write),
+    )
+    if not trainer.model_accepts_loss_kwargs:
+        raise StokerError("STK414", model=type(model).__name__)
+    recorder.trainer = trainer
+    rehearse = lambda: _rehearse(opened, trainer, first=found is None)  # noqa: E731  # bound to this trainer
+    trainer.add_callback(callbacks.Rehearsal(rehearse))
+    return trainer
+
+
+def _eval_items(opened: Opened, arrangement: Arrangement) -> InOrder | list[Any]:
+    if opened.report.eval is None:
+        return []
+    split = PreparedSplit(opened.run_dir.data / "eval", opened.report.eval)
+    return InOrder(split, arrangement, opened.plan.batch.micro)
+
+
+def _arguments(opened: Opened) -> TrainingArguments:
+    try:
+        return TrainingArguments(output_dir=str(opened.run_dir.logs), **opened.plan.native.trainer)
+    except (TypeError, ValueError) as error:
+        raise StokerError("STK412", option="native.trainer", engine="transformers", reason=error) from error
+
+
+# ---- save
+
+
+def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
+    started = time.perf_counter()
+    step, folder = trainer.state.global_step, opened.run_dir.checkpoints
+    facts = {
+        "data_digest": opened.report.digest,
+        "order_version": order.VERSION,
+        "world": 1,
+        "fingerprint": opened.fingerprint(),
+    }
+    with checkpoints.writing(folder, step, **facts) as aside:
+        write(aside)
+    best = trainer.state.best_global_step if opened.run.save.best else None
+    checkpoints.rotate(folder, opened.run.save.keep, {best} if best else set())
+    newest = checkpoints.committed(folder)[-1]
+    opened.events.write(
+        "checkpoint",
+        step=step,
+        seconds=round(time.perf_counter() - started, 3),
+        bytes=newest.commit.total_bytes,
+        best=step == best,
+    )
+
+
+def _finish(opened: Opened, best_step: int | None) -> None:
+    """The finished model: the weights of the last (or best) committed checkpoint, without training state."""
+    by_step = {c.step: c for c in checkpoints.committed(opened.run_dir.checkpoints)}
+    chosen = by_step[best_step or opened.plan.steps.total]
+    aside = opened.run_dir.artifacts / ".final.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name in chosen.commit.files:
+        if name not in _NOT_IN_FINAL:
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(chosen.path / name, aside / name)
+            files.sync_file(aside / name)
+    shutil.rmtree(opened.run_dir.final, ignore_errors=True)
+    aside.rename(opened.run_dir.final)
+    files.sync_folder(opened.run_dir.artifacts)
+
+
+# ---- rehearse (law 11)
+
+
+def _rehearse(opened: Opened, trainer: ExactTrainer, *, first: bool) -> None:
+    """The longest batch forward and backward, an eval batch and, in a new run, a save; nothing of it stays."""
+    longest = opened.report.train.longest
+    _part(opened, "step", lambda: _rehearse_step(opened, trainer, longest))
+    if opened.report.eval is not None:
+        longest_eval = opened.report.eval.longest
+        micro = _synthetic(opened.plan, longest_eval, opened.report.vocab)
+        _part(opened, "eval", lambda: _rehearse_eval(trainer, micro))
+    if first:
+        _part(opened, "save", lambda: _rehearse_save(opened, trainer))
+
+
+def _part(opened: Opened, name: str, rehearse: Any) -> None:
+    started = time.perf_counter()
+    try:
+        rehearse()
+    except torch.OutOfMemoryError as error:
+        raise StokerError("STK408", reason=str(error).splitlines()[0]) from error
+    opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
+
+
+def _synthetic(plan: Plan, longest: int, vocab: int) -> MicroBatch:
+    """A micro batch as large as any the run will see."""
+    count, length = plan.batch.micro, longest
+    if plan.attention == "flash_attention_2":
+        count, length = 1, plan.batch.micro * longest
+    ids = torch.arange(count * length).reshape(count, length) % vocab
+    micro = {"input_ids": ids, "labels": ids.clone()}
+    if plan.attention == "flash_attention_2":
+        micro["position_ids"] = (torch.arange(length) % longest)[None]
+    return micro
+
+
+def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int) -> None:
+    # The optimizer's state does not exist yet; hold its room, so that the peak is the real one.
+    room = opened.plan.memory.parts["optimizer"] if opened.plan.device == "cuda" else 0
+    held = torch.empty(room, dtype=torch.uint8, device=trainer.args.device)
+    micro = _synthetic(opened.plan, longest, opened.report.vocab)
+    trainer.model.train()
+    trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
+    trainer.model_wrapped.zero_grad()
+    del held
+
+
+def _rehearse_eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
+    with models.evaluating(trainer.model):
+        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
+
+
+def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
+    """Room for all checkpoints, then the real writer into a folder that goes away."""
+    folder = opened.run_dir.checkpoints
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < opened.plan.disk_bytes:
+        needed, free_gb = f"{opened.plan.disk_bytes / 1e9:.1f}", f"{free / 1e9:.1f}"
+        raise StokerError("STK407", needed=needed, free=free_gb, folder=folder)
+    aside = folder / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
+    aside.mkdir()
+    try:
+        trainer.write_checkpoint(aside)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

@@ -1,0 +1,89 @@
+"""Prices of cards by the hour: a shipped snapshot of public catalogues, each offer with its source and date.
+
+A price is never shown without its age. Live prices are not fetched here.
+"""
+
+import datetime
+import functools
+
+from pydantic import BaseModel, ConfigDict
+
+from stoker.facts import tables
+
+STALE_DAYS = 60
+"""An older price is shown with its age."""
+_ABANDONED_DAYS = 180
+"""A source this much older than the newest one is asked only where no other has the card."""
+
+
+class Offer(BaseModel):
+    """The price of one card for one hour at one cloud."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    cards: tuple[str, ...]
+    """Cards it may mean: several where the source does not say which variant."""
+    cloud: str
+    gpu_count: int
+    """Cards per instance; an offer of 8 cannot be rented as 1."""
+    price_per_hour: float
+    """For one card, on demand."""
+    currency: str
+    spot_price_per_hour: float | None
+    """For one card that may be taken away."""
+    instance: str
+    """The provider's name of the machine."""
+    date: datetime.date
+    """When the source was last refreshed."""
+    source: str
+    note: str
+
+    def age_days(self, today: datetime.date | None = None) -> int:
+        """Days since the source was refreshed."""
+        today = today or datetime.datetime.now(datetime.timezone.utc).date()
+        return (today - self.date).days
+
+
+@functools.cache
+def all_offers() -> tuple[Offer, ...]:
+    """Every offer of the snapshot."""
+    return tuple(
+        Offer.model_validate(
+            {
+                **row,
+                "cards": tuple(row["cards"].split(";")),
+                "spot_price_per_hour": row["spot_price_per_hour"] or None,
+            }
+        )
+        for row in tables.rows("prices.csv")
+    )
+
+
+def offers(card: str) -> list[Offer]:
+    """Offers for a card of the catalogue, cheapest first."""
+    return sorted((offer for offer in all_offers() if card in offer.cards), key=_price_in_usd)
+
+
+def cheapest(card: str) -> Offer | None:
+    """The cheapest offer; those that can be rented as a single card, and from a source still kept, go first."""
+    newest = max(offer.date for offer in all_offers())
+    found = offers(card)
+    kept = [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
+    single = [offer for offer in kept if offer.gpu_count == 1] or kept
+    return single[0] if single else None
+
+
+def in_order_of_price(card: str) -> float:
+    """A key that sorts cards by their cheapest offer; those without one come last."""
+    offer = cheapest(card)
+    return _price_in_usd(offer) if offer else float("inf")
+
+
+@functools.cache
+def _usd_per_unit() -> dict[str, float]:
+    return {row["currency"]: float(row["usd"]) for row in tables.rows("currencies.csv")}
+
+
+def _price_in_usd(offer: Offer) -> float:
+    """For the order only; a price is always shown in its own currency."""
+    return offer.price_per_hour * _usd_per_unit()[offer.currency]

@@ -1,0 +1,308 @@
+"""Model shapes: how many layers, how wide, how many weights; and where a model's shape is found.
+
+Looked for in this order: a local folder, the Hugging Face cache, the shapes shipped here, the hub. Knows nothing of
+memory or speed; reads `config.json` and no weights.
+"""
+
+import functools
+import http.client
+import json
+import re
+import urllib.request
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker import env
+from stoker.config.run import Shape, TrainTokenizer
+from stoker.errors import StokerError
+
+Origin = Literal["local", "cache", "hub", "shipped", "run_file"]
+
+_HUB_TIMEOUT_SECONDS = 5
+_LARGEST_CONFIG_BYTES = 4 << 20
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer by its sizes."""
+
+    family: str
+    """The architecture, by its `model_type` in transformers."""
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Inner size of the feed-forward part; of one expert, where there are experts."""
+    vocab: int
+    """Rows of the embedding table; 0 while a tokenizer still has to be trained."""
+    tie_embeddings: bool = False
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Bias of the attention's output projection."""
+    mlp_bias: bool = False
+    head_bias: bool = False
+    """Bias of the output layer over the vocabulary."""
+    experts: int = 0
+    experts_per_token: int = 0
+    norms_per_layer: int = 2
+    norm_weights: int = 1
+    """Weights a norm has per channel: 1 (RMSNorm), 2 (LayerNorm with bias) or 0."""
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """Norms on queries and keys: over one head's channels, or over all heads'."""
+    attention_sinks: bool = False
+    learned_positions: int = 0
+    """Rows of a learned position table; 0 for rotary positions."""
+    context: int | None = None
+    """Longest sequence the model was made for, where known."""
+
+    def parameters(self) -> int:
+        """Number of weights, exactly, norms and biases included."""
+        embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
+        positions = self.learned_positions * self.hidden
+        final_norm = self.norm_weights * self.hidden
+        head_bias = self.vocab if self.head_bias else 0
+        return embeddings + positions + final_norm + head_bias + self.layers * self._layer_parameters(self.experts)
+
+    def active_parameters(self) -> int:
+        """Weights one token is multiplied with: looking up an embedding is none, an expert not chosen is none."""
+        output = self.vocab * self.hidden
+        return output + self.layers * self._layer_parameters(self.experts_per_token)
+
+    def _layer_parameters(self, experts: int) -> int:
+        mlps = experts * self._mlp_parameters() + self._router_parameters() if self.experts else self._mlp_parameters()
+        norms = self.norms_per_layer * self.norm_weights * self.hidden
+        return self._attention_parameters() + mlps + norms
+
+    def _attention_parameters(self) -> int:
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        weights = self.hidden * (query + 2 * key) + query * self.hidden
+        biases = (query + 2 * key if self.qkv_bias else 0) + (self.hidden if self.output_bias else 0)
+        norms = {"none": 0, "head": 2 * self.head_dim, "full": query + key}[self.qk_norm]
+        return weights + biases + norms + (self.heads if self.attention_sinks else 0)
+
+    def _mlp_parameters(self) -> int:
+        inner = self.intermediate * (2 if self.gated_mlp else 1)
+        biases = inner + self.hidden if self.mlp_bias else 0
+        return self.hidden * (inner + self.intermediate) + biases
+
+    def _router_parameters(self) -> int:
+        return self.experts * (self.hidden + (1 if self.mlp_bias else 0))
+
+
+@dataclass(frozen=True)
+class ResolvedShape:
+    """A shape, and where it was read."""
+
+    shape: ModelShape
+    origin: Origin
+
+
+_GPT_LIKE = {"gated_mlp": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True, "norm_weights": 2}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen": {"qkv_bias": True},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": "head"},
+    "qwen3_moe": {"qk_norm": "head"},
+    "gemma": {"tie_embeddings": True},
+    "gemma2": {"tie_embeddings": True, "norms_per_layer": 4},
+    "gemma3_text": {"tie_embeddings": True, "norms_per_layer": 4, "qk_norm": "head"},
+    "phi": {**_GPT_LIKE, "norms_per_layer": 1, "head_bias": True},
+    "phi3": {},
+    "gpt2": {**_GPT_LIKE, "tie_embeddings": True},
+    "gpt_neox": _GPT_LIKE,
+    "gpt_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "attention_sinks": True},
+    "olmo": {"norm_weights": 0},
+    "olmo2": {"qk_norm": "full"},
+    "stablelm": {"norm_weights": 2},
+    "chatglm": {"qkv_bias": True},
+    "glm": {"qkv_bias": True},
+    "baichuan": {},
+    "internlm2": {},
+}
+"""What transformers' model code adds beyond the sizes. A family that is not here is counted like llama."""
+
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
+}
+"""Sizes that a family's published `config.json` leaves to transformers' defaults."""
+
+_KEYS: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads", "multi_query_group_num"),
+    "head_dim": ("head_dim",),
+    "intermediate": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_hidden_size"),
+    "vocab": ("padded_vocab_size", "vocab_size"),
+    "tie_embeddings": ("tie_word_embeddings",),
+    "experts": ("num_local_experts", "num_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "context": ("max_position_embeddings", "n_positions", "seq_length"),
+}
+"""The same size under the names the families give it, first found first taken."""
+
+
+def resolve(
+    model: str | Shape, folder: Path, tokenizer: str | TrainTokenizer = "auto", length: int = 1024
+) -> ResolvedShape:
+    """The shape of a run file's `model`.
+
+    Args:
+        model: A local path, a hub id, or a shape to train from scratch.
+        folder: Where relative paths start.
+        tokenizer: For a shape without `vocab`: what decides its vocabulary.
+        length: For a shape with learned positions: how many.
+    """
+    if isinstance(model, Shape):
+        vocab = model.vocab or _vocabulary(tokenizer, folder)
+        return ResolvedShape(from_run(model, vocab, length), "run_file")
+    found = _local(folder / model) or _cached(model) or _shipped(model) or _hub(model)
+    if found is None:
+        raise StokerError("STK205", model=model)
+    return found
+
+
+def from_run(shape: Shape, vocab: int, length: int) -> ModelShape:
+    """A run file's shape with its defaults filled in."""
+    return ModelShape(
+        family=shape.shape,
+        layers=shape.layers,
+        hidden=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads or shape.heads,
+        head_dim=shape.width // shape.heads,
+        intermediate=shape.ffn or _default_ffn(shape.width),
+        vocab=vocab,
+        learned_positions=length if shape.shape == "gpt2" else 0,
+        context=length,
+        **{**_FAMILIES[shape.shape], "tie_embeddings": shape.tied},
+    )
+
+
+def from_config(config: dict[str, Any]) -> ModelShape | None:
+    """A `config.json` as a shape, or None where it does not describe one."""
+    text = {**config, **config["text_config"]} if "text_config" in config else config
+    family = text.get("model_type", "llama")
+    text = {**_DEFAULTS.get(family, {}), **{key: value for key, value in text.items() if value is not None}}
+    sizes = {
+        word: next(text[name] for name in names if name in text) for word, names in _KEYS.items() if _has(text, names)
+    }
+    if not {"layers", "hidden", "heads", "vocab"} <= sizes.keys():
+        return None
+    sizes.setdefault("kv_heads", sizes["heads"])
+    sizes.setdefault("head_dim", sizes["hidden"] // sizes["heads"])
+    sizes.setdefault("intermediate", 4 * sizes["hidden"])
+    if family == "gpt2":
+        sizes["learned_positions"] = sizes["context"]
+    return ModelShape(family=family, **{**_FAMILIES.get(family, {}), **_biases(text), **sizes})
+
+
+@functools.cache
+def shipped() -> dict[str, ModelShape]:
+    """The shapes that ship with Stoker, by hub id."""
+    data = json.loads(resources.files("stoker.facts").joinpath("data/shapes.json").read_text(encoding="utf-8"))
+    known = {field.name for field in fields(ModelShape)}
+    shapes = {}
+    for model, row in data["models"].items():
+        sizes = {key: value for key, value in row.items() if key in known}
+        shapes[model] = ModelShape(**{**_FAMILIES[row["family"]], **sizes})
+    return {**shapes, **{alias: shapes[model] for alias, model in data["aliases"].items()}}
+
+
+def _has(config: dict[str, Any], names: tuple[str, ...]) -> bool:
+    return any(name in config for name in names)
+
+
+def _biases(config: dict[str, Any]) -> dict[str, bool]:
+    """Biases a `config.json` states itself; Qwen2's are in its code, not in its configuration."""
+    stated: dict[str, bool] = {}
+    if "attention_bias" in config and config.get("model_type") != "qwen2":
+        attention = bool(config["attention_bias"])
+        # GLM gives its output projection no bias, whatever the key says.
+        stated = {"qkv_bias": attention, "output_bias": attention and config.get("model_type") != "glm"}
+    if "mlp_bias" in config:
+        stated["mlp_bias"] = bool(config["mlp_bias"])
+    return stated
+
+
+def _default_ffn(width: int) -> int:
+    """8/3 of the width, rounded up to 64: the weights of a gated feed-forward then equal those of a plain 4x one."""
+    return -(-8 * width // (3 * 64)) * 64
+
+
+def _vocabulary(tokenizer: str | TrainTokenizer, folder: Path) -> int:
+    """Tokens of the tokenizer that a run file names; 0 where it says `auto`."""
+    if isinstance(tokenizer, TrainTokenizer):
+        return tokenizer.vocab
+    if tokenizer == "auto":
+        return 0
+    path = folder / tokenizer
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        return resolve(tokenizer, folder).shape.vocab
+    content = json.loads(file.read_text(encoding="utf-8"))
+    added = [int(token["id"]) + 1 for token in content.get("added_tokens", [])]
+    return max([len(content["model"]["vocab"]), *added])
+
+
+def _local(path: Path) -> ResolvedShape | None:
+    return _read(path / "config.json", "local")
+
+
+def _cached(model: str) -> ResolvedShape | None:
+    """The snapshot that `main` points to in the Hugging Face cache, else any."""
+    home = Path(env.read(env.HF_HOME, "~/.cache/huggingface")).expanduser()
+    folder = home / "hub" / f"models--{model.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    names = [main.read_text(encoding="utf-8").strip()] if main.is_file() else []
+    candidates = [folder / "snapshots" / name / "config.json" for name in names]
+    candidates += sorted(folder.glob("snapshots/*/config.json"))
+    return next((found for path in candidates if (found := _read(path, "cache"))), None)
+
+
+def _shipped(model: str) -> ResolvedShape | None:
+    shape = shipped().get(model)
+    if shape is None:
+        by_lower = {name.lower(): name for name in shipped()}
+        shape = shipped().get(by_lower.get(model.lower(), ""))
+    return ResolvedShape(shape, "shipped") if shape else None
+
+
+def _hub(model: str) -> ResolvedShape | None:
+    endpoint = env.read(env.HF_ENDPOINT, "https://huggingface.co").rstrip("/")
+    offline = env.read(env.HF_HUB_OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE")
+    if offline or not _HUB_ID.fullmatch(model) or not endpoint.startswith(("https://", "http://")):
+        return None
+    url = f"{endpoint}/{model}/resolve/main/config.json"
+    try:
+        with urllib.request.urlopen(url, timeout=_HUB_TIMEOUT_SECONDS) as answer:  # noqa: S310  # scheme checked above
+            shape = _parse(answer.read(_LARGEST_CONFIG_BYTES))
+    except (OSError, http.client.HTTPException):
+        return None
+    return ResolvedShape(shape, "hub") if shape else None
+
+
+def _read(file: Path, origin: Origin) -> ResolvedShape | None:
+    try:
+        shape = _parse(file.read_bytes())
+    except OSError:
+        return None
+    return ResolvedShape(shape, origin) if shape else None
+
+
+def _parse(content: bytes) -> ModelShape | None:
+    """A `config.json`'s bytes as a shape, or None where they are no such thing."""
+    try:
+        config = json.loads(content)
+    except ValueError:
+        return None
+    return from_config(config) if isinstance(config, dict) else None

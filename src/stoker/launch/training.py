@@ -1,0 +1,85 @@
+"""Starts the training program on this machine and watches over it through files: never through a pipe (law 9)."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from stoker import env
+from stoker.errors import StokerError
+from stoker.plan.plan import Plan
+from stoker.rundir import files
+from stoker.rundir.layout import RunDir
+
+_NEW_PROCESS_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+"""Windows' way to keep Ctrl-C in the terminal from reaching the trainer."""
+
+
+def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
+    """Start training in a session of its own, so that a closed terminal changes nothing."""
+    running = running_pid(run_dir)
+    if running:
+        raise StokerError("STK411", pid=running, name=run_dir.name)
+    attempt = next_attempt(run_dir)
+    log = run_dir.log_file(attempt)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    settings = {**plan.env, env.TENSORBOARD_LOGGING_DIR.name: str((run_dir.logs / "tensorboard").resolve())}
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
+            [sys.executable, *plan.argv, str(run_dir.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env.child_environment(settings),
+            start_new_session=os.name != "nt",
+            creationflags=_NEW_PROCESS_GROUP,
+        )
+    files.write_json(run_dir.process_file, {"pid": process.pid, "attempt": attempt})
+    return process
+
+
+def ask_to_stop(pid: int) -> None:
+    """Ask for a committed checkpoint at the next step boundary and an end."""
+    if os.name == "nt":
+        os.kill(pid, signal.CTRL_BREAK_EVENT)  # type: ignore[attr-defined]  # Windows only
+    else:
+        os.kill(pid, signal.SIGTERM)
+
+
+def running_pid(run_dir: RunDir) -> int | None:
+    """The process that trains here now, or None."""
+    try:
+        pid = int(files.read_json(run_dir.process_file)["pid"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return pid if _is_training(pid, run_dir.path) else None
+
+
+def next_attempt(run_dir: RunDir) -> int:
+    """Attempts are numbered by their logs, from 1."""
+    return 1 + len(list(run_dir.logs.glob("train-*-rank0.log")))
+
+
+def newest_log(run_dir: RunDir) -> Path:
+    """The log of the newest attempt."""
+    logs = sorted(run_dir.logs.glob("train-*-rank0.log"), key=lambda path: int(path.name.split("-")[1]))
+    if not logs:
+        raise StokerError("STK505", name=run_dir.name)
+    return logs[-1]
+
+
+def _is_training(pid: int, run_dir: Path) -> bool:
+    """Whether the process is alive and, where the system tells, is ours: pids are used again after a reboot."""
+    command_line = Path(f"/proc/{pid}/cmdline")
+    if Path("/proc/self/cmdline").exists():
+        try:
+            words = command_line.read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return b"stoker.engine.train" in words and str(run_dir).encode() in words
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

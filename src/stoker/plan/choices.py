@@ -1,0 +1,120 @@
+"""One function per `auto`: each returns what was decided and the reason, as a sentence key with fields."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts.machine import Machine
+from stoker.plan.plan import Reason
+
+T = TypeVar("T")
+
+OLDEST_SUPPORTED_CAPABILITY = 7.5
+"""CUDA 13 builds of torch start at Turing; P100 (6.0) and V100 (7.0) are left to older builds."""
+_BF16_CAPABILITY = 8.0
+_CPU_TOKENS_PER_MICRO = 2048
+"""Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A value and why."""
+
+    value: T
+    reason: Reason
+
+
+def _because(value: T, about: str, key: str, **fields: Any) -> Choice[T]:
+    return Choice(value, Reason(about=about, key=key, fields=fields))
+
+
+def devices(run: Run, machine: Machine) -> Choice[int]:
+    """How many devices train."""
+    wanted, found = run.where.gpus, len(machine.devices)
+    if machine.kind != "cuda":
+        return _because(1, "batch.devices", "why.devices.one", kind=machine.kind)
+    if isinstance(wanted, str) and "," in wanted:
+        count = len(wanted.split(","))
+    elif wanted == "all":
+        count = found
+    else:
+        count = int(wanted)
+    if count > found:
+        raise StokerError("STK208", count=count, found=found)
+    return _because(max(count, 1), "batch.devices", "why.devices.cuda", count=max(count, 1), found=found)
+
+
+def precision(run: Run, machine: Machine) -> Choice[str]:
+    """Arithmetic of the forward and backward pass."""
+    asked, capability = run.where.precision, machine.compute_capability
+    if asked == "bf16" and machine.kind == "cuda" and capability < _BF16_CAPABILITY:
+        raise StokerError("STK210", precision="bf16", card=machine.name)
+    if asked == "fp16" and machine.kind == "cpu":
+        raise StokerError("STK210", precision="fp16", card=machine.name)
+    if asked != "auto":
+        return _because(asked, "precision", "why.asked", word="where.precision")
+    if machine.kind == "cpu":
+        return _because("fp32", "precision", "why.precision.cpu")
+    if machine.kind == "mps":
+        return _because("fp32", "precision", "why.precision.mps")
+    if capability >= _BF16_CAPABILITY:
+        return _because("bf16", "precision", "why.precision.bf16", capability=capability)
+    return _because("fp16", "precision", "why.precision.fp16", capability=capability)
+
+
+def attention(run: Run, machine: Machine, precision: str) -> Choice[str]:
+    """Attention kernel, by what can be imported and runs on the card."""
+    if run.where.attention != "auto":
+        return _because(run.where.attention, "attention", "why.asked", word="where.attention")
+    able = machine.kind == "cuda" and machine.compute_capability >= _BF16_CAPABILITY and precision != "fp32"
+    if able and "flash_attn" in machine.packages:
+        return _because("flash_attention_2", "attention", "why.attention.flash")
+    return _because("sdpa", "attention", "why.attention.sdpa")
+
+
+def arrangement(run: Run, attention: str) -> Choice[str]:
+    """Whether rows stay as prepared or their documents are grouped by length inside a step."""
+    if run.where.arrange != "auto":
+        return _because(run.where.arrange, "arrange", "why.asked", word="where.arrange")
+    if attention == "flash_attention_2":
+        return _because("rows", "arrange", "why.arrange.rows")
+    return _because("grouped", "arrange", "why.arrange.grouped")
+
+
+def exact(run: Run) -> Choice[bool]:
+    """Whether gradients are combined in the canonical order: by the recipe, never by the hardware."""
+    if run.train.exact != "auto":
+        return _because(bool(run.train.exact), "exact", "why.asked", word="train.exact")
+    on = run.tune.method != "full"
+    return _because(on, "exact", "why.exact.on" if on else "why.exact.off", method=run.tune.method)
+
+
+def workers(run: Run, machine: Machine, devices: int) -> Choice[int]:
+    """Processes that read data."""
+    if run.where.workers != "auto":
+        return _because(int(run.where.workers), "native.trainer", "why.asked", word="where.workers")
+    if machine.kind != "cuda":
+        return _because(0, "native.trainer", "why.workers.none")
+    count = max(1, min(4, machine.cpu_count // devices - 1))
+    return _because(count, "native.trainer", "why.workers.cuda", count=count, cpus=machine.cpu_count)
+
+
+def save_interval(run: Run) -> Choice[str]:
+    """When to commit a checkpoint."""
+    if run.save.every != "auto":
+        return _because(run.save.every, "intervals.save", "why.asked", word="save.every")
+    return _because("10m", "intervals.save", "why.save.auto")
+
+
+def micro_candidates(run: Run, machine: Machine, share: int) -> list[int]:
+    """Micro batches to try, best first: divisors of a device's share, so that the batch is split exactly."""
+    divisors = [size for size in range(share, 0, -1) if share % size == 0]
+    if run.where.micro != "auto":
+        if run.where.micro not in divisors:
+            raise StokerError("STK207", micro=run.where.micro, share=share, choices=", ".join(map(str, divisors)))
+        return [int(run.where.micro)]
+    if machine.kind == "cpu":
+        small = [size for size in divisors if size * run.data.length <= _CPU_TOKENS_PER_MICRO]
+        return small or [1]
+    return divisors

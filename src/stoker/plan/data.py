@@ -1,0 +1,68 @@
+"""What is known of the data: counted by `prepare`, or declared in the run file."""
+
+import math
+from dataclasses import dataclass
+
+from stoker.config import values
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.rundir.prepared import Report
+
+_PACK_EFFICIENCY = 0.97
+"""Share of a packed sequence that is real, assumed before the data was packed."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Sizes of the training split."""
+
+    sequences: int
+    tokens: int
+    longest: int
+    longest_segment: int
+    digest: str
+    has_eval: bool
+    disk_bytes: int
+
+    @property
+    def estimated(self) -> bool:
+        """Declared, not counted."""
+        return not self.digest
+
+
+def from_report(report: Report) -> DataFacts:
+    """Counted facts."""
+    tokens = report.train.tokens + (report.eval.tokens if report.eval else 0)
+    return DataFacts(
+        sequences=report.train.sequences,
+        tokens=report.train.tokens,
+        longest=report.train.longest,
+        longest_segment=report.train.longest_segment,
+        digest=report.digest,
+        has_eval=report.eval is not None,
+        disk_bytes=4 * tokens,
+    )
+
+
+def declared(run: Run) -> DataFacts:
+    """Facts the run file declares, for a plan before the data is at hand."""
+    data = run.data
+    if data.tokens is None:
+        raise StokerError("STK206")
+    kept = 1 - values.share(data.eval) if data.eval and data.eval.endswith("%") else 1.0
+    tokens = int(data.tokens * kept)
+    if data.pack:
+        sequences = math.ceil(tokens / (data.length * _PACK_EFFICIENCY))
+    elif data.rows is not None:
+        sequences = max(1, round(data.rows * kept))
+    else:
+        sequences = math.ceil(tokens / data.length)
+    return DataFacts(
+        sequences=sequences,
+        tokens=tokens,
+        longest=data.length,
+        longest_segment=data.length,
+        digest="",
+        has_eval=data.eval is not None,
+        disk_bytes=4 * data.tokens,
+    )

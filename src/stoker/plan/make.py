@@ -1,0 +1,210 @@
+"""`make_plan`: from what was asked, the machine and the data to what will happen. Pure."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from stoker.config.run import Run, TrainTokenizer
+from stoker.errors import StokerError
+from stoker.facts.machine import Machine
+from stoker.facts.prices import Offer
+from stoker.facts.shapes import ResolvedShape
+from stoker.plan import choices, memory, native, speed
+from stoker.plan.data import DataFacts
+from stoker.plan.order import Order
+from stoker.plan.plan import Batch, DataPlan, Intervals, Memory, ModelPlan, Plan, Reason, Steps
+
+_LADDER_CHECKPOINTING = (False, True)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything a plan follows from."""
+
+    run: Run
+    machine: Machine
+    shape: ResolvedShape
+    data: DataFacts
+    offer: Offer | None = None
+    vocab: int | None = None
+    """The tokenizer's size, once it is known; else the run file's or the shape's."""
+
+
+def make_plan(inputs: Inputs) -> Plan:
+    """Decide everything the run file left open."""
+    run, machine, data = inputs.run, inputs.machine, inputs.data
+    inputs = dataclasses.replace(inputs, shape=_with_vocab(inputs))
+    devices = choices.devices(run, machine)
+    share = _share(run.train.batch, devices.value)
+    precision = choices.precision(run, machine)
+    attention = choices.attention(run, machine, precision.value)
+    arrange = choices.arrangement(run, attention.value)
+    exact = choices.exact(run)
+    workers = choices.workers(run, machine, devices.value)
+    save = choices.save_interval(run)
+    micro, checkpointing, used, size_reasons = _size(inputs, share, precision.value)
+    batch = Batch(effective=run.train.batch, micro=micro, accumulation=share // micro, devices=devices.value)
+    steps = _steps(run, data)
+    decisions = native.Decisions(
+        device=machine.kind,
+        batch=batch,
+        steps=steps,
+        precision=precision.value,
+        attention=attention.value,
+        gradient_checkpointing=checkpointing,
+        workers=workers.value,
+        vocab=inputs.shape.shape.vocab,
+        ffn=inputs.shape.shape.intermediate,
+    )
+    pace = speed.estimate(
+        run,
+        inputs.shape.shape,
+        machine,
+        batch,
+        data.tokens / steps.per_epoch,
+        recompute=checkpointing,
+    )
+    seconds = speed.total_seconds(pace, steps)
+    supported = machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
+    reasons = [c.reason for c in (devices, precision, attention, arrange, exact, workers, save)] + size_reasons
+    return Plan(
+        name=run.name or "run",
+        card=machine.name,
+        device=machine.kind,
+        batch=batch,
+        precision=precision.value,
+        strategy="single" if devices.value == 1 else "ddp",
+        gradient_checkpointing=checkpointing,
+        attention=attention.value,
+        arrange=arrange.value,
+        exact=exact.value,
+        deterministic=run.train.deterministic,
+        threads=machine.threads,
+        steps=steps,
+        data=DataPlan(sequences=data.sequences, tokens=data.tokens, longest=data.longest, digest=data.digest),
+        model=ModelPlan(
+            parameters=inputs.shape.shape.parameters(),
+            trainable_parameters=memory.trainable_parameters(inputs.shape.shape, run),
+            origin=inputs.shape.origin,
+        ),
+        intervals=Intervals(save=save.value, evaluate=run.train.eval_every if data.has_eval else "never"),
+        memory=used,
+        speed=pace,
+        time_seconds=seconds,
+        cost=speed.cost(seconds, batch, inputs.offer),
+        disk_bytes=_disk_bytes(inputs),
+        fits=memory.fits(used) and supported,
+        estimated=_estimated(data),
+        reasons=[_batch_reason(batch), *reasons, *_support_reasons(machine, supported=supported)],
+        argv=["-m", "stoker.engine.train"],
+        env=_environment(run, machine),
+        native=native.options(run, decisions),
+    )
+
+
+def _share(batch: int, devices: int) -> int:
+    """Sequences per device and step, exactly; else the nearest batches are named."""
+    if batch % devices:
+        below = batch - batch % devices
+        nearest = [b for b in (below, below + devices) if b > 0]
+        raise StokerError("STK201", batch=batch, devices=devices, nearest=", ".join(map(str, nearest)))
+    return batch // devices
+
+
+def _size(inputs: Inputs, share: int, precision: str) -> tuple[int, bool, Memory, list[Reason]]:
+    """Micro batch and checkpointing by the ladder of law 1: smaller micro batch first, then recompute."""
+    run, machine = inputs.run, inputs.machine
+    asked = run.where.gradient_checkpointing
+    ladder = _LADDER_CHECKPOINTING if asked == "auto" else (bool(asked),)
+    sizes = choices.micro_candidates(run, machine, share)
+    for checkpointing in ladder:
+        for micro in sizes:
+            used = _memory(inputs, micro, precision, checkpointing=checkpointing)
+            if memory.fits(used):
+                return micro, checkpointing, used, _size_reasons(run, micro, checkpointing=checkpointing)
+    micro, checkpointing = sizes[-1], ladder[-1]
+    used = _memory(inputs, micro, precision, checkpointing=checkpointing)
+    return micro, checkpointing, used, [Reason(about="fits", key="why.fits.not", fields=_gib(used))]
+
+
+def _memory(inputs: Inputs, micro: int, precision: str, *, checkpointing: bool) -> Memory:
+    load = memory.Load(
+        shape=inputs.shape.shape,
+        run=inputs.run,
+        precision=precision,
+        device=inputs.machine.kind,
+        micro=micro,
+        length=inputs.data.longest,
+        gradient_checkpointing=checkpointing,
+    )
+    return memory.estimate(load, inputs.machine.memory_per_device)
+
+
+def _size_reasons(run: Run, micro: int, *, checkpointing: bool) -> list[Reason]:
+    micro_key = "why.micro.largest" if run.where.micro == "auto" else "why.asked"
+    reasons = [Reason(about="batch.micro", key=micro_key, fields={"micro": micro, "word": "where.micro"})]
+    if run.where.gradient_checkpointing != "auto":
+        key = "why.asked"
+    else:
+        key = "why.checkpointing.on" if checkpointing else "why.checkpointing.off"
+    fields = {"word": "where.gradient_checkpointing"}
+    return [*reasons, Reason(about="gradient_checkpointing", key=key, fields=fields)]
+
+
+def _gib(used: Memory) -> dict[str, str]:
+    return {
+        "needed": f"{used.peak_reserved_bytes / 2**30:.1f}",
+        "available": f"{used.available_bytes / 2**30:.1f}",
+    }
+
+
+def _steps(run: Run, data: DataFacts) -> Steps:
+    order = Order(data.digest, run.train.seed, data.sequences, run.train.batch)
+    total = run.train.steps or run.train.epochs * order.steps_per_epoch
+    epochs = -(-total // order.steps_per_epoch)
+    return Steps(total=total, per_epoch=order.steps_per_epoch, epochs=epochs, warmup=native.warmup_steps(run, total))
+
+
+def _with_vocab(inputs: Inputs) -> ResolvedShape:
+    """The shape with the vocabulary that will really be trained."""
+    if inputs.shape.origin != "run_file":
+        return inputs.shape
+    shape = inputs.shape.shape
+    tokenizer = inputs.run.tokenizer
+    vocab = inputs.vocab or (tokenizer.vocab if isinstance(tokenizer, TrainTokenizer) else shape.vocab)
+    return dataclasses.replace(inputs.shape, shape=dataclasses.replace(shape, vocab=max(vocab, shape.vocab)))
+
+
+def _disk_bytes(inputs: Inputs) -> int:
+    """Prepared data, the checkpoints kept and one being written, and the finished model."""
+    one = memory.checkpoint_bytes(inputs.shape.shape, inputs.run)
+    kept = inputs.run.save.keep + (1 if inputs.run.save.best else 0)
+    final = memory.trainable_parameters(inputs.shape.shape, inputs.run) * 4
+    return inputs.data.disk_bytes + (kept + 1) * one + final
+
+
+def _estimated(data: DataFacts) -> list[str]:
+    physics = ["memory", "speed", "time_seconds", "cost", "disk_bytes"]
+    return [*physics, "data", "steps"] if data.estimated else physics
+
+
+def _batch_reason(batch: Batch) -> Reason:
+    return Reason(about="batch", key="why.batch", fields=batch.model_dump())
+
+
+def _support_reasons(machine: Machine, *, supported: bool) -> list[Reason]:
+    if supported:
+        return []
+    fields = {"card": machine.name, "capability": machine.compute_capability}
+    return [Reason(about="fits", key="why.card.old", fields=fields)]
+
+
+def _environment(run: Run, machine: Machine) -> dict[str, str]:
+    """Set before torch starts: thread count and hash seed are part of exactness."""
+    settings = {
+        "OMP_NUM_THREADS": str(machine.threads),
+        "PYTHONHASHSEED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if run.train.deterministic and machine.kind == "cuda":
+        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return settings

@@ -1,0 +1,122 @@
+"""Memory of one device, first version: a coarse sum by part. Exact accounting has an issue of its own.
+
+All figures follow from the model's shape, the method and the micro batch. Bytes, no torch.
+"""
+
+from dataclasses import dataclass
+
+from stoker.config.run import Run
+from stoker.facts.shapes import ModelShape
+from stoker.plan.plan import Memory
+
+_FP32 = 4
+_NF4_BYTES_PER_WEIGHT = 0.5 + 0.127 / 8
+"""4 bits, plus 0.127 bits of doubly quantised constants (QLoRA paper, section 3)."""
+_OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 2.0, "adafactor": 0.1}
+_ALLOCATOR_SLACK = 1.06
+_RUNTIME_BYTES = {"cuda": 600 << 20, "mps": 300 << 20, "cpu": 400 << 20}
+USABLE_SHARE = 0.95
+"""Share of a device's memory that a plan may fill."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of the device."""
+
+    shape: ModelShape
+    run: Run
+    precision: str
+    device: str
+    micro: int
+    length: int
+    gradient_checkpointing: bool
+
+
+def linear_layers(shape: ModelShape) -> dict[str, tuple[int, int, int]]:
+    """Linear layers of the whole model by name: (inputs, outputs, how many)."""
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    experts = max(1, shape.experts)
+    layers = {
+        "q_proj": (shape.hidden, query, shape.layers),
+        "k_proj": (shape.hidden, key, shape.layers),
+        "v_proj": (shape.hidden, key, shape.layers),
+        "o_proj": (query, shape.hidden, shape.layers),
+        "up_proj": (shape.hidden, shape.intermediate, shape.layers * experts),
+        "down_proj": (shape.intermediate, shape.hidden, shape.layers * experts),
+    }
+    if shape.gated_mlp:
+        layers["gate_proj"] = layers["up_proj"]
+    return layers
+
+
+def trainable_parameters(shape: ModelShape, run: Run) -> int:
+    """Weights that get a gradient."""
+    if run.tune.method == "full":
+        return shape.parameters()
+    layers = linear_layers(shape)
+    names = layers if run.tune.targets == "all-linear" else [n for n in run.tune.targets if n in layers]
+    return sum(run.tune.rank * (layers[n][0] + layers[n][1]) * layers[n][2] for n in names)
+
+
+def estimate(load: Load, available_bytes: int) -> Memory:
+    """Peak memory by part."""
+    trainable = trainable_parameters(load.shape, load.run)
+    parts = {
+        "weights": _weight_bytes(load, trainable),
+        "gradients": trainable * _FP32,
+        "optimizer": int(trainable * _OPTIMIZER_BYTES[load.run.train.optimizer]),
+        "activations": _activation_bytes(load),
+        "logits": _logit_bytes(load),
+        "runtime": _RUNTIME_BYTES[load.device],
+    }
+    allocated = sum(parts.values()) - parts["runtime"]
+    return Memory(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=int(allocated * _ALLOCATOR_SLACK) + parts["runtime"],
+        available_bytes=available_bytes,
+        parts=parts,
+    )
+
+
+def fits(memory: Memory) -> bool:
+    """Whether the plan may be run."""
+    return memory.peak_reserved_bytes <= memory.available_bytes * USABLE_SHARE
+
+
+def checkpoint_bytes(shape: ModelShape, run: Run) -> int:
+    """Size of one checkpoint: trained weights and the optimizer's state."""
+    trainable = trainable_parameters(shape, run)
+    return int(trainable * (_FP32 + _OPTIMIZER_BYTES[run.train.optimizer])) + (16 << 20)
+
+
+def _element_bytes(precision: str) -> int:
+    return 4 if precision == "fp32" else 2
+
+
+def _weight_bytes(load: Load, trainable: int) -> int:
+    total = load.shape.parameters()
+    if load.run.tune.method == "full":
+        return total * _FP32
+    adapter = trainable * _FP32
+    if load.run.tune.method == "lora":
+        return total * _element_bytes(load.precision) + adapter
+    in_four_bits = sum(i * o * n for i, o, n in linear_layers(load.shape).values())
+    return int(in_four_bits * _NF4_BYTES_PER_WEIGHT) + (total - in_four_bits) * _FP32 + adapter
+
+
+def _activation_bytes(load: Load) -> int:
+    shape = load.shape
+    tokens = load.micro * load.length
+    element = _element_bytes(load.precision)
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    mlp = (4 if shape.gated_mlp else 3) * shape.intermediate
+    # Saved per block: norm inputs and outputs (kept in fp32 once), q, k, v, attention output, the feed-forward's inner.
+    block = tokens * (element * (4 * shape.hidden + 2 * query + 2 * key + mlp) + _FP32 * 2 * shape.hidden)
+    if load.gradient_checkpointing:
+        return shape.layers * tokens * shape.hidden * element + block
+    return shape.layers * block
+
+
+def _logit_bytes(load: Load) -> int:
+    # The logits, their fp32 copy and its gradient live together in the loss.
+    return load.micro * load.length * load.shape.vocab * (_element_bytes(load.precision) + 2 * _FP32)

@@ -1,0 +1,201 @@
+"""`Plan`: what will happen. JSON in the run directory; the engine does what it says and decides nothing itself.
+
+The keys are a public interface, listed in docs/reference/plan.md and frozen by a test.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from stoker import messages
+
+FORMAT = 1
+
+
+class _Part(BaseModel):
+    # Read leniently: a plan written by another version stays readable.
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class Batch(_Part):
+    """How the effective batch is split: effective = micro x accumulation x devices, exactly."""
+
+    effective: int
+    """Sequences per optimizer step, as asked."""
+    micro: int
+    """Sequences per device at once."""
+    accumulation: int
+    """Micro batches per device and step."""
+    devices: int
+    """Devices that train."""
+
+
+class Memory(_Part):
+    """Memory of one device."""
+
+    peak_allocated_bytes: int
+    """Most bytes held by tensors at one time."""
+    peak_reserved_bytes: int
+    """Most bytes taken from the device, with the allocator's slack and the runtime's own."""
+    available_bytes: int
+    """What the device has."""
+    parts: dict[str, int]
+    """Bytes by part: weights, gradients, optimizer, activations, logits, runtime."""
+
+
+class Speed(_Part):
+    """Expected pace."""
+
+    tokens_per_second: float
+    """Tokens per second over all devices."""
+    step_seconds: float
+    """Seconds per optimizer step."""
+
+
+class Cost(_Part):
+    """Expected money."""
+
+    amount: float
+    """How much."""
+    currency: str
+    """In which currency."""
+    price_per_hour: float
+    """Price of one device and hour it was computed with."""
+    source: str
+    """Whose price, and of which day."""
+
+
+class Steps(_Part):
+    """Optimizer steps."""
+
+    total: int
+    """Of the whole run."""
+    per_epoch: int
+    """Of one epoch: ceil(sequences / batch)."""
+    epochs: int
+    """Epochs."""
+    warmup: int
+    """Steps of rising learning rate."""
+
+
+class DataPlan(_Part):
+    """The data as far as it is known."""
+
+    sequences: int
+    """Sequences of one epoch."""
+    tokens: int
+    """Tokens of one epoch."""
+    longest: int
+    """Tokens of the longest sequence."""
+    digest: str
+    """Digest of the prepared set; empty before `prepare`."""
+
+
+class ModelPlan(_Part):
+    """The model as far as it is known."""
+
+    parameters: int
+    """Number of weights."""
+    trainable_parameters: int
+    """Number of weights that are trained."""
+    origin: Literal["local", "cache", "hub", "shipped", "run_file"]
+    """Where its shape was read."""
+
+
+class Intervals(_Part):
+    """When things happen."""
+
+    save: str
+    """`500 steps`, `600 s` or `epoch`."""
+    evaluate: str
+    """`epoch`, `200 steps` or `never`."""
+
+
+class Reason(_Part):
+    """Why something was decided."""
+
+    about: str
+    """The plan's key it explains."""
+    key: str
+    """The sentence's key in the catalogue."""
+    fields: dict[str, Any]
+    """What the sentence needs."""
+
+    @property
+    def text(self) -> str:
+        """The sentence in the user's language."""
+        return messages.text(self.key, **self.fields)
+
+
+class Native(_Part):
+    """Options handed to the engines, under their own names."""
+
+    trainer: dict[str, Any]
+    """`transformers.TrainingArguments`."""
+    model: dict[str, Any]
+    """`from_pretrained`, or the configuration of a shape."""
+    lora: dict[str, Any]
+    """`peft.LoraConfig`; empty for full tuning."""
+    quantization: dict[str, Any]
+    """`transformers.BitsAndBytesConfig`; empty unless qlora."""
+
+
+class Plan(_Part):
+    """What will happen, and why."""
+
+    format: int = FORMAT
+    """Format of this file."""
+    name: str
+    """The run's name."""
+    card: str
+    """The card, or the processor."""
+    device: Literal["cuda", "mps", "cpu"]
+    """The kind of device."""
+    batch: Batch
+    """How the batch is split."""
+    precision: Literal["bf16", "fp16", "fp32"]
+    """Arithmetic of the forward and backward pass."""
+    strategy: Literal["single", "ddp"]
+    """How several devices work together."""
+    gradient_checkpointing: bool
+    """Whether activations are computed again in the backward pass."""
+    attention: Literal["flash_attention_2", "sdpa", "eager"]
+    """Attention kernel."""
+    arrange: Literal["rows", "grouped"]
+    """How a step's sequences form micro batches."""
+    exact: bool
+    """Whether gradients are combined in the canonical order."""
+    deterministic: bool
+    """Whether only deterministic kernels run."""
+    threads: int
+    """CPU threads per process."""
+    steps: Steps
+    """Optimizer steps."""
+    data: DataPlan
+    """The data."""
+    model: ModelPlan
+    """The model."""
+    intervals: Intervals
+    """When to save and to evaluate."""
+    memory: Memory
+    """Memory of one device."""
+    speed: Speed
+    """Expected pace."""
+    time_seconds: float
+    """Expected time of training."""
+    cost: Cost | None
+    """Expected money, where a price is known."""
+    disk_bytes: int
+    """Disk for data, checkpoints and the finished model."""
+    fits: bool
+    """Whether it fits the device."""
+    estimated: list[str]
+    """Keys whose figures are estimates, not measured or exact."""
+    reasons: list[Reason]
+    """A reason for every choice."""
+    argv: list[str]
+    """The training program, without the run directory."""
+    env: dict[str, str]
+    """Environment variables it is started with."""
+    native: Native
+    """Options handed to the engines."""

@@ -1,0 +1,110 @@
+"""What a run reads: the run file's sources expanded to files, in a fixed order. Knows names and sizes, not contents."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from stoker.config.run import Run, Source
+from stoker.errors import StokerError
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+REMOTE = ("hub:", "modelscope:")
+_GLOB = set("*?[")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+
+
+def train_sources(run: Run) -> list[Source]:
+    """The training sources, however the run file writes them."""
+    train = run.data.train
+    if isinstance(train, str):
+        return [Source(path=train)]
+    return [train] if isinstance(train, Source) else list(train)
+
+
+def eval_share(run: Run) -> str | None:
+    """`2%` where eval rows are taken from the training rows."""
+    asked = run.data.eval
+    return asked if asked and asked.rstrip().endswith("%") else None
+
+
+def eval_source(run: Run) -> Source | None:
+    """The source of its own that eval rows come from, if there is one."""
+    asked = run.data.eval
+    return Source(path=asked) if asked and not eval_share(run) else None
+
+
+def is_remote(path: str) -> bool:
+    """Whether a source is a dataset of a hub."""
+    return path.startswith(REMOTE)
+
+
+def kind(path: Path) -> str:
+    """The suffix that says how to read a file: `.jsonl` for `a.jsonl` and `a.jsonl.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def expand(path: str, folder: Path) -> list[Path]:
+    """The files a source names: a file, all known files below a folder, or what a glob matches; sorted."""
+    if not path.strip():
+        raise StokerError("STK315")
+    full = folder / path
+    if full.is_file():
+        if kind(full) not in SUFFIXES:
+            raise StokerError("STK308", path, suffix=full.suffix)
+        return [full]
+    if full.is_dir():
+        found = _known(_below(full))
+    elif _GLOB & set(path):
+        found = _matches(path, folder)
+    else:
+        found = []
+    if not found:
+        raise StokerError("STK301", path=path, folder=folder)
+    return found
+
+
+def label(path: Path, folder: Path) -> str:
+    """A file as people know it: relative to the run file's folder where it lies in there."""
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+def facts(run: Run, folder: Path) -> list[list[Any]]:
+    """Name, size and time of every local file that `prepare` would read."""
+    sources = train_sources(run)
+    own_eval = eval_source(run)
+    paths = [source.path for source in [*sources, *([own_eval] if own_eval else [])]]
+    files = [file for path in paths if not is_remote(path) for file in expand(path, folder)]
+    return [_facts(file, folder) for file in [*files, *_tokenizer_files(run, folder)]]
+
+
+def _facts(file: Path, folder: Path) -> list[Any]:
+    status = file.stat()
+    return [label(file, folder), status.st_size, status.st_mtime_ns]
+
+
+def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
+    name = run.model if run.tokenizer == "auto" else run.tokenizer
+    if not isinstance(name, str) or not (folder / name).is_dir():
+        return []
+    return [file for file in (folder / name / one for one in _TOKENIZER_FILES) if file.is_file()]
+
+
+def _matches(pattern: str, folder: Path) -> list[Path]:
+    anchor = Path(pattern).anchor
+    root = Path(anchor) if anchor else folder
+    matched = sorted(root.glob(pattern[len(anchor) :]))
+    files = [file for match in matched for file in (_below(match) if match.is_dir() else [match])]
+    known = _known(files)
+    if files and not known:
+        raise StokerError("STK308", pattern, suffix=files[0].suffix)
+    return known
+
+
+def _below(folder: Path) -> list[Path]:
+    """All files below a folder, without hidden ones."""
+    inner = (path for path in folder.rglob("*") if path.is_file())
+    return [path for path in inner if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def _known(files: Iterable[Path]) -> list[Path]:
+    return sorted({file for file in files if kind(file) in SUFFIXES}, key=lambda file: file.as_posix())

@@ -1,0 +1,73 @@
+"""The message catalogue: both languages say the same, every code is explained, nothing lies unused."""
+
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+from stoker.messages import CATALOGUES
+from stoker.messages.en import ENGLISH
+from stoker.messages.zh import CHINESE
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
+CODE = re.compile(r"STK\d{3}")
+DYNAMIC_PREFIXES = ("type.", "origin.")
+"""Keys whose last part is filled in at run time (`messages.text(f"origin.{...}")`)."""
+RESERVED: set[str] = set()
+"""Codes that have sentences and no caller yet. Name the issue that will use each."""
+
+
+def source_text() -> str:
+    files = [path for path in SOURCE.rglob("*.py") if path.parent.name != "messages"]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def placeholders(sentence: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
+
+
+def codes() -> set[str]:
+    return {key for key in ENGLISH if CODE.fullmatch(key)}
+
+
+def test_both_languages_have_the_same_keys() -> None:
+    assert ENGLISH.keys() - CHINESE.keys() == set()
+    assert CHINESE.keys() - ENGLISH.keys() == set()
+
+
+def test_both_languages_fill_in_the_same_placeholders() -> None:
+    different = [key for key in ENGLISH if placeholders(ENGLISH[key]) != placeholders(CHINESE[key])]
+    assert different == []
+
+
+def test_no_sentence_is_left_untranslated() -> None:
+    same = {key for key in ENGLISH if ENGLISH[key] == CHINESE[key] and re.search(r"[a-z]{4,} [a-z]{2,}", ENGLISH[key])}
+    pip_lines = {key for key in same if ENGLISH[key].startswith("pip install")}
+    assert same - pip_lines == set()
+
+
+def test_every_code_has_a_hint() -> None:
+    assert {code for code in codes() if f"{code}.hint" not in ENGLISH} == set()
+    assert {key for key in ENGLISH if key.endswith(".hint") and key.removesuffix(".hint") not in ENGLISH} == set()
+
+
+def test_every_code_raised_in_the_source_has_sentences() -> None:
+    assert set(CODE.findall(source_text())) - codes() == set()
+
+
+def test_every_code_is_raised_somewhere_or_reserved() -> None:
+    unused = codes() - set(CODE.findall(source_text()))
+    assert unused == RESERVED, "unused codes: take them out of the catalogue, or list them in RESERVED"
+
+
+def test_every_other_sentence_is_said_somewhere() -> None:
+    text = source_text()
+    plain = [key for key in ENGLISH if not CODE.match(key) and not key.startswith(DYNAMIC_PREFIXES)]
+    assert [key for key in plain if f'"{key}"' not in text] == []
+
+
+@pytest.mark.parametrize("language", sorted(CATALOGUES))
+def test_errors_and_hints_end_without_a_period(language: str) -> None:
+    sentences = {key: text for key, text in CATALOGUES[language].items() if CODE.match(key)}
+    assert [key for key, text in sentences.items() if text.endswith((".", "。"))] == []

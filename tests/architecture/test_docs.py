@@ -1,0 +1,94 @@
+"""The docs say what the code does, in both languages: YAML loads, links lead somewhere, reference pages are current."""
+
+import re
+from pathlib import Path
+
+import pytest
+import reference
+
+from stoker.config import load
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ENGLISH_ONLY = ("adr", "evidence")
+"""Decisions and measurements are written for people who change the code."""
+
+BLOCK = re.compile(r"^```[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def pages() -> list[Path]:
+    return sorted(path for path in DOCS.rglob("*.md"))
+
+
+def bilingual() -> list[Path]:
+    """English pages that must have a Chinese one beside them."""
+    inside = [page for page in pages() if page.relative_to(DOCS).parts[0] not in ENGLISH_ONLY]
+    return [page for page in inside if not page.name.endswith(".zh.md")]
+
+
+def pairs() -> list[tuple[Path, Path]]:
+    readme = (ROOT / "README.md", ROOT / "README.zh-CN.md")
+    return [readme, *((page, page.with_name(f"{page.stem}.zh.md")) for page in bilingual())]
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def run_files() -> list[tuple[str, str]]:
+    """Every YAML block that is a run file, with the place it stands."""
+    found = []
+    for page in [*pages(), *sorted(ROOT.glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.finditer(r"^```yaml[^\n]*\n(model:.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        found += [(f"{named(page)}:{1 + text.count(chr(10), 0, block.start())}", block.group(1)) for block in blocks]
+    return found
+
+
+@pytest.mark.parametrize(("place", "text"), run_files(), ids=[place for place, _ in run_files()])
+def test_a_run_file_in_the_docs_loads(place: str, text: str) -> None:
+    load.parse(text, place)
+
+
+def test_there_are_run_files_in_the_docs() -> None:
+    assert len(run_files()) > 4
+
+
+@pytest.mark.parametrize(("english", "chinese"), pairs(), ids=[named(page) for page, _ in pairs()])
+def test_a_page_has_a_chinese_twin_with_the_same_code_blocks(english: Path, chinese: Path) -> None:
+    assert chinese.exists(), f"{named(chinese)} is missing"
+    blocks = [BLOCK.findall(page.read_text(encoding="utf-8")) for page in (english, chinese)]
+    assert blocks[0] == blocks[1]
+
+
+def test_no_chinese_page_stands_alone() -> None:
+    alone = [p for p in DOCS.rglob("*.zh.md") if not p.with_name(p.name.replace(".zh.md", ".md")).exists()]
+    assert alone == []
+
+
+@pytest.mark.parametrize("page", [*pages(), *sorted(ROOT.glob("*.md"))], ids=named)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = [match.group(1) for match in LINK.finditer(BLOCK.sub("", page.read_text(encoding="utf-8")))]
+    local = [target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_commands_named_in_the_docs_exist() -> None:
+    known = {name.split()[0] for name in reference.commands()}
+    named_in_docs = set()
+    for page in bilingual():
+        for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            named_in_docs |= set(re.findall(r"^stoker ([a-z]+)", block, re.MULTILINE))
+    assert named_in_docs - known == set()
+
+
+def test_reference_pages_are_what_the_code_says() -> None:
+    generated, _ = reference.generate()
+    assert reference.differing(generated) == [], "run `python tools/reference.py`"
+
+
+def test_every_reference_sentence_has_a_translation_and_no_translation_is_stale() -> None:
+    _, chinese = reference.generate()
+    assert chinese.missing == []
+    assert chinese.stale == []

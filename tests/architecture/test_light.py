@@ -1,0 +1,118 @@
+"""Light stays light: on a laptop without torch the light commands work, load nothing heavy and import nothing POSIX."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.config import load
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
+HEAVY = ("torch", "transformers", "numpy", "datasets", "pyarrow", "peft", "accelerate", "trl", "tokenizers")
+POSIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "pty"}
+
+PROGRAM = """
+import json, sys
+heavy, missing, commands = json.loads(sys.argv[1])
+for name in heavy if missing else []:
+    sys.modules[name] = None  # as in an environment with the core install only
+from stoker.cli.main import main
+codes = []
+for command in commands:
+    sys.argv = ["stoker", *command]
+    try:
+        main()
+    except SystemExit as end:
+        codes.append(end.code or 0)
+    else:
+        codes.append(0)
+loaded = [name for name in heavy if sys.modules.get(name) is not None]
+print(json.dumps([codes, loaded]), file=sys.stderr)
+"""
+
+COMMANDS = {
+    "help": ["--help"],
+    "version": ["--version"],
+    "schema": ["schema"],
+    "gpus": ["gpus"],
+    "plan for a card": ["plan", "paper_r64", "--card", "RTX4090"],
+    "plan for this machine": ["plan", "scratch_tiny", "--set", "data.tokens=100000"],
+}
+
+
+def run(commands: list[list[str]], folder: Path, *, missing: bool) -> tuple[list[int], list[str]]:
+    """Exit codes of commands run one after the other in a fresh interpreter, and the heavy modules it then holds."""
+    arguments = json.dumps([HEAVY, missing, commands])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    )
+    codes, loaded = json.loads(done.stderr.strip().splitlines()[-1])
+    return codes, loaded
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_light_command_loads_nothing_heavy(command: list[str], tmp_path: Path) -> None:
+    assert run([command], tmp_path, missing=False) == ([0], [])
+
+
+def test_light_commands_work_where_nothing_heavy_is_installed(tmp_path: Path) -> None:
+    commands = list(COMMANDS.values())
+    assert run(commands, tmp_path, missing=True) == ([0] * len(commands), [])
+
+
+def test_every_recipe_plans_for_an_rtx4090_where_nothing_heavy_is_installed(tmp_path: Path) -> None:
+    commands = [["plan", name, "--card", "RTX4090", "--json"] for name in load.recipe_names()]
+    assert len(commands) > 0
+    assert run(commands, tmp_path, missing=True) == ([0] * len(commands), [])
+
+
+def light_files() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py") if "engine" not in path.relative_to(SOURCE).parts)
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Top-level names of every module imported anywhere in a file."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_the_light_rooms_import_no_posix_only_module() -> None:
+    found = {
+        str(path.relative_to(SOURCE)): sorted(names)
+        for path in light_files()
+        if (names := imported(ast.parse(path.read_text(encoding="utf-8"))) & POSIX_ONLY)
+    }
+    assert found == {}
+
+
+def test_files_are_opened_with_a_named_encoding() -> None:
+    """Windows would otherwise read and write Chinese text in a code page of its own."""
+    found = []
+    for path in light_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                keywords = {keyword.arg for keyword in node.keywords}
+                text_call = node.func.attr in ("read_text", "write_text") or (
+                    node.func.attr == "open" and node.args and "b" not in ast.unparse(node.args[0])
+                )
+                if text_call and "encoding" not in keywords and not _is_ours(node):
+                    found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert found == []
+
+
+def _is_ours(node: ast.Call) -> bool:
+    """`files.write_text` is our own and writes UTF-8; `os.open` and `urlopen` take no text."""
+    return isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in ("files", "reader", "os")

@@ -1,0 +1,85 @@
+"""`stoker logs` over logs made by hand."""
+
+from pathlib import Path
+
+import pytest
+from made_runs import CommandLine, make_run, training
+
+from stoker.cli import logs
+
+
+def write_log(folder: Path, attempt: int, text: bytes) -> Path:
+    log = folder / "logs" / f"train-{attempt}-rank0.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_bytes(text)
+    return log
+
+
+def test_newest_attempt_is_printed_as_it_is(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    write_log(folder, 9, b"old\n")
+    write_log(folder, 10, "第一行\nloss\r1.5\nnot utf-8: \xff\n".encode() + b"\xff end")
+    outcome = stoker("logs", "medical")
+    assert outcome.code == 0
+    assert outcome.out == "第一行\nloss\r1.5\nnot utf-8: ÿ\n\ufffd end"
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [("2", "line 3\nline 4\n"), ("0", ""), ("99", "line 1\nline 2\nline 3\nline 4\n")]
+)
+def test_lines_counts_from_the_end(stoker: CommandLine, runs: Path, count: str, expected: str) -> None:
+    write_log(make_run(runs, "medical"), 1, b"line 1\nline 2\nline 3\nline 4\n")
+    assert stoker("logs", "medical", "--lines", count).out == expected
+
+
+def test_following_a_run_that_is_over_ends_at_once(stoker: CommandLine, runs: Path) -> None:
+    write_log(make_run(runs, "medical"), 1, b"done\n")
+    assert stoker("logs", "medical", "-f").out == "done\n"
+
+
+def test_following_ends_with_the_process_and_misses_nothing(
+    stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(runs, "medical")
+    log = write_log(folder, 1, b"start\n")
+    with training(folder) as process:
+        waits = iter(range(100))
+
+        def go_on() -> None:
+            """Stands for the pause between two looks: the training writes on, and at last ends."""
+            with log.open("ab") as file:
+                file.write(f"step {next(waits)}: ".encode() + "损失".encode()[:4])
+            if next(waits) > 4:
+                with log.open("ab") as file:
+                    file.write("失 last words\n".encode()[0:])
+                assert process.stdin
+                process.stdin.close()
+                process.wait()
+
+        monkeypatch.setattr(logs, "wait_a_little", go_on)
+        out = stoker("logs", "medical", "-f").out
+    assert out.startswith("start\nstep 0: 损")
+    assert out.endswith("last words\n")
+
+
+def test_ctrl_c_leaves_and_the_run_goes_on(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(runs, "medical")
+    write_log(folder, 1, b"start\n")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs, "wait_a_little", interrupt)
+    with training(folder) as process:
+        outcome = stoker("logs", "medical", "-f")
+        assert (outcome.code, outcome.out) == (0, "start\n")
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_run_without_a_log_and_unknown_run_are_told_apart(stoker: CommandLine, runs: Path, language: str) -> None:
+    make_run(runs, "medical")
+    without, unknown = (stoker("logs", name, language=language) for name in ("medical", "nobody"))
+    assert (without.code, unknown.code) == (1, 1)
+    assert "STK505" in without.err
+    assert "STK501" in unknown.err

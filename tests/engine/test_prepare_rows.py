@@ -1,0 +1,321 @@
+"""Reading: every kind of file, what is detected in it, and every way a row can be bad."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepare_case import CHATML, Case, make_tokenizer, write_jsonl
+
+from stoker import messages
+from stoker.errors import StokerError, StokerErrors
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+
+REFUSING = "{% if messages[0]['content'] == 'no' %}{{ raise_exception('not that') }}{% endif %}" + CHATML
+GOOD = {"prompt": "How many wagons?", "completion": "Seven."}
+PAIRS = [GOOD, {"prompt": "车厢？", "completion": "七节，🎉"}, {"prompt": 'a "quoted"\nline', "completion": "b, c"}]
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    case = Case(tmp_path, monkeypatch)
+    make_tokenizer(case.tokenizer, REFUSING)
+    return case
+
+
+def user(text: Any, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def chat(*turns: Any) -> dict[str, Any]:
+    return {"messages": list(turns)}
+
+
+ANSWER = user("ok", "assistant")
+
+BAD_ROWS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "not JSON": ('{"prompt": "a"', "row.not_json", {"problem": "Expecting ',' delimiter", "column": 15}),
+    "a number too long for Python": ('{"prompt": ' + "1" * 5000 + "}", "row.not_json", {}),
+    "nested without end": ("[" * 100_000, "row.not_json", {}),
+    "a list": ("[1, 2]", "row.not_object", {"kind": "list"}),
+    "null": ("null", "row.not_object", {"kind": "NoneType"}),
+    "no completion": ({"prompt": "a"}, "row.missing_key", {"key": "completion"}),
+    "a number for text": ({"prompt": 3, "completion": "b"}, "row.wrong_type", {"key": "prompt", "expected": "text"}),
+    "an empty answer": ({"prompt": "a", "completion": " "}, "row.empty", {"key": "completion"}),
+    "half a character": ('{"prompt": "a", "completion": "\\ud83d"}', "row.not_unicode", {"key": "completion"}),
+    "answer beyond the length": (
+        {"prompt": "wagon " * 200, "completion": "b"},
+        "row.no_trained",
+        {"length": 128},
+    ),
+    "refused by the template": ({"prompt": "no", "completion": "b"}, "row.template", {"problem": "not that"}),
+}
+BAD_CHATS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "no messages": ({"other": 1}, "row.missing_key", {"key": "messages"}),
+    "messages are text": ({"messages": "hi"}, "row.wrong_type", {"key": "messages", "expected": "a list"}),
+    "messages are empty": (chat(), "row.empty", {"key": "messages"}),
+    "a message is text": (chat("hi"), "row.wrong_type", {"key": "messages[]", "expected": "a mapping of keys"}),
+    "no role": (chat({"content": "hi"}), "row.missing_key", {"key": "role"}),
+    "no content": (chat({"role": "user"}), "row.missing_key", {"key": "content"}),
+    "unknown role": (chat(user("a", "robot"), ANSWER), "row.unknown_role", {"role": "robot"}),
+    "an empty question": (chat(user(""), ANSWER), "row.empty", {"key": "user: content"}),
+    "an empty reply": (chat(user("a"), user("", "assistant")), "row.empty", {"key": "assistant: content"}),
+    "an image": (
+        chat(user([{"type": "image_url", "image_url": "x"}]), ANSWER),
+        "row.wrong_type",
+        {"key": "content", "expected": "text"},
+    ),
+    "nobody answers": (chat(user("a")), "row.no_assistant", {}),
+    "only a system prompt": (chat(user("a", "system")), "row.no_assistant", {}),
+    "the assistant speaks first": (chat(ANSWER, user("a"), ANSWER), "row.first_role", {"role": "assistant"}),
+    "tools are text": (
+        {**chat(user("a"), ANSWER), "tools": "x"},
+        "row.wrong_type",
+        {"key": "tools", "expected": "a list"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "reason", "fields"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
+def test_a_bad_row_is_named_with_file_line_and_reason(
+    case: Case, row: Any, reason: str, fields: dict[str, Any]
+) -> None:
+    check_bad(case, [GOOD, row, GOOD], reason, fields)
+
+
+@pytest.mark.parametrize(("row", "reason", "fields"), BAD_CHATS.values(), ids=BAD_CHATS.keys())
+def test_a_bad_conversation_is_named_with_file_line_and_reason(
+    case: Case, row: Any, reason: str, fields: dict[str, Any]
+) -> None:
+    good = chat(user("a"), ANSWER)
+    check_bad(case, [good, row, good], reason, fields)
+
+
+def check_bad(case: Case, rows: list[Any], reason: str, fields: dict[str, Any]) -> None:
+    write_jsonl(case.folder / "train.jsonl", rows)
+    with pytest.raises(StokerErrors) as caught:
+        case.prepare()
+    (error,) = caught.value.errors
+    assert (error.code, error.where) == ("STK302", "train.jsonl:2")
+    listed = [json.loads(line) for line in (case.folder / "runs/run/data/bad_rows.jsonl").read_text().splitlines()]
+    assert [(entry["file"], entry["row"], entry["reason"]) for entry in listed] == [("train.jsonl", 2, reason)]
+    assert error.fields["reason"] == messages.text(reason, **fields) if fields else error.fields["reason"]
+
+
+def test_reasons_are_said_in_chinese_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_LANG", "zh")
+    assert case.errors([GOOD, {"prompt": "a"}]) == ["train.jsonl:2: 这一行不能使用：缺少 `completion`"]
+
+
+def test_all_bad_rows_of_a_file_are_named_at_once_up_to_twenty(case: Case) -> None:
+    problems = case.errors([GOOD, *["oops"] * 23, GOOD])
+    assert len(problems) == 21
+    assert problems[0].startswith("train.jsonl:2: ")
+    assert problems[19].startswith("train.jsonl:21: ")
+    assert problems[20] == ": 3 more bad rows"
+
+
+def test_skipped_rows_are_counted_and_listed_and_the_rest_is_prepared(case: Case) -> None:
+    prepared = case.prepare([GOOD, "oops", {"prompt": "a"}, GOOD], data={"on_bad_row": "skip"})
+    assert (prepared.report.rows_read, prepared.report.bad_rows, prepared.report.train.segments) == (4, 2, 2)
+    assert prepared.report.detected == [
+        {
+            "path": "train.jsonl",
+            "format": "prompt_completion",
+            "reason": "detect.keys",
+            "keys": ["prompt", "completion"],
+            "files": 1,
+            "rows": 4,
+            "bad_rows": 2,
+        }
+    ]
+    lines = (prepared.run_dir.data / "bad_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [(json.loads(line)["row"], json.loads(line)["reason"]) for line in lines] == [
+        (2, "row.not_json"),
+        (3, "row.missing_key"),
+    ]
+
+
+@pytest.mark.parametrize("rows", [["oops"], []], ids=["all bad", "empty file"])
+def test_nothing_usable_is_an_error(case: Case, rows: list[Any]) -> None:
+    assert raised(case, rows, data={"on_bad_row": "skip"}).code == "STK304"
+
+
+def test_answers_that_are_all_beyond_the_length_are_said_so(case: Case) -> None:
+    rows = [{"prompt": "wagon " * 200, "completion": "b"}] * 3
+    assert raised(case, rows, data={"on_bad_row": "skip"}).code == "STK305"
+
+
+def raised(case: Case, rows: list[Any] | None = None, **words: Any) -> StokerError:
+    with pytest.raises(StokerError) as caught:
+        case.prepare(rows, **words)
+    return caught.value
+
+
+# ---- kinds of files
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path: Path, rows: list[dict[str, str]]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def write_gzip(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+KINDS: dict[str, Any] = {
+    "data.csv": write_csv,
+    "data.parquet": write_parquet,
+    "data.jsonl.gz": write_gzip,
+    "data.json": write_json,
+    "wrapped.json": lambda path, rows: write_json(path, {"data": rows}),
+    "lines.json": write_jsonl,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_rows_give_the_same_digest_whatever_the_file(case: Case, name: str) -> None:
+    KINDS[name](case.folder / name, PAIRS)
+    assert case.prepare(data={"train": name}, name="other").report.digest == case.prepare(PAIRS).report.digest
+
+
+def test_a_text_file_is_one_document(case: Case) -> None:
+    text = "The train never stops.\n\n列车不会停下 🎉\n" * 5
+    (case.folder / "text.txt").write_text(text, encoding="utf-8")
+    from_text = case.prepare(data={"train": "text.txt", "length": 32}, name="text").report
+    from_row = case.prepare([{"text": text}], data={"length": 32}).report
+    assert from_text.digest == from_row.digest
+    assert from_text.rows_read == 1
+
+
+def test_a_text_file_of_many_blocks_loses_and_repeats_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.engine import sources
+
+    monkeypatch.setattr(sources, "_BLOCK_CHARACTERS", 300)
+    monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 1000)
+    text = "".join(f"line {i} of the train\n" for i in range(300)) + "x" * 1500
+    (case.folder / "text.txt").write_text(text, encoding="utf-8")
+    prepared = case.prepare(data={"train": "text.txt", "length": 16})
+    assert "".join(prepared.texts()) == text + "<|im_end|>"
+
+
+def test_rows_of_a_csv_file_are_numbered_by_the_line_they_start_on(case: Case) -> None:
+    text = 'prompt,completion\n"two\nlines",b\n\na\na,b,c\n'
+    (case.folder / "data.csv").write_text(text, encoding="utf-8")
+    assert case.errors(data={"train": "data.csv"}) == [
+        "data.csv:5: the row cannot be used: 1 columns, the header has 2",
+        "data.csv:6: the row cannot be used: 3 columns, the header has 2",
+    ]
+
+
+def test_a_json_file_that_is_not_a_list_says_so(case: Case) -> None:
+    write_json(case.folder / "data.json", {"rows": PAIRS})
+    (problem,) = case.errors(data={"train": "data.json"})
+    assert problem == f"data.json:1: the row cannot be used: {messages.text('row.json_layout')}"
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl.gz"])
+def test_a_broken_container_is_named(case: Case, name: str) -> None:
+    (case.folder / name).write_bytes(b"neither parquet nor gzip")
+    (problem,) = case.errors(data={"train": name})
+    assert problem.startswith(f"{name}:1: the row cannot be used: the file cannot be read")
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.csv", "data.txt", "data.json"])
+def test_a_file_that_is_not_utf8_is_named_with_the_byte(case: Case, name: str) -> None:
+    before = b'{"text": "ok"}\n' * 2000
+    (case.folder / name).write_bytes(before + "列车".encode("gbk"))
+    error = raised(case, data={"train": name})
+    assert (error.code, error.where, error.fields["byte"]) == ("STK314", name, len(before))
+
+
+def test_a_byte_order_mark_is_read_over(case: Case) -> None:
+    (case.folder / "data.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    assert case.prepare(data={"train": "data.jsonl"}).report.bad_rows == 0
+
+
+# ---- detection
+
+
+@pytest.mark.parametrize(
+    ("row", "format_", "keys"),
+    [
+        (chat(user("a"), ANSWER), "messages", ["messages"]),
+        ({"conversations": [user("a"), ANSWER], "text": "x"}, "sharegpt", ["conversations"]),
+        ({"instruction": "a", "output": "b", "text": "x"}, "alpaca", ["instruction", "output"]),
+        ({"question": "a", "answer": "b"}, "prompt_completion", ["question", "answer"]),
+        ({"text": "a b c", "url": "x"}, "text", ["text"]),
+    ],
+    ids=["messages", "sharegpt", "alpaca", "question/answer", "text"],
+)
+def test_the_layout_is_told_from_the_keys(case: Case, row: Any, format_: str, keys: list[str]) -> None:
+    (found,) = case.prepare([row]).report.detected
+    assert (found["format"], found["reason"], found["keys"]) == (format_, "detect.keys", keys)
+
+
+def test_a_layout_that_is_not_known_names_the_keys(case: Case) -> None:
+    error = raised(case, [{"input_text": "a", "target": "b"}])
+    assert (error.code, error.where, error.fields["keys"]) == ("STK303", "train.jsonl:1", "input_text, target")
+
+
+def test_a_forced_format_is_used_and_said(case: Case) -> None:
+    prepared = case.prepare([{"text": "whole", "prompt": "a", "completion": "b"}], data={"format": "text"})
+    assert prepared.texts() == ["whole<|im_end|>"]
+    assert prepared.report.detected[0]["reason"] == "detect.forced"
+
+
+def test_files_of_a_folder_may_have_different_layouts(case: Case) -> None:
+    (case.folder / "mixed/inner").mkdir(parents=True)
+    write_jsonl(case.folder / "mixed/b.jsonl", [GOOD])
+    write_jsonl(case.folder / "mixed/inner/a.jsonl", [{"text": "running text"}])
+    (case.folder / "mixed/readme.md").write_text("not data")
+    found = case.prepare(data={"train": "mixed"}).report.detected
+    assert [(entry["path"], entry["format"], entry["files"]) for entry in found] == [
+        ("mixed", "prompt_completion", 1),
+        ("mixed", "text", 1),
+    ]
+
+
+# ---- hubs
+
+
+def test_a_hub_dataset_is_read_through_datasets(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` takes a local folder for a dataset's name: the same call as for a hub id."""
+    monkeypatch.chdir(case.folder)
+    monkeypatch.setenv("HF_HOME", str(case.folder / "cache"))
+    (case.folder / "owner/name").mkdir(parents=True)
+    write_jsonl(case.folder / "owner/name/train.jsonl", PAIRS)
+    from_hub = case.prepare(data={"train": "hub:owner/name"}, name="hub")
+    assert from_hub.report.digest == case.prepare(PAIRS).report.digest
+    assert from_hub.report.detected[0]["path"] == "hub:owner/name"
+
+
+def test_a_hub_dataset_that_cannot_be_had_is_an_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(case.folder)
+    assert raised(case, data={"train": "hub:no-one/nothing"}).code == "STK310"
+
+
+def test_modelscope_without_its_package_names_the_package(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "modelscope.msdatasets", None)
+    error = raised(case, data={"train": "modelscope:owner/name"})
+    assert (error.code, error.fields["package"]) == ("STK309", "modelscope")

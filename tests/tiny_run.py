@@ -1,0 +1,220 @@
+"""Tiny real runs for the engine's tests: a random model, a hand-made prepared set, a run directory with its plan.
+
+Training runs in forked children of a process that has torch imported already, so a run takes a second and a real
+SIGKILL hits a real process.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.launch import gather
+from stoker.plan.make import make_plan
+from stoker.rundir import events, files, layout, prepared
+from stoker.rundir.layout import RunDir
+
+VOCAB = 97
+
+
+def make_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{i}": i for i in range(3, VOCAB)} | {"<pad>": 0, "<eos>": 1, "<unk>": 2}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    ).save_pretrained(folder)
+
+
+def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
+    """A random llama saved as a trained model would be."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        attention_dropout=dropout,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def random_rows(count: int, seed: int, longest: int, segments: int = 1) -> list[list[np.ndarray]]:
+    """Sequences of learnable text (each token follows from the one before, mostly); lengths are skewed."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        row = []
+        for _ in range(int(generator.integers(1, segments + 1))):
+            length = int(np.clip(generator.lognormal(2.5, 0.6), 4, longest // segments))
+            tokens = np.empty(length, dtype=np.int32)
+            tokens[0] = generator.integers(3, VOCAB)
+            for i in range(1, length):
+                jump = generator.integers(3, VOCAB) if generator.random() < 0.1 else tokens[i - 1] * 5 + 7
+                tokens[i] = 3 + jump % (VOCAB - 3)
+            tokens[0] = ~tokens[0]
+            if length > 6 and generator.random() < 0.5:
+                tokens[1:3] = ~tokens[1:3]
+            row.append(tokens)
+        rows.append(row)
+    return rows
+
+
+def write_split(folder: Path, rows: list[list[np.ndarray]]) -> dict[str, Any]:
+    """One shard in the prepared format, written independently of the product's writer."""
+    shard = folder / "shard-00000"
+    shard.mkdir(parents=True)
+    flat = [segment for row in rows for segment in row]
+    tokens = np.concatenate(flat)
+    segment_offsets = np.cumsum([0] + [len(s) for s in flat])
+    row_offsets = np.cumsum([0] + [len(r) for r in rows])
+    trained = [sum(int((s >= 0).sum()) for s in row) for row in rows]
+    (shard / "tokens.bin").write_bytes(tokens.astype("<i4").tobytes())
+    (shard / "segments.bin").write_bytes(struct.pack(f"<{len(segment_offsets)}q", *segment_offsets))
+    (shard / "rows.bin").write_bytes(struct.pack(f"<{len(row_offsets)}q", *row_offsets))
+    (shard / "trained.bin").write_bytes(struct.pack(f"<{len(trained)}i", *trained))
+    names = [f"{folder.name}/shard-00000/{name}" for name in prepared.SHARD_FILES]
+    return {
+        "sequences": len(rows),
+        "segments": len(flat),
+        "tokens": len(tokens),
+        "trained_tokens": sum(trained),
+        "longest": max(sum(map(len, row)) for row in rows),
+        "longest_segment": max(map(len, flat)),
+        "shards": ["shard-00000"],
+        "files": {name: files.sha256(folder.parent / name) for name in names},
+    }
+
+
+def write_prepared(
+    run_file: RunFile, data: Path, rows: list[list[np.ndarray]], eval_rows: list[list[np.ndarray]]
+) -> None:
+    make_tokenizer(data / "tokenizer")
+    train = write_split(data / "train", rows)
+    evaluation = write_split(data / "eval", eval_rows) if eval_rows else None
+    digest = hashlib.sha256(json.dumps(train["files"], sort_keys=True).encode()).hexdigest()
+    report = {
+        "digest": digest,
+        "key": prepared.key(run_file.run, run_file.folder),
+        "length": run_file.run.data.length,
+        "packed": run_file.run.data.pack,
+        "vocab": VOCAB,
+        "objective": "sft",
+        "detected": [],
+        "rows_read": len(rows),
+        "bad_rows": 0,
+        "truncated_rows": 0,
+        "length_histogram": {},
+        "pack_efficiency": 1.0,
+        "unigram_entropy": 0.0,
+        "train": train,
+        "eval": evaluation,
+    }
+    files.write_json(data / "report.json", report)
+
+
+def make_run(
+    folder: Path,
+    text: str,
+    rows: list[list[np.ndarray]],
+    eval_rows: list[list[np.ndarray]] = (),
+    sets: tuple[str, ...] = (),
+) -> RunDir:
+    """A run directory ready to train: run file, prepared set, plan for this machine's CPU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.yaml"
+    path.write_text(text)
+    (folder / "rows.jsonl").write_text("{}\n")
+    run_file = load.load(str(path), list(sets))
+    os.environ["STOKER_RUNS"] = str(folder / "runs")
+    run_dir = layout.create(run_file, list(sets))
+    if not (run_dir.data / "report.json").exists():
+        write_prepared(run_file, run_dir.data, rows, list(eval_rows))
+    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, 1)))
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    return run_dir
+
+
+def in_child(work: Callable[[], int]) -> int:
+    """Run `work` in a forked child; its exit code, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None = None) -> int:
+    """Train in a child; optionally SIGKILL or SIGTERM it when the step `kill_after`/`stop_after` has ended."""
+
+    def work() -> int:
+        import logging
+
+        with (run_dir.path / "child.log").open("a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        logging.disable(logging.WARNING)
+        from stoker.engine import callbacks
+        from stoker.engine import train as program
+
+        at = kill_after or stop_after
+        if at:
+            number = signal.SIGKILL if kill_after else signal.SIGTERM
+            plain = callbacks.Schedule.on_step_end
+
+            def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+                if state.global_step == at:
+                    os.kill(os.getpid(), number)
+                return plain(self, args, state, control, **kwargs)
+
+            callbacks.Schedule.on_step_end = on_step_end  # only in this child
+        import traceback
+
+        try:
+            return program.main(run_dir.path)
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+    return in_child(work)
+
+
+def losses(run_dir: RunDir) -> dict[int, str]:
+    """Hex of every step's loss: the last line of a step counts."""
+    return {step: float(event["loss"]).hex() for step, event in sorted(events.steps(run_dir.events_file).items())}
+
+
+def sequences(run_dir: RunDir) -> dict[int, list[int]]:
+    return {step: event["sequences"] for step, event in sorted(events.steps(run_dir.events_file).items())}
+
+
+def weights_sha(folder: Path) -> str:
+    """SHA-256 over all weight files of a model folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name != "state.safetensors":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""The shipped recipes: all load, each carries its guide's figures, the text of the offline one is there."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.config import load
+from stoker.config.run import Shape, Source, TrainTokenizer
+
+_TABLE: dict[str, dict[str, Any]] = {
+    "scratch_tiny": {
+        "model.width": 128,
+        "model.heads": 2,
+        "tokenizer.vocab": 1024,
+        "data.length": 128,
+        "data.eval": "5%",
+        "train.objective": "pretrain",
+    },
+    "scratch_wikitext2": {
+        "model.layers": 6,
+        "model.width": 512,
+        "model.heads": 8,
+        "data.length": 512,
+        "train.batch": 16,
+        "train.epochs": 10,
+    },
+    "scratch_wikitext2_768": {
+        "model.layers": 6,
+        "model.width": 768,
+        "model.heads": 12,
+        "data.length": 512,
+        "train.batch": 8,
+        "train.epochs": 20,
+    },
+    "scratch_32k": {
+        "tokenizer.vocab": 32000,
+        "data.train": "data/raw",
+        "train.batch": 32,
+        "train.learning_rate": 5e-5,
+        "train.epochs": 10,
+    },
+    "qlora_qwen2.5_7b": {
+        "model": "Qwen/Qwen2.5-7B",
+        "tune.method": "qlora",
+        "tune.rank": 16,
+        "tune.alpha": 32,
+        "data.length": 2048,
+        "train.batch": 16,
+        "train.epochs": 3,
+    },
+    "lora_20k": {"tune.method": "lora", "data.rows": 20_000, "save.every": "500 steps", "save.keep": 3},
+    "lora_50k": {"tune.method": "lora", "data.rows": 50_000, "save.every": "500 steps", "save.keep": 3},
+    "lora_100k": {"tune.method": "lora", "data.rows": 100_000, "save.every": "500 steps", "save.keep": 3},
+    "paper_r64": {
+        "tune.method": "lora",
+        "tune.rank": 64,
+        "data.rows": 2500,
+        "train.batch": 64,
+        "train.epochs": 3,
+        "save.every": "epoch",
+    },
+    "pretrained_r320": {"tune.method": "lora", "tune.rank": 320, "data.rows": 2500, "train.batch": 64},
+}
+"""What the guides state, by recipe."""
+
+
+def _value(run: object, path: str) -> Any:
+    for part in path.split("."):
+        run = getattr(run, part)
+    return run
+
+
+def test_exactly_these_recipes_ship() -> None:
+    assert set(load.recipe_names()) == set(_TABLE)
+
+
+@pytest.mark.parametrize("name", load.recipe_names())
+def test_a_recipe_carries_the_figures_of_its_guide(name: str) -> None:
+    run = load.load(name).run
+    assert {path: _value(run, path) for path in _TABLE[name]} == _TABLE[name]
+    assert run.name == name
+
+
+@pytest.mark.parametrize("name", load.recipe_names())
+def test_a_recipe_can_be_planned_before_its_data_is_at_hand(name: str) -> None:
+    data = load.load(name).run.data
+    assert data.rows is not None
+    assert data.tokens is not None
+    if name != "scratch_tiny":
+        assert not data.pack, "a guide's batch counts rows"
+        assert data.tokens <= data.rows * data.length
+
+
+@pytest.mark.parametrize("name", load.recipe_names())
+def test_a_recipe_is_hardware_free_and_says_what_it_is(name: str) -> None:
+    run_file = load.load(name)
+    assert run_file.text.startswith("# ")
+    assert "guide 00" in run_file.text.split("model:")[0]
+    assert run_file.run.where == type(run_file.run.where)()
+
+
+def test_paper_r64_saves_at_steps_40_80_and_120() -> None:
+    run = load.load("paper_r64").run
+    assert run.data.eval is None, "eval rows would be taken from the 2,500"
+    assert run.data.rows is not None
+    per_epoch = math.ceil(run.data.rows / run.train.batch)
+    assert [per_epoch * epoch for epoch in range(1, run.train.epochs + 1)] == [40, 80, 120]
+    assert run.save.keep >= run.train.epochs
+
+
+@pytest.mark.parametrize("name", ["lora_20k", "lora_50k", "lora_100k", "paper_r64", "pretrained_r320"])
+def test_a_part_of_a_hub_set_is_as_long_as_declared(name: str) -> None:
+    data = load.load(name).run.data
+    assert isinstance(data.train, Source)
+    assert data.train.path.startswith("hub:")
+    assert data.train.split == f"train[:{data.rows}]"
+
+
+def test_scratch_tiny_brings_its_text_and_where_that_is_from() -> None:
+    run_file = load.load("scratch_tiny")
+    assert isinstance(run_file.run.data.train, str)
+    text = run_file.folder / run_file.run.data.train
+    assert 200_000 <= text.stat().st_size <= 250_000
+    assert text.read_text(encoding="utf-8").startswith("First Citizen:")
+    assert "public domain" in (text.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in load.recipe_names() if name.startswith("scratch")])
+def test_shapes_have_heads_of_64_and_a_tokenizer_of_their_own(name: str) -> None:
+    run = load.load(name).run
+    assert isinstance(run.model, Shape)
+    assert run.model.width // run.model.heads == 64
+    assert isinstance(run.tokenizer, TrainTokenizer)
+
+
+def test_recipes_are_yaml_files_of_the_package() -> None:
+    assert all(Path(load.recipes_folder() / f"{name}.yaml").is_file() for name in _TABLE)

@@ -1,0 +1,113 @@
+"""Writes src/stoker/config/known_options.json: the option names of the tested engines, read from their source.
+
+The installed packages are parsed, not imported, so no torch is needed and nothing of theirs runs.
+Run it after an upgrade of transformers or peft; `--check` only compares (exit 1 where they differ).
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+TARGET = Path(__file__).parent.parent / "src" / "stoker" / "config" / "known_options.json"
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+
+
+def main() -> int:
+    text = json.dumps(collect(), indent=1) + "\n"
+    if "--check" in sys.argv[1:]:
+        same = TARGET.read_text(encoding="utf-8") == text
+        print(f"{TARGET.name}: " + ("up to date" if same else "differs; run tools/known_options.py"))
+        return 0 if same else 1
+    TARGET.write_text(text, encoding="utf-8", newline="\n")
+    return 0
+
+
+def collect() -> dict[str, object]:
+    """Everything the file holds."""
+    transformers, peft = _package("transformers"), _package("peft")
+    auto = transformers / "models/auto/auto_factory.py"
+    modeling = transformers / "modeling_utils.py"
+    model = {
+        *_parameters(modeling, "PreTrainedModel", "from_pretrained"),
+        *_popped(modeling, "PreTrainedModel", "from_pretrained"),
+        *_popped(auto, "_BaseAutoModelClass", "from_pretrained"),
+    }
+    quantization = transformers / "utils/quantization_config.py"
+    shared = _fields(transformers / "configuration_utils.py", "PreTrainedConfig")
+    options = {
+        "trainer": _fields(transformers / "training_args.py", "TrainingArguments"),
+        "model": {name for name in model if not name.startswith("_")},
+        "lora": _fields(peft / "tuners/lora/config.py", "LoraConfig")
+        | _fields(peft / "config.py", "PeftConfig")
+        | _fields(peft / "config.py", "PeftConfigMixin"),
+        "quantization": _parameters(quantization, "BitsAndBytesConfig", "__init__"),
+    }
+    return {
+        "versions": {name: importlib.metadata.version(name) for name in ("transformers", "peft")},
+        "options": {block: sorted(names) for block, names in options.items()},
+        "shapes": {family: sorted(_family_fields(transformers, family) | shared) for family in FAMILIES},
+    }
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"{name} is not installed"
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _family_fields(transformers: Path, family: str) -> set[str]:
+    file = transformers / f"models/{family}/configuration_{family}.py"
+    name = next(
+        node.name for node in _tree(file).body if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+    )
+    return _fields(file, name)
+
+
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _class(file: Path, name: str) -> ast.ClassDef:
+    return next(node for node in _tree(file).body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _function(file: Path, owner: str, name: str) -> ast.FunctionDef:
+    return next(node for node in _class(file, owner).body if isinstance(node, ast.FunctionDef) and node.name == name)
+
+
+def _fields(file: Path, name: str) -> set[str]:
+    """A dataclass' own fields that can be given to its constructor."""
+    found = set()
+    for node in _class(file, name).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            annotation = ast.unparse(node.annotation)
+            default = ast.unparse(node.value) if node.value else ""
+            if "ClassVar" not in annotation and "init=False" not in default and not node.target.id.startswith("_"):
+                found.add(node.target.id)
+    return found
+
+
+def _parameters(file: Path, owner: str, name: str) -> set[str]:
+    """Names in a function's signature."""
+    arguments = _function(file, owner, name).args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {argument.arg for argument in every} - {"self", "cls"}
+
+
+def _popped(file: Path, owner: str, name: str) -> set[str]:
+    """Names a function takes out of its `**kwargs`."""
+    return {
+        node.args[0].value
+        for node in ast.walk(_function(file, owner, name))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("kwargs.pop", "kwargs.get")
+        and isinstance(node.args[0], ast.Constant)
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
