@@ -75,7 +75,6 @@ LABELS: dict[str, dict[str, str]] = {
         "5": "Runs and people",
         "9": "Surprises",
         "recipe": "recipe",
-        "for": "what for",
         "model": "model",
         "method": "method",
         "length": "length",
@@ -86,6 +85,7 @@ LABELS: dict[str, dict[str, str]] = {
         "epochs": "epochs",
         "steps": "steps",
         "packed": "packed",
+        "unpacked": "one row each",
         "scratch": "from scratch",
     },
     "zh": {
@@ -131,7 +131,6 @@ LABELS: dict[str, dict[str, str]] = {
         "5": "运行与使用",
         "9": "意外",
         "recipe": "配方",
-        "for": "用途",
         "model": "模型",
         "method": "方法",
         "length": "长度",
@@ -142,6 +141,7 @@ LABELS: dict[str, dict[str, str]] = {
         "epochs": "轮",
         "steps": "步",
         "packed": "打包",
+        "unpacked": "不打包",
         "scratch": "从零训练",
     },
 }
@@ -308,7 +308,7 @@ def spelling(parameter: Any) -> str:
     """`RUN`, `--json` or `--card TEXT`."""
     if not parameter.opts[0].startswith("-"):
         return parameter.metavar or parameter.name.upper()
-    flag = "/".join([*parameter.opts, *parameter.secondary_opts])
+    flag = ", ".join([*parameter.opts, *parameter.secondary_opts])
     return flag if parameter.is_flag else f"{flag} {parameter.metavar or 'VALUE'}"
 
 
@@ -379,29 +379,28 @@ def purpose(text: str) -> str:
 
 
 def recipes(words: Words) -> list[str]:
-    rows = []
-    for name in load.recipe_names():
-        found = load.load(name)
-        run = found.run
-        shape = words.label("scratch")
+    found = [load.load(name) for name in load.recipe_names()]
+    heads = ("recipe", "model", "method", "length", "batch", "passes", "rate", "save")
+    out = table([words.label(head) for head in heads], [recipe_row(one.run, words) for one in found])
+    for one in found:
+        out += [f"## `{one.run.name}`", "", words.say(purpose(one.text)), ""]
+    return out
+
+
+def recipe_row(run: Run, words: Words) -> list[str]:
+    passes = f"{run.train.epochs} {words.label('epochs')}"
+    if run.train.steps is not None:
         passes = f"{run.train.steps} {words.label('steps')}"
-        if run.train.steps is None:
-            passes = f"{run.train.epochs} {words.label('epochs')}"
-        rows.append(
-            [
-                f"`{name}`",
-                words.say(purpose(found.text)),
-                f"`{run.model}`" if isinstance(run.model, str) else shape,
-                run.tune.method if run.tune.method == "full" else f"{run.tune.method} r {run.tune.rank}",
-                f"{run.data.length}" + (f" ({words.label('packed')})" if run.data.pack else ""),
-                str(run.train.batch),
-                passes,
-                f"{run.train.learning_rate:g}",
-                run.save.every,
-            ]
-        )
-    heads = ("recipe", "for", "model", "method", "length", "batch", "passes", "rate", "save")
-    return table([words.label(h) for h in heads], rows)
+    return [
+        f"`{run.name}`",
+        f"`{run.model}`" if isinstance(run.model, str) else words.label("scratch"),
+        run.tune.method if run.tune.method == "full" else f"{run.tune.method}, r {run.tune.rank}",
+        f"{run.data.length}, {words.label('packed' if run.data.pack else 'unpacked')}",
+        str(run.train.batch),
+        passes,
+        f"{run.train.learning_rate:g}",
+        run.save.every,
+    ]
 
 
 PAGES: dict[str, Callable[[Words], list[str]]] = {

@@ -116,7 +116,10 @@ def ago(**span: float) -> str:
 @contextmanager
 def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A live process that passes for the training of this run; it ends when its input is closed."""
-    words = [sys.executable, "-c", "import sys; sys.stdin.read()", "stoker.engine.train", str(folder)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", program, "stoker.engine.train", str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
         (folder / "process.json").write_text(json.dumps({"pid": process.pid, "attempt": 1}), encoding="utf-8")
         yield process

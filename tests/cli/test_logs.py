@@ -42,24 +42,22 @@ def test_following_ends_with_the_process_and_misses_nothing(
 ) -> None:
     folder = make_run(runs, "medical")
     log = write_log(folder, 1, b"start\n")
+    chunks = iter([b"step 1: ", "损失".encode()[:4], "损失".encode()[4:] + b"\n", b"last words\n"])
     with training(folder) as process:
-        waits = iter(range(100))
 
-        def go_on() -> None:
-            """Stands for the pause between two looks: the training writes on, and at last ends."""
+        def write_on() -> None:
+            """What happens between two looks: the training writes, a character in two halves, and at last ends."""
+            chunk = next(chunks)
             with log.open("ab") as file:
-                file.write(f"step {next(waits)}: ".encode() + "损失".encode()[:4])
-            if next(waits) > 4:
-                with log.open("ab") as file:
-                    file.write("失 last words\n".encode()[0:])
+                file.write(chunk)
+            if chunk.startswith(b"last"):
                 assert process.stdin
                 process.stdin.close()
                 process.wait()
 
-        monkeypatch.setattr(logs, "wait_a_little", go_on)
+        monkeypatch.setattr(logs, "wait_a_little", write_on)
         out = stoker("logs", "medical", "-f").out
-    assert out.startswith("start\nstep 0: 损")
-    assert out.endswith("last words\n")
+    assert out == "start\nstep 1: 损失\nlast words\n"
 
 
 def test_ctrl_c_leaves_and_the_run_goes_on(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,11 @@ def test_runs_are_listed_newest_first(stoker: CommandLine, runs: Path) -> None:
     outcome = stoker("runs")
     assert outcome.code == 0
     assert lines(outcome.out) == [
-        "name          state       step    loss  eval loss  started       size",
+        "name          state        step    loss  eval loss  started       size",
         "medical-qa    stopped  500/4000  1.5000          -  11-13 08:00   1 kB",
-        "too_hot       failed      3/40     nan          -  11-12 08:00   1 kB",
-        "scratch_tiny  done     120/120  2.2500     2.7500  11-11 08:00  12 MB",
-        "fresh         new            -       -          -  11-10 08:00   0 kB",
+        "too_hot       failed       3/40     nan          -  11-12 08:00   1 kB",
+        "scratch_tiny  done      120/120  2.2500     2.7500  11-11 08:00  12 MB",
+        "fresh         new             -       -          -  11-10 08:00   0 kB",
     ]
 
 

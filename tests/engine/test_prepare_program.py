@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from prepare_case import CORPUS, Case, Prepared, make_tokenizer, write_jsonl
 
-from stoker.config.run import Run
+from stoker.config.run import Run, Shape
 from stoker.engine import prepare, show, tokenizer
 from stoker.errors import StokerError
 from stoker.rundir import events, files, layout, prepared
@@ -61,11 +61,8 @@ def test_an_eval_share_follows_the_seed_and_not_the_rows_behind(case: Case) -> N
     assert other != first
 
 
-@pytest.mark.parametrize(("count", "share"), [(1, "2%"), (10, "100%"), (10, "0%")])
+@pytest.mark.parametrize(("count", "share"), [(1, "2%"), (10, "100%")])
 def test_a_share_that_leaves_a_split_empty_is_an_error(case: Case, count: int, share: str) -> None:
-    if share == "0%":
-        assert case.prepare(numbered(count), data={"eval": share}).report.eval is not None
-        return
     with pytest.raises(StokerError) as caught:
         case.prepare(numbered(count), data={"eval": share})
     assert caught.value.code == "STK307"
@@ -279,8 +276,24 @@ def test_a_trained_tokenizer_serves_conversations_later(case: Case) -> None:
     (segment,) = made.segments()
     assert theirs["input_ids"] == made.ids(segment)
     assert theirs["assistant_masks"] == [int(token >= 0) for token in segment.tolist()]
-    same_run = scratch(case, 300, [{"messages": turn}] * 3 + [{"messages": turn}], name="own")  # type: ignore[list-item]
+    same_run = case.prepare([{"messages": turn}], name="own", tokenizer={"train": "bpe", "vocab": 270})
     assert same_run.runs(same_run.segments()[0])[1] == ("七节 🎉<|im_end|>", True)
+
+
+@pytest.mark.parametrize("family", get_args(Shape.model_fields["shape"].annotation))
+def test_a_trained_tokenizer_is_read_the_same_beside_a_model_of_its_family(case: Case, family: str) -> None:
+    """Transformers chooses a tokenizer's class by the model's config.json; none may change the tokens."""
+    from transformers import AutoTokenizer
+
+    text = "In 1616 and 2024 they said DON'T, don't; it's\n\n  10 o'clock\t列车 2024 年 🎉!!\n"
+    shape = {"shape": family, "layers": 1, "width": 64, "heads": 1}
+    made = case.prepare([{"text": text}] * 9, model=shape, tokenizer={"train": "bpe", "vocab": 300})
+    folder = made.run_dir.data / "tokenizer"
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert [*loaded(text)["input_ids"], loaded.eos_token_id] == made.ids(made.segments()[0])
+    assert (loaded.eos_token, loaded.pad_token, len(loaded)) == ("<|endoftext|>", "<|pad|>", 300)
+    assert loaded.chat_template == tokenizer.CHAT_TEMPLATE
 
 
 def test_a_vocabulary_the_text_cannot_fill_is_an_error(case: Case) -> None:
@@ -292,7 +305,9 @@ def test_a_vocabulary_the_text_cannot_fill_is_an_error(case: Case) -> None:
 
 @pytest.mark.parametrize("broken", ["missing", "not JSON"])
 def test_a_tokenizer_that_cannot_be_read_is_named(case: Case, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     name = "nowhere"
     if broken == "not JSON":
         name = "tokenizer"
@@ -383,6 +398,8 @@ def test_the_command_says_what_was_found_and_shows_rows(case: Case) -> None:
     assert "{+Seven.<|im_end|>+}" in first.stdout
     again = command(case, "prepare", "run.yaml", "--json")
     assert json.loads(again.stdout) == prepared.read_report(RunDir(case.folder / "runs/run").data).model_dump()  # type: ignore[union-attr]  # it is there
+    both = command(case, "prepare", "run.yaml", "--json", "--show", "2")
+    assert [row["row"] for row in json.loads(both.stdout)["rows"]] == [0, 2]
     kinds = [event["event"] for event in events.read(layout.find("run").events_file)]
     assert set(kinds) == {"prepare"}
 

@@ -105,7 +105,7 @@ def losses(
     accumulation: int,
     seed: int,
     extra: Sequence[TrainerCallback] = (),
-    masked: bool = False,
+    masked: bool = False,  # noqa: FBT001
     **options: Any,
 ) -> list[float]:
     """Train over the rows in order; the loss of every step as the Trainer logs it. `masked` passes a padding mask."""
@@ -124,6 +124,12 @@ def losses(
         dataloader_pin_memory=False,
         **options,
     )
-    trainer = InOrder(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[Keyed(seed)])
+    trainer = InOrder(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=collate_masked if masked else collate,
+        callbacks=[Keyed(seed), *extra],
+    )
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

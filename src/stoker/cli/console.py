@@ -1,22 +1,27 @@
 """The only place that prints: data to stdout, talk to stderr, errors in one shape."""
 
+import io
 import json
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from stoker import messages
+from stoker.cli import usage
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
 
-stdout = Console(highlight=False, soft_wrap=True)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+if TYPE_CHECKING:
+    from rich.live import Live
+
+# Without `emoji=False` rich turns the `:100:` of `run.yaml:100: key` into a picture.
+stdout = Console(highlight=False, soft_wrap=True, emoji=False)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def data(text: str) -> None:
@@ -52,8 +57,10 @@ def page(content: RenderableType) -> None:
     stdout.print(content)
 
 
-def live() -> Live:
+def live() -> "Live":
     """A page on stdout that is drawn again and again, until its `with` block ends."""
+    from rich.live import Live  # `stoker --help` does without
+
     return Live(console=stdout, auto_refresh=False, vertical_overflow="visible")
 
 
@@ -105,8 +112,19 @@ def status() -> Status:
     return Status()
 
 
+def _misread(error: Any) -> int:
+    if usage.asks_for_help(error):
+        data(error.format_message())
+        return 0
+    show_error(usage.explain(error))
+    return EXIT_USER
+
+
 def guarded(command: Callable[[], None]) -> int:
     """Run a command; a user's mistake is said in words (1), a surprise with its traceback (2)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console that lacks a letter shows `?` in its place
     try:
         command()
     except StokerError as error:
@@ -118,6 +136,8 @@ def guarded(command: Callable[[], None]) -> int:
                 stderr.print()
             show_error(problem)
         return EXIT_USER
+    except usage.UsageError as misread:
+        return _misread(misread)
     except BrokenPipeError:
         sys.stderr.close()
         return 0

@@ -32,10 +32,10 @@ def init(name: str, *, defaults: bool) -> None:
         raise StokerError("STK504", path=path)
     folder = path.resolve().parent
     answers = _ask_all(_Asking(defaults=defaults), folder)
+    folder.mkdir(parents=True, exist_ok=True)
     guessed = starter.guess(answers, folder)
     text = starter.compose(answers, guessed, name)
     load.parse(text, path.name)
-    folder.mkdir(parents=True, exist_ok=True)
     _write(path, text)
     console.talk("init.chosen", what=f"objective: {guessed.objective}", why=guessed.objective_reason.text)
     console.talk("init.chosen", what=f"tune: {guessed.method}", why=guessed.method_reason.text)

@@ -69,7 +69,7 @@ def plan(
     run: RunName,
     set_: Overrides = None,
     card: Annotated[str | None, typer.Option(help="Plan for this card instead of this machine.")] = None,
-    gpus: Annotated[int, typer.Option(help="How many of that card.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="How many of that card.")] = 1,
     json: Json = False,
 ) -> None:
     """Say what will happen: fits? how long? how much? and why."""
@@ -173,6 +173,14 @@ def logs(
     from stoker.cli import logs as body
 
     body.logs(name, lines, follow=follow)
+
+
+@app.command()
+def stop(name: Existing) -> None:
+    """Ask a run to commit a checkpoint and end."""
+    from stoker.cli import stop as body
+
+    body.stop(name)
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from stoker.plan.plan import Plan
 def plan(name: str, overrides: list[str], card: str | None, count: int, *, as_json: bool) -> None:
     """Print the plan of a run file or recipe for a card or this machine."""
     run_file = load.load(name, overrides)
-    made = make_plan(gather.inputs(run_file, None, gather.machine(card, count)))
+    with run_file.located():
+        made = make_plan(gather.inputs(run_file, None, gather.machine(card, count)))
     if as_json:
         console.data_json(to_json(made))
     else:

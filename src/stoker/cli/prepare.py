@@ -18,14 +18,17 @@ _BAR_WIDTH = 40
 
 def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
     """Prepare a run file's or recipe's data; with `show`, print so many of its rows."""
-    run_dir = layout.create(load.load(name, overrides), overrides)
-    report = ensure_prepared(run_dir)
+    run_file = load.load(name, overrides)
+    run_dir = layout.create(run_file, overrides)
+    with run_file.located():
+        report = ensure_prepared(run_dir)
+    shown = json.loads(local.ask_engine("show", run_dir, str(show))) if show > 0 else {}
     if as_json:
-        console.data_json(report.model_dump())
-    else:
-        _summary(run_dir, report)
-    if show > 0:
-        _show_rows(run_dir, show, as_json=as_json)
+        console.data_json({**report.model_dump(), **shown})
+        return
+    _summary(run_dir, report)
+    if shown:
+        _show_rows(shown["rows"])
 
 
 def ensure_prepared(run_dir: RunDir) -> Report:
@@ -117,12 +120,8 @@ def _histogram(counts: dict[str, int]) -> list[str]:
 # ---- rows
 
 
-def _show_rows(run_dir: RunDir, count: int, *, as_json: bool) -> None:
-    answer = json.loads(local.ask_engine("show", run_dir, str(count)))
-    if as_json:
-        console.data_json(answer)
-        return
-    for row in answer["rows"]:
+def _show_rows(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
         console.data("")
         console.data(messages.text("prepare.row", number=row["row"], count=len(row["segments"])))
         for segment in row["segments"]:

@@ -9,6 +9,7 @@ from stoker.cli.plan import show
 from stoker.cli.prepare import ensure_prepared
 from stoker.cli.progress import Progress, wait_a_little
 from stoker.config import load
+from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.launch import gather, training
 from stoker.plan.make import make_plan
@@ -20,12 +21,8 @@ from stoker.rundir.layout import RunDir
 def train(name: str, overrides: list[str], *, detach: bool) -> None:
     """Train a run file or recipe; the same command again goes on where it stopped."""
     run_file = load.load(name, overrides)
-    if run_file.run.where.place != "local":
-        raise StokerError("STK209", place=run_file.run.where.place)
-    run_dir = layout.create(run_file, overrides)
-    ensure_prepared(run_dir)
-    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, 1)))
-    _check(plan)
+    with run_file.located():
+        run_dir, plan = _ready(run_file, overrides)
     files.write_json(run_dir.plan_file, plan.model_dump())
     show(plan)
     progress = Progress(run_dir)
@@ -37,9 +34,23 @@ def train(name: str, overrides: list[str], *, detach: bool) -> None:
     sys.exit(_follow(run_dir, process, progress))
 
 
+def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
+    """The run directory with its data prepared, and the plan for this machine."""
+    if run_file.run.where.place != "local":
+        raise StokerError("STK209", place=run_file.run.where.place)
+    run_dir = layout.create(run_file, overrides)
+    ensure_prepared(run_dir)
+    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, 1)))
+    _check(plan)
+    return run_dir, plan
+
+
 def _check(plan: Plan) -> None:
     if plan.batch.devices > 1:
         raise StokerError("STK211", count=plan.batch.devices)
+    for reason in plan.reasons:
+        if reason.key == "why.card.old":
+            raise StokerError("STK204", **reason.fields)
     if not plan.fits:
         needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_reserved_bytes, plan.memory.available_bytes))
         advice = messages.text("advice.does_not_fit")

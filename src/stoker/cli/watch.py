@@ -127,7 +127,7 @@ def _page(progress: Progress, meter: LoadMeter) -> RenderableType:
     state = progress.state
     for label, value in [*_training_rows(progress), *_load_rows(progress, meter), *_safety_rows(progress)]:
         rows.add_row(label, value)
-    parts: list[RenderableType] = [_title(progress, state), _bar(progress), rows]
+    parts: list[RenderableType] = [_title(progress, state), *_bar(progress, state), rows]
     if state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if progress.error:
@@ -142,12 +142,13 @@ def _title(progress: Progress, state: str) -> Text:
     return Text.assemble((progress.run_dir.name, "bold"), " · ", word)
 
 
-def _bar(progress: Progress) -> RenderableType:
+def _bar(progress: Progress, state: str) -> list[RenderableType]:
     done, total = progress.done_steps, progress.total_steps
+    if not total:
+        return [messages.text("progress.starting")] if state == "running" else []
     line = Table.grid(padding=(0, 2))
-    share = f"{100 * done / total:.1f} %" if total else "-"
-    line.add_row(ProgressBar(total=total or 1, completed=done, width=44), f"{done}/{total or '-'}", share)
-    return line
+    line.add_row(ProgressBar(total=total, completed=done, width=44), f"{done}/{total}", f"{100 * done / total:.1f} %")
+    return [line]
 
 
 def _training_rows(progress: Progress) -> list[tuple[str, str]]:

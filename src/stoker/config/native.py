@@ -13,7 +13,7 @@ from typing import Any
 from stoker.config.reader import Document
 from stoker.errors import StokerError
 
-_PLAN = "plan"
+PLAN = "plan"
 """Decided by the plan from the hardware; there is no word to write."""
 
 OWNED: dict[str, dict[str, str]] = {
@@ -49,23 +49,23 @@ OWNED: dict[str, dict[str, str]] = {
         "metric_for_best_model": "save.best",
         "greater_is_better": "save.best",
         "train_sampling_strategy": "where.arrange",
-        "dataloader_drop_last": _PLAN,
-        "dataloader_pin_memory": _PLAN,
-        "remove_unused_columns": _PLAN,
-        "ignore_data_skip": _PLAN,
-        "logging_nan_inf_filter": _PLAN,
-        "save_only_model": _PLAN,
-        "enable_jit_checkpoint": _PLAN,
-        "resume_from_checkpoint": _PLAN,
-        "restore_callback_states_from_checkpoint": _PLAN,
-        "average_tokens_across_devices": _PLAN,
-        "use_cache": _PLAN,
-        "local_rank": _PLAN,
-        "do_train": _PLAN,
-        "do_eval": _PLAN,
-        "do_predict": _PLAN,
+        "dataloader_drop_last": PLAN,
+        "dataloader_pin_memory": PLAN,
+        "remove_unused_columns": PLAN,
+        "ignore_data_skip": PLAN,
+        "logging_nan_inf_filter": PLAN,
+        "save_only_model": PLAN,
+        "enable_jit_checkpoint": PLAN,
+        "resume_from_checkpoint": PLAN,
+        "restore_callback_states_from_checkpoint": PLAN,
+        "average_tokens_across_devices": PLAN,
+        "use_cache": PLAN,
+        "local_rank": PLAN,
+        "do_train": PLAN,
+        "do_eval": PLAN,
+        "do_predict": PLAN,
         "push_to_hub": "save.store",
-        "hub_token": _PLAN,
+        "hub_token": PLAN,
     },
     "model": {
         "pretrained_model_name_or_path": "model",
@@ -76,8 +76,10 @@ OWNED: dict[str, dict[str, str]] = {
         "load_in_4bit": "tune.method",
         "load_in_8bit": "tune.method",
         "device_map": "where.gpus",
-        "trust_remote_code": _PLAN,
-        "token": _PLAN,
+        "trust_remote_code": PLAN,
+        "use_safetensors": PLAN,
+        "weights_only": PLAN,
+        "token": PLAN,
     },
     "lora": {
         "r": "tune.rank",
@@ -86,35 +88,75 @@ OWNED: dict[str, dict[str, str]] = {
         "target_modules": "tune.targets",
         "task_type": "train.objective",
         "peft_type": "tune.method",
-        "inference_mode": _PLAN,
+        "inference_mode": PLAN,
         "base_model_name_or_path": "model",
     },
     "quantization": {"load_in_4bit": "tune.method", "load_in_8bit": "tune.method"},
 }
 
+OWNED_BY_SHAPE = {
+    "model_type": "model.shape",
+    "num_hidden_layers": "model.layers",
+    "n_layer": "model.layers",
+    "hidden_size": "model.width",
+    "n_embd": "model.width",
+    "num_attention_heads": "model.heads",
+    "n_head": "model.heads",
+    "head_dim": "model.heads",
+    "num_key_value_heads": "model.kv_heads",
+    "intermediate_size": "model.ffn",
+    "n_inner": "model.ffn",
+    "vocab_size": "model.vocab",
+    "tie_word_embeddings": "model.tied",
+    "attention_dropout": "model.dropout",
+    "attn_pdrop": "model.dropout",
+    "max_position_embeddings": "data.length",
+    "n_positions": "data.length",
+    "attn_implementation": "where.attention",
+    "dtype": "where.precision",
+    "use_cache": PLAN,
+}
+"""Of `native.model` where the model is a shape: the options are then those of the family's configuration."""
+
 
 @functools.cache
+def _content() -> dict[str, dict[str, list[str]]]:
+    text = resources.files("stoker.config").joinpath("known_options.json").read_text(encoding="utf-8")
+    content: dict[str, dict[str, list[str]]] = json.loads(text)
+    return content
+
+
 def known_options() -> dict[str, list[str]]:
     """Option names per receiving object, from the tested engine versions."""
-    text = resources.files("stoker.config").joinpath("known_options.json").read_text(encoding="utf-8")
-    options: dict[str, list[str]] = json.loads(text)["options"]
-    return options
+    return _content()["options"]
 
 
-def check(native: dict[str, Any], document: Document) -> list[StokerError]:
+def check(document: Document) -> list[StokerError]:
     """All problems of the `native` blocks: owned words and names the engine does not have."""
+    asked = document.values.get("native")
     problems = []
-    for block, options in native.items():
-        known = known_options().get(block, [])
-        for name in options:
-            where = document.where(("native", block, name))
-            owner = OWNED[block].get(name)
-            if owner == _PLAN:
-                problems.append(StokerError("STK112", where, option=name, block=block))
-            elif owner:
-                problems.append(StokerError("STK110", where, option=name, owner=owner))
-            elif known and name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                nearest = near[0] if near else known[0]
-                problems.append(StokerError("STK111", where, option=name, block=block, nearest=nearest))
+    for block, options in asked.items() if isinstance(asked, dict) else ():
+        if block in OWNED and isinstance(options, dict):
+            owned, known = _rules(block, document.values.get("model"))
+            for name in options:
+                where = document.where(("native", block, name))
+                if name in owned:
+                    problems.append(_owned(block, name, owned[name], where))
+                elif name not in known:
+                    near = difflib.get_close_matches(name, known, n=3, cutoff=0)
+                    nearest = ", ".join(f"`{one}`" for one in near)
+                    problems.append(StokerError("STK111", where, option=name, block=block, nearest=nearest))
     return problems
+
+
+def _rules(block: str, model: Any) -> tuple[dict[str, str], list[str]]:
+    """Owned and known names of a block; a shape's `model` block goes to the family's configuration."""
+    if block == "model" and isinstance(model, dict):
+        return OWNED_BY_SHAPE, _content()["shapes"].get(str(model.get("shape")), list(OWNED_BY_SHAPE))
+    return OWNED[block], known_options()[block]
+
+
+def _owned(block: str, name: str, owner: str, where: str) -> StokerError:
+    if owner == PLAN:
+        return StokerError("STK112", where, option=name, block=block)
+    return StokerError("STK110", where, option=name, owner=owner)

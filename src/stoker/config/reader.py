@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from stoker import messages
+from stoker.config import syntax
 from stoker.errors import StokerError, StokerErrors
 
 KeyPath = tuple[str | int, ...]
@@ -21,6 +23,8 @@ _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _NULL = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}
 _FALSE = {"false", "False", "FALSE"}
+_DEEPEST = 30
+"""Nesting beyond this is no run file, and would exhaust Python's stack."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,17 @@ class Document:
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """`file:line: a.b.c` for a key path, or for the nearest parent that is in the file."""
+        """`file:line: a.b.c` for a key path, or for the nearest parent that is in the file.
+
+        A key that `--set` gave has no line (0); the option is named instead.
+        """
         known = path
         while known and known not in self.lines:
             known = known[:-1]
         line = self.lines.get(known, 1)
         dotted = dotted_path(path)
+        if line == 0:
+            return f"--set {dotted_path(known)}" + (f": {dotted}" if known != path else "")
         return f"{self.name}:{line}: {dotted}" if dotted else f"{self.name}:{line}"
 
 
@@ -54,33 +63,47 @@ def dotted_path(path: KeyPath) -> str:
 
 def read_text(path: Path) -> str:
     """A run file's text; UTF-8 only, with or without a byte-order mark."""
+    if path.is_dir():
+        raise StokerError("STK119", path=path)
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise StokerError("STK101", path=path) from error
-    except IsADirectoryError as error:
-        raise StokerError("STK119", path=path) from error
+        content = path.read_bytes()
+    except OSError as error:
+        raise StokerError("STK121", path=path, reason=error.strerror) from error
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise StokerError("STK117", path.name, byte=error.start) from error
+        line = content.count(b"\n", 0, error.start) + 1
+        raise StokerError("STK117", f"{path.name}:{line}", byte=error.start) from error
 
 
 def parse(text: str, name: str) -> Document:
     """Parse YAML text; every structural problem is raised at once."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        problems = _unread(text, name)
+        root = yaml.compose(text, Loader=yaml.SafeLoader) if not problems else None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        line, problem = syntax.explain(error, text)
         raise StokerError("STK102", f"{name}:{line}", problem=problem) from error
     document = Document(name, {})
-    if root is None:
-        return document
-    problems: list[StokerError] = []
-    values = _convert(root, (), document, problems, set())
+    values = _convert(root, (), document, problems) if root else {}
     if problems:
         raise StokerErrors(problems)
     return Document(name, values, document.lines)
+
+
+def _unread(text: str, name: str) -> list[StokerError]:
+    """Anchors, aliases and tags, wherever they stand; nesting without end is refused at once."""
+    problems, depth = [], 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        where = f"{name}:{event.start_mark.line + 1}"
+        starts = isinstance(event, yaml.CollectionStartEvent)
+        depth += starts - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise StokerError("STK102", where, problem=messages.text("yaml.deep"))
+        tagged = (starts or isinstance(event, yaml.ScalarEvent)) and event.tag
+        if tagged or (isinstance(event, yaml.NodeEvent) and event.anchor):
+            problems.append(StokerError("STK114", where))
+    return problems
 
 
 def scalar(text: str) -> Any:
@@ -98,38 +121,33 @@ def scalar(text: str) -> Any:
     return text
 
 
-def _convert(node: yaml.Node, path: KeyPath, document: Document, problems: list[StokerError], seen: set[int]) -> Any:
+def _convert(node: yaml.Node, path: KeyPath, document: Document, problems: list[StokerError]) -> Any:
     document.lines.setdefault(path, node.start_mark.line + 1)
-    if id(node) in seen:
-        problems.append(StokerError("STK114", document.where(path)))
-        return None
-    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
-        return _convert_mapping(node, path, document, problems, seen)
+        return _convert_mapping(node, path, document, problems)
     if isinstance(node, yaml.SequenceNode):
-        return [_convert(item, (*path, i), document, problems, seen) for i, item in enumerate(node.value)]
+        return [_convert(item, (*path, i), document, problems) for i, item in enumerate(node.value)]
     assert isinstance(node, yaml.ScalarNode)
-    if not node.tag.startswith("tag:yaml.org,2002:"):
-        problems.append(StokerError("STK114", document.where(path)))
-        return None
     return node.value if node.style else scalar(node.value)
 
 
 def _convert_mapping(
-    node: yaml.MappingNode, path: KeyPath, document: Document, problems: list[StokerError], seen: set[int]
+    node: yaml.MappingNode, path: KeyPath, document: Document, problems: list[StokerError]
 ) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            problems.append(StokerError("STK102", f"{document.name}:{line}", problem="a key must be plain text"))
-            continue
+        where = f"{document.name}:{key_node.start_mark.line + 1}"
         key = key_node.value
+        if not isinstance(key, str) or key != key.strip():
+            # YAML takes plain spaces off a key; what is left is a wide or no-break one.
+            sentence = messages.text("yaml.space_character" if isinstance(key, str) else "yaml.key")
+            problems.append(StokerError("STK102", where, problem=sentence))
+            continue
         here = (*path, key)
         if key in out:
             first = document.lines[here]
-            problems.append(StokerError("STK103", f"{document.name}:{line}: {dotted_path(here)}", key=key, first=first))
+            problems.append(StokerError("STK103", f"{where}: {dotted_path(here)}", key=key, first=first))
             continue
-        document.lines[here] = line
-        out[key] = _convert(value_node, here, document, problems, seen)
+        document.lines[here] = key_node.start_mark.line + 1
+        out[key] = _convert(value_node, here, document, problems)
     return out

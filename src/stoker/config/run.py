@@ -3,33 +3,73 @@
 These types do no work: no I/O, no environment, no defaults that depend on hardware (`auto` is decided in `plan`).
 """
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticKnownError
 
 from stoker.config import values
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False, allow_inf_nan=False
+    )
+
+
+def _no_truth(value: Any) -> Any:
+    """`epochs: true` is a mistake, not one epoch."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("finite_number")
+    return value
+
+
+NotTruth = BeforeValidator(_no_truth)
+
+
+def _at_most_all(text: str) -> str:
+    if values.share(text) > 1:
+        raise PydanticKnownError("less_than_equal", {"le": 100})
+    return text
+
+
+def _share_or_path(text: str) -> str:
+    """What ends in `%` is a share and must read as one."""
+    if not text.rstrip().endswith(("%", "％")):
+        return text
+    if not re.fullmatch(values.PERCENT_PATTERN, text.strip()):
+        raise PydanticKnownError("string_pattern_mismatch", {"pattern": values.PERCENT_PATTERN})
+    return _at_most_all(text)
+
+
+def _not_zero(text: str) -> str:
+    interval = values.every(text)
+    if interval.kind in ("steps", "seconds") and not interval.amount:
+        raise PydanticKnownError("greater_than", {"gt": 0})
+    return text
 
 
 Auto = Literal["auto"]
-Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN)]
+Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
 Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]
 Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
-EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN)]
-IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN)]
+EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN), AfterValidator(_not_zero)]
+IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN), AfterValidator(_not_zero)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 def _kind(value: Any) -> str:
     """Which member of a text-or-mapping union a value belongs to."""
-    if isinstance(value, dict):
-        return "mapping"
-    if isinstance(value, list):
-        return "list"
-    return "mapping" if isinstance(value, BaseModel) else "text"
+    return "mapping" if isinstance(value, dict | BaseModel) else "text"
+
+
+def _kind_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list) else _kind(value)
+
+
+def _text_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list) else "text"
 
 
 def _number_kind(value: Any) -> str:
@@ -45,21 +85,21 @@ class Shape(_Section):
 
     shape: Literal["llama", "qwen2", "qwen3", "mistral", "gpt2"]
     """The architecture family, by its name in transformers."""
-    layers: Annotated[int, Field(ge=1, le=1000)]
+    layers: Annotated[int, Field(ge=1, le=1000), NotTruth]
     """Number of transformer blocks."""
-    width: Annotated[int, Field(ge=8)]
+    width: Annotated[int, Field(ge=8), NotTruth]
     """Hidden size."""
-    heads: Annotated[int, Field(ge=1)]
+    heads: Annotated[int, Field(ge=1), NotTruth]
     """Attention heads. `width / heads` is the head size; 64 or 128 run on every kernel."""
-    kv_heads: Annotated[int, Field(ge=1)] | None = None
+    kv_heads: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Key/value heads; fewer than `heads` is grouped-query attention. Default: `heads`."""
-    ffn: Annotated[int, Field(ge=8)] | None = None
+    ffn: Annotated[int, Field(ge=8), NotTruth] | None = None
     """Inner size of the feed-forward part. Default: 8/3 of the width, rounded up to 64."""
-    vocab: Annotated[int, Field(ge=257)] | None = None
+    vocab: Annotated[int, Field(ge=257), NotTruth] | None = None
     """Vocabulary size. Default: what the tokenizer has."""
     tied: bool = True
     """Share the embedding with the output layer."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
     """Dropout on attention weights, where the family has it."""
 
 
@@ -68,7 +108,7 @@ class TrainTokenizer(_Section):
 
     train: Literal["bpe"]
     """The algorithm: byte-level BPE."""
-    vocab: Annotated[int, Field(ge=257, le=1_000_000)]
+    vocab: Annotated[int, Field(ge=257, le=1_000_000), NotTruth]
     """Vocabulary size, special tokens included."""
 
 
@@ -76,8 +116,8 @@ class Source(_Section):
     """One source of rows."""
 
     path: NonEmpty
-    """File, directory, glob, `hub:owner/name` or `modelscope:owner/name`."""
-    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, or `recipe:file` shipped with Stoker."""
+    weight: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
     """How often its rows appear: 2 is twice, 0.5 a seeded half."""
     config: str | None = None
     """The hub dataset's configuration, where it has several."""
@@ -92,12 +132,12 @@ class Data(_Section):
         Annotated[NonEmpty, Tag("text")]
         | Annotated[Source, Tag("mapping")]
         | Annotated[list[Source], Field(min_length=1), Tag("list")],
-        Discriminator(_kind),
+        Discriminator(_kind_or_list),
     ]
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
-    eval: NonEmpty | None = None
+    eval: Annotated[NonEmpty, AfterValidator(_share_or_path)] | None = None
     """A share of the training rows (`2%`), or a file, directory, glob or hub dataset of its own."""
-    length: Annotated[int, Field(ge=8, le=10_000_000)] = 2048
+    length: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] = 2048
     """Longest sequence in tokens. Longer rows are cut (text: split) and counted in the report."""
     pack: bool = True
     """Put several documents into one sequence. They never see each other. With false, batch counts rows."""
@@ -105,9 +145,9 @@ class Data(_Section):
     """How a row is laid out. `auto` looks at the keys and says what it found."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What to do with a row that cannot be used: stop and name it, or leave it out and count it."""
-    rows: Annotated[int, Field(ge=1)] | None = None
+    rows: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Declared number of rows, to plan before the data is at hand."""
-    tokens: Annotated[int, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Declared number of tokens, to plan before the data is at hand."""
 
 
@@ -119,13 +159,16 @@ class Full(_Section):
 
 
 class _LowRank(_Section):
-    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    rank: Annotated[int, Field(ge=1, le=4096), NotTruth] = 16
     """Rank of the adapter."""
-    alpha: Annotated[float, Field(gt=0)] | None = None
+    alpha: Annotated[float, Field(gt=0), NotTruth] | None = None
     """Scale of the adapter: its output is multiplied by alpha / rank. Default: 2 x rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
     """Dropout in front of the adapter."""
-    targets: Literal["all-linear"] | Annotated[list[NonEmpty], Field(min_length=1)] = "all-linear"
+    targets: Annotated[
+        Annotated[Literal["all-linear"], Tag("text")] | Annotated[list[NonEmpty], Field(min_length=1), Tag("list")],
+        Discriminator(_text_or_list),
+    ] = "all-linear"
     """Which layers get an adapter: all linear ones, or module names."""
 
 
@@ -151,28 +194,28 @@ class Train(_Section):
 
     objective: Literal["pretrain", "sft"] = "sft"
     """`pretrain` trains on every token, `sft` on the assistant's tokens."""
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=1), NotTruth] = 1
     """Passes over the data. An epoch has ceil(sequences / batch) steps; the last one may be short."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Stop after this many optimizer steps instead of after `epochs`."""
-    batch: Annotated[int, Field(ge=1)] = 16
+    batch: Annotated[int, Field(ge=1), NotTruth] = 16
     """Sequences per optimizer step over all devices. Never changed by Stoker."""
-    learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
+    learning_rate: Annotated[float, Field(gt=0, lt=10), NotTruth] = 2e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt"] = "cosine"
     """How the learning rate goes on after warm-up."""
     warmup: Annotated[
-        Annotated[Annotated[int, Field(ge=0)], Tag("number")] | Annotated[Percent, Tag("text")],
+        Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")] | Annotated[Percent, Tag("text")],
         Discriminator(_number_kind),
     ] = "3%"
     """Steps of rising learning rate: a number, or a share of all steps (`3%`)."""
-    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
     """Decoupled weight decay."""
-    clip: Annotated[float, Field(ge=0)] = 1.0
+    clip: Annotated[float, Field(ge=0), NotTruth] = 1.0
     """Largest gradient norm; 0 switches clipping off."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = "adamw"
     """The optimizer. The 8-bit ones are bitsandbytes'."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**32), NotTruth] = 42
     """Decides data order, initial weights and dropout."""
     exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"
     """Combine gradients in one canonical order, so that device count does not change a bit.
@@ -189,7 +232,7 @@ class Save(_Section):
 
     every: EveryText = "auto"
     """`10m`, `500 steps`, `epoch` or `auto`."""
-    keep: Annotated[int, Field(ge=2)] = 3
+    keep: Annotated[int, Field(ge=2), NotTruth] = 3
     """How many newest checkpoints to keep; at least two. The best is kept beside them."""
     best: Literal["eval_loss"] | None = None
     """Keep and export the checkpoint with the best value of this."""
@@ -205,13 +248,14 @@ class Where(_Section):
     host: NonEmpty | None = None
     """Name of a host added with `stoker hosts add`."""
     gpus: Annotated[
-        Annotated[Annotated[int, Field(ge=0)], Tag("number")]
+        Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")]
         | Annotated[Annotated[str, Field(pattern=values.DEVICES_PATTERN)], Tag("text")],
         Discriminator(_number_kind),
     ] = "all"
     """`all`, a count, or device numbers such as `0,2`. 0 means the CPU."""
     micro: Annotated[
-        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1)], Tag("value")], Discriminator(_auto_kind)
+        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
+        Discriminator(_auto_kind),
     ] = "auto"
     """Sequences per device at once. Part of the numeric fingerprint."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
@@ -225,7 +269,8 @@ class Where(_Section):
     arrange: Literal["auto", "rows", "grouped"] = "auto"
     """How a step's sequences form micro batches: as prepared, or documents grouped by length."""
     workers: Annotated[
-        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0)], Tag("value")], Discriminator(_auto_kind)
+        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("value")],
+        Discriminator(_auto_kind),
     ] = "auto"
     """Processes that read data."""
 

@@ -21,7 +21,7 @@ def main(path: Path) -> int:
     for line in sys.stdin:
         request = json.loads(line)
         prompt = generate.prompt_ids(tokenizer, request["messages"], plain=plain)
-        for piece in generate.stream(model, tokenizer, prompt, request["max_tokens"]):
+        for piece in generate.stream(model, tokenizer, prompt, request["max_tokens"], sample=plain):
             if piece:
                 _say({"text": piece})
         _say({"end": True})

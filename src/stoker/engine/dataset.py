@@ -7,6 +7,7 @@ Shapes: B sequences of a micro batch, L tokens of the longest of them.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from stoker.rundir.prepared import Split
 
 UNTRAINED = -100
 """The label that cross entropy leaves out."""
+
+_GROUP_START = 1 / 32
+"""What starting a micro batch costs, as a share of its token budget: weighs padding against many small batches."""
 
 MicroBatch = dict[str, torch.Tensor]
 Segment = np.ndarray
@@ -107,22 +111,32 @@ class Arrangement:
             return [self._pad_rows([[s for row in chunk for s in row]]) for chunk in chunks]
         return [self._pad_rows(chunk) for chunk in chunks]
 
-    def _groups(self, rows: Sequence[list[Segment]]) -> Iterator[list[Segment]]:
-        """Documents of similar length together, each group within the token budget when padded.
+    def _groups(self, rows: Sequence[list[Segment]]) -> list[list[Segment]]:
+        """Documents of similar length together: the cheapest cut of the sorted list.
 
-        One micro batch is left in its own order: then there is nothing to gain.
+        A group costs its padded tokens plus a fixed share of the budget for starting it, and never exceeds the budget.
         """
-        segments = [segment for row in rows for segment in row]
+        segments = sorted((segment for row in rows for segment in row), key=len, reverse=True)
         budget = self.micro * self.length
-        if len(segments) * max(map(len, segments)) > budget:
-            segments.sort(key=len, reverse=True)
-        group: list[Segment] = []
-        for segment in segments:
-            if group and (len(group) + 1) * max(len(group[0]), len(segment)) > budget:
-                yield group
-                group = []
-            group.append(segment)
-        yield group
+        start_cost = budget * _GROUP_START
+        best = [0.0]
+        cut_before = [0]
+        for end in range(1, len(segments) + 1):
+            cheapest, cut = math.inf, end - 1
+            for first in range(end - 1, -1, -1):
+                padded = (end - first) * len(segments[first])
+                if padded > budget and first < end - 1:
+                    break
+                if best[first] + padded < cheapest:
+                    cheapest, cut = best[first] + padded, first
+            best.append(cheapest + start_cost)
+            cut_before.append(cut)
+        groups = []
+        end = len(segments)
+        while end:
+            groups.append(segments[cut_before[end] : end])
+            end = cut_before[end]
+        return groups[::-1]
 
     def _pad_segments(self, segments: list[Segment]) -> MicroBatch:
         """Documents side by side, padded on the right: causal attention never looks there, so no mask is needed."""

@@ -50,14 +50,15 @@ def prompt_ids(tokenizer: Any, messages: Messages, *, plain: bool) -> torch.Tens
     return tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
 
 
-def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) -> Iterator[str]:
-    """Greedy continuation of the prompt, piece by piece."""
+def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *, sample: bool) -> Iterator[str]:
+    """The answer, piece by piece: greedy, or drawn with a fixed seed (small plain models repeat themselves else)."""
+    torch.manual_seed(0)
     pieces = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     options = {
         "input_ids": prompt.to(model.device),
         "attention_mask": torch.ones_like(prompt).to(model.device),
         "max_new_tokens": max_tokens,
-        "do_sample": False,
+        **({"do_sample": True, "temperature": 0.8, "top_k": 50} if sample else {"do_sample": False}),
         "use_cache": True,
         "streamer": pieces,
         "pad_token_id": tokenizer.pad_token_id,

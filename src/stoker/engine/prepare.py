@@ -239,8 +239,14 @@ def _read_batch(
     job: Job, one: Input, file: File, batch: Batch, layout: Layout | None, detected: dict[str, Any]
 ) -> None:
     has_template = job.tokenizer.template is not None
+    numbers = [number for number, _ in batch.rows]
     documents = [_document(value, layout, has_template=has_template) for _, value in batch.rows]
-    for (number, _), document, tokens in zip(batch.rows, documents, job.renderer.tokens(documents), strict=True):
+    found = job.renderer.tokens(documents)
+    if file.is_text and len(found) > 1:
+        # Blocks of one text: joined again, so that only the last piece of a batch is short.
+        blocks = [tokens for tokens in found if not isinstance(tokens, BadRow)]
+        numbers, documents, found = numbers[:1], documents[:1], [np.concatenate(blocks)]
+    for number, document, tokens in zip(numbers, documents, found, strict=True):
         is_row = not isinstance(document, Text) or document.opens
         job.state.rows_read += is_row
         detected["rows"] += is_row

@@ -1,8 +1,8 @@
 """From a source to batches of rows: files by suffix, and datasets of the hubs. Knows nothing of what rows mean.
 
 Rows are numbered from 1 as an editor shows them: lines of jsonl and csv, places in json and parquet. A `.txt` file is
-one document, however many blank lines it has. It is read in blocks of about a million characters, cut at line ends,
-each tokenised on its own, so that a corpus of any size passes through bounded memory.
+one document, however many blank lines it has. It is read in blocks cut at line ends, each tokenised on its own, so
+that a corpus of any size passes through bounded memory and all processors.
 """
 
 import csv
@@ -10,6 +10,7 @@ import gzip
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from stoker.rundir import inputs
 
 BATCH_ROWS = 2048
 _BATCH_CHARACTERS = 1 << 22
-_BLOCK_CHARACTERS = 1 << 20
+_BLOCK_CHARACTERS = 1 << 16
 _CHARACTERS_PER_TOKEN = 8
-"""A block of text holds a full sequence even where tokens are this long."""
+"""A batch of text holds a full sequence even where tokens are this long."""
+
+_LINE_END = re.compile(r"\n(?=\S)")
+_WORD_END = re.compile(r"(?<=\S)(?= \S)")
 
 Numbered = tuple[int, Any]
 """A row with its number: a mapping of keys, a `Text`, or a `BadRow`."""
@@ -66,12 +70,13 @@ def files(source: Source, folder: Path) -> list[File]:
 
 def batches(file: File, length: int, skip: int = 0) -> Iterator[Batch]:
     """All rows of a file after the first `skip` ones, in batches of bounded size."""
-    with _opened(file, length) as opened:
+    with _opened(file) as opened:
         rows = itertools.islice(opened.rows, skip, None)
         batch: list[Numbered] = []
         characters = 0
+        most = max(_BATCH_CHARACTERS, _CHARACTERS_PER_TOKEN * length) if file.is_text else _BATCH_CHARACTERS
         for row in rows:
-            if len(batch) == BATCH_ROWS or characters >= _BATCH_CHARACTERS:
+            if len(batch) == BATCH_ROWS or characters >= most:
                 yield Batch(batch, opened.share(), last=False)
                 batch, characters = [], 0
             batch.append(row)
@@ -92,7 +97,7 @@ class _Opened:
 
 
 @contextmanager
-def _opened(file: File, length: int) -> Iterator[_Opened]:
+def _opened(file: File) -> Iterator[_Opened]:
     if file.path is None:
         yield _Opened(_hub_rows(file.source), None, 0)
         return
@@ -103,8 +108,7 @@ def _opened(file: File, length: int) -> Iterator[_Opened]:
             return
         plain: Any = gzip.GzipFile(fileobj=raw) if file.path.name.lower().endswith(".gz") else raw
         text = io.TextIOWrapper(plain, encoding="utf-8-sig", newline=_NEWLINES[kind])
-        rows = _text_rows(text, length) if kind == ".txt" else _READERS[kind](text)
-        yield _Opened(_readable(rows, file), raw, file.size_bytes)
+        yield _Opened(_readable(_READERS[kind](text), file), raw, file.size_bytes)
 
 
 def _readable(rows: Iterator[Numbered], file: File) -> Iterator[Numbered]:
@@ -142,7 +146,7 @@ def _jsonl_rows(text: TextIO) -> Iterator[Numbered]:
 def _lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Numbered]:
     for number, line in numbered:
         if line.strip():
-            yield number, _json(line)
+            yield number, _json(line.rstrip())
 
 
 def _json(line: str) -> Any:
@@ -189,24 +193,31 @@ def _csv_rows(text: TextIO) -> Iterator[Numbered]:
         line = reader.line_num + 1
 
 
-def _text_rows(text: TextIO, length: int) -> Iterator[Numbered]:
-    size = max(_BLOCK_CHARACTERS, _CHARACTERS_PER_TOKEN * length)
-    line, block = 1, _block(text, size)
+def _text_rows(text: TextIO) -> Iterator[Numbered]:
+    line, opens = 1, True
+    blocks = _blocks(text)
+    block = next(blocks, "")
     if not block.strip():
         yield 1, BadRow("row.empty", key="text")
         return
-    opens = True
     while block:
-        following = _block(text, size)
+        following = next(blocks, "")
         yield line, Text(block, opens=opens, closes=not following)
         line += block.count("\n")
         block, opens = following, False
 
 
-def _block(text: TextIO, size: int) -> str:
-    """About `size` characters, up to the end of a line."""
-    start = text.read(size)
-    return start if start.endswith("\n") or len(start) < size else start + text.readline(size)
+def _blocks(text: TextIO) -> Iterator[str]:
+    """The text in blocks that end where a line does, or a word, if possible: there a tokenizer cuts anyway."""
+    rest = ""
+    while more := text.read(_BLOCK_CHARACTERS):
+        rest += more
+        cuts = [match.end() for match in _LINE_END.finditer(rest)] or [m.end() for m in _WORD_END.finditer(rest)]
+        cut = cuts[-1] if cuts else len(rest)
+        yield rest[:cut]
+        rest = rest[cut:]
+    if rest:
+        yield rest
 
 
 def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
@@ -223,7 +234,7 @@ def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
     yield from enumerate(rows, 1)
 
 
-_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
+_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
 _NEWLINES = {".jsonl": "\n", ".json": "\n", ".csv": "", ".txt": None}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 
 from stoker import messages
-from stoker.config.run import Run, TrainTokenizer
+from stoker.config.run import Run, Shape, TrainTokenizer
 from stoker.errors import StokerError
 
 PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -31,6 +31,10 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 """ChatML, with the assistant's words and their end marked for training."""
+
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _PLAIN_FAMILIES = ("llama", "qwen3", "mistral", "gpt2")
@@ -71,7 +75,8 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
     """
     if isinstance(run.tokenizer, TrainTokenizer):
         if not target.exists():
-            made = train(texts(), run.tokenizer.vocab)
+            assert isinstance(run.model, Shape)
+            made = train(texts(), run.tokenizer.vocab, run.model.shape)
             _save(target, lambda aside: _write_trained(aside, made))
         return _trained(target)
     name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
@@ -82,10 +87,19 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
     return _described(name, opened)
 
 
-def train(texts: Iterable[list[str]], vocab: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE of exactly `vocab` tokens; the same text gives the same tokenizer."""
+def train(texts: Iterable[list[str]], vocab: int, family: str) -> tokenizers.Tokenizer:
+    """A byte-level BPE of exactly `vocab` tokens; the same text gives the same tokenizer.
+
+    Transformers reads any tokenizer beside a qwen2 model with Qwen2's own way of cutting text into words, whatever
+    its files say. So for that family it is trained in this way too, or it would serve other tokens than it learned.
+    """
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if family == "qwen2":
+        words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_QWEN2_WORDS), behavior="isolated")
+        to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, to_bytes])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
     trainer = tokenizers.trainers.BpeTrainer(

@@ -36,7 +36,7 @@ def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None])
         0, or 75 where the program stopped with a committed checkpoint. Errors it wrote down are raised.
     """
     check_engine()
-    seen = run_dir.events_file.stat().st_size if run_dir.events_file.exists() else 0
+    start = seen = _end(run_dir)
     with _log(program, run_dir).open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             _command(program, run_dir), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -47,16 +47,17 @@ def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None])
                 _wait(process)
     _relay(run_dir, seen, on_event)
     if process.returncode not in (EXIT_DONE, EXIT_STOPPED):
-        raise_engine_error(program, run_dir, process.returncode)
+        raise_engine_error(program, run_dir, process.returncode, start)
     return process.returncode
 
 
 def ask_engine(program: str, run_dir: RunDir, *arguments: str) -> str:
     """Run `stoker.engine.<program>` and return what it writes to stdout."""
+    start = _end(run_dir)
     with open_engine(program, run_dir, *arguments) as process:
         answer, _ = process.communicate()
     if process.returncode != EXIT_DONE:
-        raise_engine_error(program, run_dir, process.returncode)
+        raise_engine_error(program, run_dir, process.returncode, start)
     return answer
 
 
@@ -76,10 +77,10 @@ def open_engine(program: str, run_dir: RunDir, *arguments: str) -> Iterator[subp
             yield process
 
 
-def raise_engine_error(program: str, run_dir: RunDir, code: int) -> NoReturn:
-    """Raise the errors a program wrote down before it ended; they are the last events there are."""
+def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int = 0) -> NoReturn:
+    """Raise the errors a program wrote down before it ended; they are the last events since it was started."""
     problems: list[StokerError] = []
-    for event in events.read(run_dir.events_file):
+    for event, _ in events.follow(run_dir.events_file, since_byte):
         if event["event"] == "error":
             problems.append(StokerError.from_json(event["error"]))
         else:
@@ -87,6 +88,11 @@ def raise_engine_error(program: str, run_dir: RunDir, code: int) -> NoReturn:
     if code == EXIT_USER and problems:
         raise StokerErrors(problems)
     raise StokerError("STK409", program=program, exit_code=code, log=_log(program, run_dir))
+
+
+def _end(run_dir: RunDir) -> int:
+    """Where the events end now."""
+    return run_dir.events_file.stat().st_size if run_dir.events_file.exists() else 0
 
 
 def _command(program: str, run_dir: RunDir, *arguments: str) -> list[str]:

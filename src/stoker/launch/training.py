@@ -27,7 +27,7 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     settings = {**plan.env, env.TENSORBOARD_LOGGING_DIR.name: str((run_dir.logs / "tensorboard").resolve())}
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, *plan.argv, str(run_dir.path)],
+            [sys.executable, *plan.argv, str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -77,7 +77,7 @@ def _is_training(pid: int, run_dir: Path) -> bool:
             words = command_line.read_bytes().split(b"\0")
         except OSError:
             return False
-        return b"stoker.engine.train" in words and str(run_dir).encode() in words
+        return b"stoker.engine.train" in words and str(run_dir.resolve()).encode() in words
     try:
         os.kill(pid, 0)
     except OSError:

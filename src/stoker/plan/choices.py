@@ -29,20 +29,25 @@ def _because(value: T, about: str, key: str, **fields: Any) -> Choice[T]:
     return Choice(value, Reason(about=about, key=key, fields=fields))
 
 
-def devices(run: Run, machine: Machine) -> Choice[int]:
-    """How many devices train."""
-    wanted, found = run.where.gpus, len(machine.devices)
-    if machine.kind != "cuda":
-        return _because(1, "batch.devices", "why.devices.one", kind=machine.kind)
+def machine(run: Run, found: Machine) -> Choice[Machine]:
+    """The part of the machine that trains: its GPUs, those that were asked for, or the processor."""
+    wanted = run.where.gpus
+    if wanted == 0:
+        without = found.model_copy(update={"kind": "cpu", "devices": ()})
+        return _because(without, "batch.devices", "why.asked", word="where.gpus")
+    if found.kind != "cuda":
+        return _because(found, "batch.devices", "why.devices.one", kind=found.kind)
     if isinstance(wanted, str) and "," in wanted:
-        count = len(wanted.split(","))
-    elif wanted == "all":
-        count = found
+        numbers = {int(number) for number in wanted.split(",")}
+        chosen = [device for device in found.devices if device.index in numbers]
+        count = len(numbers)
     else:
-        count = int(wanted)
-    if count > found:
-        raise StokerError("STK208", count=count, found=found)
-    return _because(max(count, 1), "batch.devices", "why.devices.cuda", count=max(count, 1), found=found)
+        count = len(found.devices) if wanted == "all" else int(wanted)
+        chosen = list(found.devices[:count])
+    if count > len(chosen):
+        raise StokerError("STK208", count=count, found=len(found.devices))
+    part = found.model_copy(update={"devices": tuple(chosen)})
+    return _because(part, "batch.devices", "why.devices.cuda", count=count, found=len(found.devices))
 
 
 def precision(run: Run, machine: Machine) -> Choice[str]:
@@ -65,9 +70,13 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
 
 def attention(run: Run, machine: Machine, precision: str) -> Choice[str]:
     """Attention kernel, by what can be imported and runs on the card."""
-    if run.where.attention != "auto":
-        return _because(run.where.attention, "attention", "why.asked", word="where.attention")
     able = machine.kind == "cuda" and machine.compute_capability >= _BF16_CAPABILITY and precision != "fp32"
+    asked = run.where.attention
+    missing = machine.examined and "flash_attn" not in machine.packages
+    if asked == "flash_attention_2" and (missing or not able):
+        raise StokerError("STK212", card=machine.name, precision=precision)
+    if asked != "auto":
+        return _because(asked, "attention", "why.asked", word="where.attention")
     if able and "flash_attn" in machine.packages:
         return _because("flash_attention_2", "attention", "why.attention.flash")
     return _because("sdpa", "attention", "why.attention.sdpa")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.rundir.inputs import eval_share
 from stoker.rundir.prepared import Report
 
 _PACK_EFFICIENCY = 0.97
@@ -49,8 +50,11 @@ def declared(run: Run) -> DataFacts:
     data = run.data
     if data.tokens is None:
         raise StokerError("STK206")
-    kept = 1 - values.share(data.eval) if data.eval and data.eval.endswith("%") else 1.0
-    tokens = int(data.tokens * kept)
+    share = eval_share(run)
+    kept = 1 - values.share(share) if share else 1.0
+    if not kept:
+        raise StokerError("STK307", share=share, eval_rows=data.rows or "-", train_rows=0)
+    tokens = max(1, int(data.tokens * kept))
     if data.pack:
         sequences = math.ceil(tokens / (data.length * _PACK_EFFICIENCY))
     elif data.rows is not None:

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.facts.machine import Machine
@@ -31,18 +32,19 @@ class Inputs:
 
 def make_plan(inputs: Inputs) -> Plan:
     """Decide everything the run file left open."""
-    run, machine, data = inputs.run, inputs.machine, inputs.data
-    inputs = dataclasses.replace(inputs, shape=_with_vocab(inputs))
-    devices = choices.devices(run, machine)
-    share = _share(run.train.batch, devices.value)
+    run, data = inputs.run, inputs.data
+    trains = choices.machine(run, inputs.machine)
+    inputs = dataclasses.replace(inputs, machine=trains.value, shape=_with_vocab(inputs))
+    machine, devices = trains.value, max(1, len(trains.value.devices))
+    share = _share(run.train.batch, devices)
     precision = choices.precision(run, machine)
     attention = choices.attention(run, machine, precision.value)
     arrange = choices.arrangement(run, attention.value)
     exact = choices.exact(run)
-    workers = choices.workers(run, machine, devices.value)
+    workers = choices.workers(run, machine, devices)
     save = choices.save_interval(run)
     micro, checkpointing, used, size_reasons = _size(inputs, share, precision.value)
-    batch = Batch(effective=run.train.batch, micro=micro, accumulation=share // micro, devices=devices.value)
+    batch = Batch(effective=run.train.batch, micro=micro, accumulation=share // micro, devices=devices)
     steps = _steps(run, data)
     decisions = native.Decisions(
         device=machine.kind,
@@ -65,14 +67,14 @@ def make_plan(inputs: Inputs) -> Plan:
     )
     seconds = speed.total_seconds(pace, steps)
     supported = machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
-    reasons = [c.reason for c in (devices, precision, attention, arrange, exact, workers, save)] + size_reasons
+    reasons = [c.reason for c in (trains, precision, attention, arrange, exact, workers, save)] + size_reasons
     return Plan(
         name=run.name or "run",
         card=machine.name,
         device=machine.kind,
         batch=batch,
         precision=precision.value,
-        strategy="single" if devices.value == 1 else "ddp",
+        strategy="single" if devices == 1 else "ddp",
         gradient_checkpointing=checkpointing,
         attention=attention.value,
         arrange=arrange.value,
@@ -120,10 +122,11 @@ def _size(inputs: Inputs, share: int, precision: str) -> tuple[int, bool, Memory
         for micro in sizes:
             used = _memory(inputs, micro, precision, checkpointing=checkpointing)
             if memory.fits(used):
-                return micro, checkpointing, used, _size_reasons(run, micro, checkpointing=checkpointing)
+                return micro, checkpointing, used, _size_reasons(inputs, micro, checkpointing=checkpointing)
     micro, checkpointing = sizes[-1], ladder[-1]
     used = _memory(inputs, micro, precision, checkpointing=checkpointing)
-    return micro, checkpointing, used, [Reason(about="fits", key="why.fits.not", fields=_gib(used))]
+    reasons = _size_reasons(inputs, micro, checkpointing=checkpointing, smallest=True)
+    return micro, checkpointing, used, [*reasons, Reason(about="fits", key="why.fits.not", fields=_gib(used))]
 
 
 def _memory(inputs: Inputs, micro: int, precision: str, *, checkpointing: bool) -> Memory:
@@ -139,8 +142,14 @@ def _memory(inputs: Inputs, micro: int, precision: str, *, checkpointing: bool) 
     return memory.estimate(load, inputs.machine.memory_per_device)
 
 
-def _size_reasons(run: Run, micro: int, *, checkpointing: bool) -> list[Reason]:
-    micro_key = "why.micro.largest" if run.where.micro == "auto" else "why.asked"
+def _size_reasons(inputs: Inputs, micro: int, *, checkpointing: bool, smallest: bool = False) -> list[Reason]:
+    run = inputs.run
+    if run.where.micro != "auto":
+        micro_key = "why.asked"
+    elif smallest:
+        micro_key = "why.micro.smallest"
+    else:
+        micro_key = "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.largest"
     reasons = [Reason(about="batch.micro", key=micro_key, fields={"micro": micro, "word": "where.micro"})]
     if run.where.gradient_checkpointing != "auto":
         key = "why.asked"
@@ -207,4 +216,7 @@ def _environment(run: Run, machine: Machine) -> dict[str, str]:
     }
     if run.train.deterministic and machine.kind == "cuda":
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined):
+        # Torch uses every card it sees. By UUID: CUDA may number cards otherwise than the driver does.
+        settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(device.uuid for device in machine.devices)
     return settings

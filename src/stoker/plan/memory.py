@@ -32,30 +32,57 @@ class Load:
     gradient_checkpointing: bool
 
 
-def linear_layers(shape: ModelShape) -> dict[str, tuple[int, int, int]]:
-    """Linear layers of the whole model by name: (inputs, outputs, how many)."""
+@dataclass(frozen=True)
+class Linear:
+    """Linear layers of one name."""
+
+    name: str
+    inputs: int
+    outputs: int
+    count: int
+    """How many the whole model has."""
+
+
+_NAMES = {
+    "phi": {"o": "dense", "up": "fc1", "down": "fc2"},
+    "phi3": {"qkv": "qkv_proj", "gate_up": "gate_up_proj"},
+    "glm": {"gate_up": "gate_up_proj"},
+    "gpt2": {"qkv": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj"},
+    "gpt_neox": {"qkv": "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
+}
+"""What families call their layers where not `q_proj` and the like; some join several into one."""
+
+
+def linear_layers(shape: ModelShape) -> list[Linear]:
+    """Linear layers of the whole model, as an adapter finds them."""
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    experts = max(1, shape.experts)
-    layers = {
-        "q_proj": (shape.hidden, query, shape.layers),
-        "k_proj": (shape.hidden, key, shape.layers),
-        "v_proj": (shape.hidden, key, shape.layers),
-        "o_proj": (query, shape.hidden, shape.layers),
-        "up_proj": (shape.hidden, shape.intermediate, shape.layers * experts),
-        "down_proj": (shape.intermediate, shape.hidden, shape.layers * experts),
-    }
-    if shape.gated_mlp:
-        layers["gate_proj"] = layers["up_proj"]
-    return layers
+    names = _NAMES.get(shape.family, {})
+    attention = {"q": query, "k": key, "v": key}
+    inner = {"gate": shape.intermediate, "up": shape.intermediate} if shape.gated_mlp else {"up": shape.intermediate}
+    if "qkv" in names:
+        attention = {"qkv": sum(attention.values())}
+    if "gate_up" in names:
+        inner = {"gate_up": sum(inner.values())}
+    experts = max(1, shape.experts) * shape.layers
+
+    def layer(part: str, inputs: int, outputs: int, count: int) -> Linear:
+        return Linear(names.get(part, f"{part}_proj"), inputs, outputs, count)
+
+    return [
+        *(layer(part, shape.hidden, outputs, shape.layers) for part, outputs in attention.items()),
+        layer("o", query, shape.hidden, shape.layers),
+        *(layer(part, shape.hidden, outputs, experts) for part, outputs in inner.items()),
+        layer("down", shape.intermediate, shape.hidden, experts),
+    ]
 
 
 def trainable_parameters(shape: ModelShape, run: Run) -> int:
     """Weights that get a gradient."""
     if run.tune.method == "full":
         return shape.parameters()
-    layers = linear_layers(shape)
-    names = layers if run.tune.targets == "all-linear" else [n for n in run.tune.targets if n in layers]
-    return sum(run.tune.rank * (layers[n][0] + layers[n][1]) * layers[n][2] for n in names)
+    targets = run.tune.targets
+    adapted = [one for one in linear_layers(shape) if targets == "all-linear" or one.name in targets]
+    return sum(run.tune.rank * (one.inputs + one.outputs) * one.count for one in adapted)
 
 
 def estimate(load: Load, available_bytes: int) -> Memory:
@@ -100,7 +127,7 @@ def _weight_bytes(load: Load, trainable: int) -> int:
     adapter = trainable * _FP32
     if load.run.tune.method == "lora":
         return total * _element_bytes(load.precision) + adapter
-    in_four_bits = sum(i * o * n for i, o, n in linear_layers(load.shape).values())
+    in_four_bits = sum(one.inputs * one.outputs * one.count for one in linear_layers(load.shape))
     return int(in_four_bits * _NF4_BYTES_PER_WEIGHT) + (total - in_four_bits) * _FP32 + adapter
 
 

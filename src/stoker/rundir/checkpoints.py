@@ -1,7 +1,7 @@
 """Committed checkpoints: written aside, synced, listed with digests, renamed. Committed or it does not exist (law 3).
 
     checkpoints/step-00000500/{files..., COMMIT.json}     committed
-    checkpoints/.step-00000500.<pid>.tmp/                 being written, or left by a crash: swept
+    checkpoints/.step-00000500.<pid>.{tmp,old,gone}/      being written, replaced or deleted; left by a crash: swept
 Knows files, not tensors: the engine fills the folder it is given.
 """
 
@@ -125,13 +125,14 @@ def _commit(aside: Path, final: Path, step: int, facts: dict[str, Any]) -> None:
 
 def committed(checkpoints: Path) -> list[Checkpoint]:
     """Checkpoints with a readable COMMIT.json, oldest first. Their files are not yet checked: see `verify`."""
-    found = []
-    if checkpoints.is_dir():
-        for path in sorted(checkpoints.iterdir()):
-            commit = _read_commit(path)
-            if isinstance(commit, Commit):
-                found.append(Checkpoint(path, commit))
-    return found
+    read = ((path, _read_commit(path)) for path in _folders(checkpoints))
+    return [Checkpoint(path, commit) for path, commit in read if isinstance(commit, Commit)]
+
+
+def _folders(checkpoints: Path) -> list[Path]:
+    """Folders that are named like checkpoints, oldest first."""
+    inner = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted((path for path in inner if _NAME.fullmatch(path.name)), key=lambda path: int(path.name[5:]))
 
 
 def verify(checkpoint: Checkpoint) -> str:
@@ -150,10 +151,7 @@ def verify(checkpoint: Checkpoint) -> str:
 def newest_verified(checkpoints: Path) -> tuple[Checkpoint | None, list[Rejected]]:
     """The newest checkpoint whose files all match, and the folders passed over on the way to it."""
     rejected: list[Rejected] = []
-    if not checkpoints.is_dir():
-        return None, rejected
-    paths = sorted((p for p in checkpoints.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
-    for path in paths:
+    for path in reversed(_folders(checkpoints)):
         commit = _read_commit(path)
         if isinstance(commit, str):
             rejected.append(Rejected(path, commit))
@@ -173,26 +171,38 @@ def rotate(checkpoints: Path, keep: int, protected: set[int]) -> list[int]:
     if not excess or verify(present[-1]):
         return []
     for checkpoint in excess:
-        going = checkpoint.path.with_name(f".{checkpoint.path.name}.{os.getpid()}.old")
+        going = checkpoint.path.with_name(f".{checkpoint.path.name}.{os.getpid()}.gone")
         checkpoint.path.rename(going)
         shutil.rmtree(going, ignore_errors=True)
     return [checkpoint.step for checkpoint in excess]
 
 
 def sweep(checkpoints: Path) -> list[Path]:
-    """Remove what crashed writers left behind."""
-    if not checkpoints.is_dir():
-        return []
-    stale = [p for p in checkpoints.iterdir() if p.name.startswith(".step-") and p.suffix in (".tmp", ".old")]
+    """Remove what crashed writers left behind.
+
+    A crash between the two renames that replace a step leaves none in its place and two whole ones beside it: the
+    newer one is put there first.
+    """
+    inner = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    stale = [p for p in inner if p.name.startswith(".step-") and p.suffix in (".tmp", ".old", ".gone")]
+    stale.sort(key=lambda path: path.suffix, reverse=True)
     for path in stale:
-        shutil.rmtree(path, ignore_errors=True)
+        final = path.with_name(path.name.split(".")[1])
+        if path.suffix != ".gone" and not final.exists() and _is_whole(path):
+            path.rename(final)
+            files.sync_folder(checkpoints)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
     return stale
+
+
+def _is_whole(path: Path) -> bool:
+    commit = _read_commit(path)
+    return isinstance(commit, Commit) and not verify(Checkpoint(path, commit))
 
 
 def _read_commit(path: Path) -> Commit | str:
     """The commit record, or why there is none."""
-    if not _NAME.fullmatch(path.name):
-        return "not a checkpoint's name"
     try:
         return Commit.model_validate(files.read_json(path / COMMIT_NAME))
     except FileNotFoundError:

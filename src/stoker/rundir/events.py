@@ -59,6 +59,14 @@ def steps(path: Path) -> dict[int, dict[str, Any]]:
     return {event["step"]: event for event in read(path) if event["event"] == "step"}
 
 
+def has_steps(path: Path) -> bool:
+    """Whether any step was ever done here."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return any(_STEP in raw for raw in file)
+
+
 def _ends_whole(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, 2)

@@ -4,11 +4,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stoker.config import load
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 REMOTE = ("hub:", "modelscope:")
+SHIPPED = "recipe:"
+"""Files that come with Stoker's recipes."""
 _GLOB = set("*?[")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
@@ -47,6 +50,8 @@ def expand(path: str, folder: Path) -> list[Path]:
     """The files a source names: a file, all known files below a folder, or what a glob matches; sorted."""
     if not path.strip():
         raise StokerError("STK315")
+    if path.startswith(SHIPPED):
+        path, folder = path.removeprefix(SHIPPED), load.recipes_folder()
     full = folder / path
     if full.is_file():
         if kind(full) not in SUFFIXES:
@@ -64,7 +69,9 @@ def expand(path: str, folder: Path) -> list[Path]:
 
 
 def label(path: Path, folder: Path) -> str:
-    """A file as people know it: relative to the run file's folder where it lies in there."""
+    """A file as people know it: relative to the run file's folder (or the recipes') where it lies in there."""
+    if path.is_relative_to(load.recipes_folder()):
+        return SHIPPED + path.relative_to(load.recipes_folder()).as_posix()
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 

@@ -15,7 +15,7 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import files
+from stoker.rundir import checkpoints, events, files
 
 FORMAT = 1
 
@@ -144,14 +144,13 @@ def all_runs() -> list[RunDir]:
 def create(run_file: RunFile, overrides: list[str]) -> RunDir:
     """Make the run directory, or open the one that holds this very run.
 
-    What changes the training (model, tokenizer, data, tune, train, native) must be equal; `where`, `save` and
-    `budget` may change between attempts.
+    Once a step was done, what changes the training (model, tokenizer, data, tune, train, native) must be equal;
+    `where`, `save`, `budget` and declared sizes may change between attempts.
     """
     assert run_file.run.name is not None
     run_dir = RunDir(runs_folder() / run_file.run.name)
     if run_dir.manifest_file.exists():
-        changes = _changed_words(run_dir.run(), run_file.run)
-        if changes:
+        if _was_trained(run_dir) and (changes := _changed_words(run_dir.run(), run_file.run)):
             raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
         created = run_dir.manifest().created
     else:
@@ -170,12 +169,18 @@ def create(run_file: RunFile, overrides: list[str]) -> RunDir:
     return run_dir
 
 
+def _was_trained(run_dir: RunDir) -> bool:
+    return events.has_steps(run_dir.events_file) or bool(checkpoints.committed(run_dir.checkpoints))
+
+
 _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
+_DECLARED = {"data": {"rows", "tokens"}}
+"""Sizes that only plans use."""
 
 
 def _changed_words(old: Run, new: Run) -> list[str]:
     """`train.epochs 3 -> 4` for each word that changes the training."""
-    before, after = (run.model_dump(include=set(_TRAINING_WORDS)) for run in (old, new))
+    before, after = (run.model_dump(include=set(_TRAINING_WORDS), exclude=_DECLARED) for run in (old, new))
     return _differences(before, after, "")
 
 

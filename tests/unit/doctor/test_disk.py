@@ -11,13 +11,17 @@ def platform(name: str) -> Platform:
     return next(one for one in platforms() if one.name == name)
 
 
+VOLUME = platform("runpod").storage[1].path
+"""Where RunPod mounts its volume: it survives a stop, and only a release ends billing."""
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "key", "status"),
     [
         ("autodl", "/root/autodl-fs/runs", "doctor.keep.always", "ok"),
         ("autodl", "/root/autodl-tmp/runs", "doctor.keep.stop", "ok"),
-        ("runpod", "/workspace/runs", "doctor.keep.release", "warn"),
-        ("runpod", "/root/runs", "doctor.keep.lost", "warn"),
+        ("runpod", f"{VOLUME}/runs", "doctor.keep.release", "warn"),
+        ("runpod", "/srv/runs", "doctor.keep.lost", "warn"),
         ("colab", "/content/runs", "doctor.keep.lost", "warn"),
         ("colab", "/content/drive/MyDrive/runs", "doctor.keep.always", "ok"),
         ("kaggle", "/kaggle/working/runs", "doctor.keep.always", "ok"),
@@ -33,11 +37,11 @@ def test_what_survives_is_told_by_platform_and_folder(name: str, folder: str, ke
 
 def test_hint_names_a_folder_that_stays() -> None:
     assert "/content/drive" in disk.persistence(Path("/content/runs"), platform("colab")).hint
-    assert "/workspace" in disk.persistence(Path("/root/runs"), platform("runpod")).hint
+    assert VOLUME in disk.persistence(Path("/srv/runs"), platform("runpod")).hint
 
 
 def test_own_machine_is_recognised_by_the_absence_of_signs() -> None:
-    assert disk.persistence(Path("/home/me/runs"), None).status == "ok"
+    assert disk.persistence(Path("/srv/runs"), None).status == "ok"
 
 
 @pytest.mark.parametrize(("free", "status"), [(500e6, "fail"), (9e9, "warn"), (80e9, "ok")])

@@ -1,0 +1,22 @@
+"""`stoker stop`: ask a run to commit a checkpoint and end."""
+
+from stoker.cli import console
+from stoker.cli.progress import Progress, wait_a_little
+from stoker.launch import training
+from stoker.rundir import layout
+
+
+def stop(name: str) -> None:
+    """Ask the run to stop at the next step boundary, and wait until it has."""
+    run_dir = layout.find(name)
+    pid = training.running_pid(run_dir)
+    if pid is None:
+        console.talk("stop.idle", name=run_dir.name)
+        return
+    training.ask_to_stop(pid)
+    console.talk("train.stopping")
+    while training.running_pid(run_dir) == pid:
+        wait_a_little()
+    progress = Progress(run_dir)
+    progress.update()
+    console.talk("train.stopped" if progress.checkpoint else "stop.before_first", step=progress.done_steps)

@@ -1,0 +1,50 @@
+"""Typer's complaints about a command line in our words."""
+
+import difflib
+import re
+from typing import Any
+
+import typer
+
+from stoker import messages
+from stoker.errors import StokerError
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""What every mistake in a command line is; typer exports only the class below it."""
+
+_SIGNS: tuple[tuple[str, str], ...] = (
+    (r"No such option: (?P<name>\S+)", "usage.option"),
+    (r"No such command '(?P<name>[^']*)'", "usage.command"),
+    (r"unexpected extra arguments?(?:\(s\))? \((?P<name>.*)\)", "usage.extra"),
+    (r"Option '(?P<name>[^']*)' requires", "usage.value"),
+    (r"Missing (?:parameter|argument|option):? '?(?P<name>[\w-]+)", "usage.missing"),
+    (r"Invalid value for '?(?P<name>[\w-]+)", "usage.bad"),
+)
+
+
+def asks_for_help(error: Any) -> bool:
+    """Whether nothing was asked at all: typer then raises the help page."""
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def explain(error: Any) -> StokerError:
+    """The error for a command line that cannot be read."""
+    command = error.ctx.command_path if error.ctx else "stoker"
+    said = error.format_message()
+    for sign, key in _SIGNS:
+        if found := re.search(sign, said):
+            name = found.group("name")
+            problem = messages.text(key, name=name) + _nearest(name, key, error)
+            return StokerError("STK506", problem=problem, command=command)
+    return StokerError("STK506", problem=said, command=command)
+
+
+def _nearest(name: str, key: str, error: Any) -> str:
+    if key == "usage.command":
+        known = list(error.ctx.command.commands)
+    elif key == "usage.option":
+        known = [option for parameter in error.ctx.command.params for option in parameter.opts]
+    else:
+        return ""
+    near = difflib.get_close_matches(name, known, n=1)
+    return messages.text("usage.nearest", nearest=near[0]) if near else ""

@@ -1,0 +1,297 @@
+"""Pydantic's findings in our words: one error per mistake, with its line, its cause and what to write instead.
+
+Knows the run file's keys and the names other tools give them; knows nothing of files or overrides.
+"""
+
+import difflib
+import functools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from stoker import messages
+from stoker.config import native, syntax
+from stoker.config.reader import Document, KeyPath, dotted_path
+from stoker.config.run import Lora, Run
+from stoker.errors import StokerError
+
+SECRET = re.compile(
+    r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
+)
+
+_TAGS = {"text", "mapping", "list", "number", "auto", "value", "full", "lora", "qlora"}
+"""Names pydantic puts into a path for a union's member; they are not keys of the file."""
+
+_TYPE_WORDS = {
+    "int": "whole",
+    "float": "number",
+    "finite": "number",
+    "string": "text",
+    "bool": "bool",
+    "list": "list",
+    "dict": "mapping",
+    "model": "mapping",
+}
+
+_SIGNS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+
+_OWN_LANGUAGE = {
+    "data.eval": "`2%`, `data/eval.jsonl`",
+    "tune.targets": "`all-linear`, `[q_proj, v_proj]`",
+    "train.warmup": "`3%`, `100`",
+    "train.exact": "`auto`, `true`, `false`",
+    "train.eval_every": "`epoch`, `200 steps`, `never`",
+    "save.every": "`10m`, `500 steps`, `epoch`, `auto`",
+    "where.gpus": "`all`, `2`, `0,2`",
+    "where.micro": "`auto`, `4`",
+    "where.gradient_checkpointing": "`auto`, `true`, `false`",
+    "where.workers": "`auto`, `2`",
+    "budget.money": "`50 CNY`",
+    "budget.time": "`12h`",
+    "name": "`my-run_1`",
+}
+"""Words whose values have more than one kind, or a small language of their own, with examples of them."""
+
+_EXAMPLES = {
+    **_OWN_LANGUAGE,
+    "model": "`Qwen/Qwen2.5-7B`, `{shape: llama, layers: 6, width: 512, heads: 8}`",
+    "model.shape": "`model: Qwen/Qwen2.5-7B`, `model: {shape: llama, layers: 6, width: 512, heads: 8}`",
+    "model.layers": "`6`",
+    "model.width": "`512`",
+    "model.heads": "`8`",
+    "model.kv_heads": "`8`",
+    "model.ffn": "`1536`",
+    "model.vocab": "`32000`",
+    "tokenizer": "`auto`, `{train: bpe, vocab: 32000}`",
+    "tokenizer.train": "`bpe`",
+    "tokenizer.vocab": "`32000`",
+    "data": "`{train: data/train.jsonl}`",
+    "data.train": "`data/train.jsonl`, `hub:owner/name`, `[{path: a.jsonl, weight: 2}, {path: b.jsonl}]`",
+    "data.train[]": "`{path: data/train.jsonl}`",
+    "data.train.path": "`data/train.jsonl`",
+    "data.train.config": "`en`",
+    "data.rows": "`2500`",
+    "data.tokens": "`1000000`",
+    "tune": "`{method: lora, rank: 16}`",
+    "tune.method": "`lora`",
+    "tune.alpha": "`32`",
+    "tune.targets[]": "`q_proj`",
+    "train": "`{epochs: 3, batch: 16}`",
+    "train.steps": "`1000`",
+    "save": "`{every: 10m, keep: 3}`",
+    "save.best": "`eval_loss`",
+    "save.store": "`s3://bucket/prefix`",
+    "where": "`{gpus: all}`",
+    "where.host": "`my-box`",
+    "budget": "`{money: 50 CNY, time: 12h}`",
+    "native": "`{trainer: {neftune_noise_alpha: 5}}`",
+    "native.trainer": "`{neftune_noise_alpha: 5}`",
+    "native.model": "`{revision: main}`",
+    "native.lora": "`{use_rslora: true}`",
+    "native.quantization": "`{bnb_4bit_use_double_quant: false}`",
+}
+"""How a value is written, where the default does not show it."""
+
+_ELSEWHERE = {
+    "base_model": "model",
+    "model_name": "model",
+    "model_name_or_path": "model",
+    "finetuning_type": "tune.method",
+    "lora_rank": "tune.rank",
+    "lora_r": "tune.rank",
+    "lora_target": "tune.targets",
+    "target_modules": "tune.targets",
+    "dataset": "data.train",
+    "datasets": "data.train",
+    "train_file": "data.train",
+    "val_size": "data.eval",
+    "val_set_size": "data.eval",
+    "cutoff_len": "data.length",
+    "max_length": "data.length",
+    "max_seq_length": "data.length",
+    "seq_length": "data.length",
+    "sequence_len": "data.length",
+    "packing": "data.pack",
+    "sample_packing": "data.pack",
+    "lr": "train.learning_rate",
+    "lr_scheduler": "train.schedule",
+    "num_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "batch_size": "train.batch",
+    "micro_batch_size": "where.micro",
+    "warmup_ratio": "train.warmup",
+    "stage": "train.objective",
+    "num_gpus": "where.gpus",
+}
+"""Names other tools use for words of ours."""
+
+
+@dataclass(frozen=True)
+class _Finding:
+    path: KeyPath
+    kind: str
+    given: Any
+    context: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The path without places in lists: `data.train[]`, `data.train.path`."""
+        inner = [part for part in self.path[:-1] if isinstance(part, str)]
+        last = self.path[-1] if self.path else ""
+        return ".".join(inner) + "[]" if isinstance(last, int) else ".".join([*inner, last])
+
+
+def translate(error: ValidationError, document: Document) -> list[StokerError]:
+    """All of pydantic's findings, those left out that only follow from another one."""
+    findings = [_finding(details, document) for details in error.errors()]
+    meant = [f"{one}." for f in findings if f.kind == "extra_forbidden" for one in _nearest(f, document)]
+    findings = [f for f in findings if f.kind != "missing" or not any(m.startswith(f"{f.key}.") for m in meant)]
+    if any(f.kind == "missing" and f.path == ("model", "shape") for f in findings):
+        findings = [f for f in findings if f.path[0] != "model" or f.path == ("model", "shape")]
+    return [_word(finding, document) for finding in findings]
+
+
+def example(key: str) -> str:
+    """How the value of a word is written."""
+    if key in _EXAMPLES:
+        return _EXAMPLES[key]
+    parent, _, name = key.rpartition(".")
+    defaults = [model.model_fields[name].default for model in _models_at(parent) if name in model.model_fields]
+    return shown(defaults[0])
+
+
+def shown(value: Any) -> str:
+    """A value as the file has it, within limits; what looks like a secret is not repeated."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if SECRET.search(text):
+        return "`***`"
+    return f"`{text}`" if len(text) <= 60 else f"`{text[:57]}...`"
+
+
+def _finding(details: ErrorDetails, document: Document) -> _Finding:
+    path = _file_path(details["loc"], document)
+    kind, given, context = details["type"], details.get("input"), details.get("ctx", {})
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        # Of all unions only `tune` has its tag in the file.
+        path, has_tag = (*path, "method"), "method" in given
+        kind, given = ("literal_error", given["method"]) if has_tag else ("missing", given)
+        context = {"expected": context.get("expected_tags", "")}
+    return _Finding(path, kind, given, context)
+
+
+def _word(finding: _Finding, document: Document) -> StokerError:
+    """One finding as one of our errors."""
+    where, kind, given = document.where(finding.path), finding.kind, finding.given
+    if kind == "extra_forbidden":
+        return _unknown(finding, document)
+    if kind == "missing":
+        return StokerError("STK105", where, key=finding.path[-1], example=example(finding.key))
+    if given is None or kind in ("too_short", "string_too_short"):
+        return StokerError("STK120", where)
+    if kind in _SIGNS:
+        limit = next(iter(finding.context.values()))
+        return StokerError("STK107", where, given=shown(given), limit=f"{_SIGNS[kind]} {limit:.12g}")
+    if kind == "string_pattern_mismatch" or finding.key in _OWN_LANGUAGE:
+        return StokerError("STK109", where, given=shown(given), example=example(finding.key))
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", finding.context["expected"])
+        return StokerError("STK108", where, given=shown(given), choices=", ".join(f"`{one}`" for one in choices))
+    return _wrong_type(finding, where)
+
+
+def _wrong_type(finding: _Finding, where: str) -> StokerError:
+    word = _TYPE_WORDS[finding.kind.split("_")[0]]
+    if word == "mapping" and isinstance(finding.given, str) and (sentence := syntax.mistyped(finding.given)):
+        return StokerError("STK102", where, problem=sentence)
+    expected = messages.text(f"type.{word}")
+    return StokerError("STK106", where, given=shown(finding.given), expected=expected, example=example(finding.key))
+
+
+# ---- unknown keys
+
+
+def _unknown(finding: _Finding, document: Document) -> StokerError:
+    where, name, parent = document.where(finding.path), str(finding.path[-1]), finding.path[:-1]
+    if parent == ("tune",) and name in Lora.model_fields:
+        method = document.values["tune"]["method"]
+        return StokerError("STK137", where, key=f"tune.{name}", methods="`lora`, `qlora`", method=method)
+    nearest = _nearest(finding, document) or [dotted_path((*parent, one)) for one in _names_at(parent, document)]
+    return StokerError("STK104", where, key=name, nearest=", ".join(f"`{one}`" for one in nearest))
+
+
+def _nearest(finding: _Finding, document: Document) -> list[str]:
+    """The key that was probably meant: one of this very name elsewhere, else one that is spelt alike here."""
+    name, parent = str(finding.path[-1]), finding.path[:-1]
+    near = difflib.get_close_matches(name.lower(), _names_at(parent, document), n=1)
+    return _elsewhere(name) or [dotted_path((*parent, one)) for one in near]
+
+
+def _elsewhere(name: str) -> list[str]:
+    """Where a key of this very name belongs: another section, the word that owns an engine's option, or `native`."""
+    if name in _ELSEWHERE:
+        return [_ELSEWHERE[name]]
+    if name in _all_keys():
+        return _all_keys()[name]
+    owners = {block[name] for block in native.OWNED.values() if name in block} - {native.PLAN}
+    if owners:
+        return sorted(owners)
+    return [f"native.{block}.{name}" for block, options in native.known_options().items() if name in options]
+
+
+def _file_path(location: tuple[str | int, ...], document: Document) -> KeyPath:
+    """Pydantic's location without union tags: the path as the file has it."""
+    path: KeyPath = ()
+    last = len(location) - 1
+    for index, part in enumerate(location):
+        is_key = (*path, part) in document.lines
+        if part in _TAGS and not is_key and (index != last or path in document.lines):
+            continue
+        path = (*path, part)
+    return path
+
+
+def _names_at(path: KeyPath, document: Document) -> list[str]:
+    """The keys allowed at a place of the file."""
+    models = _models_at(".".join(part for part in path if isinstance(part, str)))
+    if path == ("tune",):
+        method = document.values["tune"].get("method")
+        models = [model for model in models if method in get_args(model.model_fields["method"].annotation)]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _models_at(key: str) -> list[type[BaseModel]]:
+    """The types of the sections a dotted key can be; several for a union."""
+    models: list[type[BaseModel]] = [Run]
+    for part in filter(None, key.split(".")):
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [inner for field in fields for inner in _models(field.annotation)]
+    return models
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+@functools.cache
+def _all_keys() -> dict[str, list[str]]:
+    """Every key of the run file by its last part."""
+    found: dict[str, list[str]] = {}
+    for key in keys():
+        found.setdefault(key.rpartition(".")[2], []).append(key)
+    return found
+
+
+def keys(prefix: str = "") -> Iterator[str]:
+    """Every key of the run file, dotted."""
+    names = dict.fromkeys(name for model in _models_at(prefix) for name in model.model_fields)
+    for name in names:
+        key = f"{prefix}.{name}" if prefix else name
+        yield key
+        yield from keys(key)

@@ -1,0 +1,402 @@
+"""Broken run files, each with everything that must be said about it."""
+
+from errors.expected import Expected, err
+
+MODEL = "model: Qwen/Qwen2.5-0.5B\n"
+DATA = "data: {train: a.jsonl, rows: 1000, tokens: 100000}\n"
+BOTH = MODEL + DATA
+SHAPE = "model: {shape: llama, layers: 2, width: 64, heads: 2}\n"
+TRAINED = "tokenizer: {train: bpe, vocab: 500}\n"
+
+Table = dict[str, tuple[str, list[Expected]]]
+
+SYNTAX: Table = {
+    "a tab for indentation": (MODEL + "data:\n\ttrain: a\n", [err("STK102", "run.yaml:3", "tab", "spaces")]),
+    "two colons in a line": ("model: a: b\n" + DATA, [err("STK102", "run.yaml:1", "second `: `")]),
+    "a quote left open": ('model: "abc\n' + DATA, [err("STK102", "run.yaml:1", "quote opens here")]),
+    "a brace left open": (MODEL + "data: {train: a\ntrain: {epochs: 3}\n", [err("STK102", "run.yaml:2", "opens here")]),
+    "a comma forgotten": (MODEL + "data: {train: a eval: 2%}\n", [err("STK102", "run.yaml:2", "comma is missing")]),
+    "a crooked indentation": (MODEL + "data:\n  train: a\n eval: 2%\n", [err("STK102", "run.yaml:4", "indentation")]),
+    "no space after the colon": ("model:Qwen\n" + DATA, [err("STK102", "run.yaml:1", "space is missing")]),
+    "no space anywhere": ("model:Qwen\ndata:a\n", [err("STK102", "run.yaml:1", "space is missing")]),
+    "no space below a key": (BOTH + "train:\n  epochs:3\n", [err("STK102", "run.yaml:3: train", "space is missing")]),
+    "a full-width colon": ("model：Qwen\n" + DATA, [err("STK102", "run.yaml:1", "write `:`")]),
+    "a full-width colon below": (
+        MODEL + "data:\n  train：a\n",
+        [err("STK102", "run.yaml:2: data", "full-width", "write `:`")],
+    ),
+    "a full-width comma": (MODEL + "data: {train: a， eval: 2%}\n", [err("STK102", "run.yaml:2", "write `,`")]),
+    "full-width quotes": ("model: “Qwen”\n" + DATA, [err("STK102", "run.yaml:1: model", 'write `"`')]),
+    "a full-width space": (MODEL + "data:\n　 train: a\n", [err("STK102", "run.yaml:3", "no plain one")]),
+    "a windows path in quotes": (MODEL + 'data: {train: "C:\\data"}\n', [err("STK102", "run.yaml:2", "backslash")]),
+    "a glob without quotes": (MODEL + "data: {train: *.jsonl}\n", [err("STK102", "run.yaml:2", "in quotes")]),
+    "a glob that reads as an alias": (MODEL + "data: {train: *data}\n", [err("STK114", "run.yaml:2", "in quotes")]),
+    "a percent sign first": (BOTH + "train: {warmup: %3}\n", [err("STK102", "run.yaml:3", "`%`", "in quotes")]),
+    "text after a quote": ("model: 'it's'\n" + DATA, [err("STK102", "run.yaml:1", "after a closing quote")]),
+    "a line that is no key": (BOTH + "train\nsave: {keep: 3}\n", [err("STK102", "run.yaml:3", "no `key: value`")]),
+    "a list on the key's line": (MODEL + "data:\n  train: - a\n", [err("STK102", "run.yaml:3", "`[a, b]`")]),
+    "two documents": (BOTH + "---\n" + BOTH, [err("STK102", "run.yaml:3", "second document")]),
+    "data instead of a run file": ('{"text": "a"}\n{"text": "b"}\n', [err("STK102", "run.yaml:2", "second document")]),
+    "a control character": (MODEL + "data: {train: a\x07}\n", [err("STK102", "run.yaml:2", "U+0007")]),
+    "nesting without end": ("model: " + "[" * 5000, [err("STK102", "run.yaml:1", "too deep")]),
+    "a list as a key": ("? [a, b]\n: 3\n" + BOTH, [err("STK102", "run.yaml:1", "must be text")]),
+    "an anchor and an alias": (
+        "model: &a m\ntokenizer: *a\n" + DATA,
+        [err("STK114", "run.yaml:1"), err("STK114", "run.yaml:2")],
+    ),
+    "a tag": ("model: !!python/name:os.system m\n" + DATA, [err("STK114", "run.yaml:1")]),
+    "a tag on a mapping": (MODEL + "data: !x {train: a}\n", [err("STK114", "run.yaml:2")]),
+    "a key twice": (BOTH + "train: {epochs: 1, epochs: 2}\n", [err("STK103", "run.yaml:3: train.epochs", "line 3")]),
+    "a section twice": (BOTH + "\nmodel: x\n", [err("STK103", "run.yaml:4: model", "line 1")]),
+    "a list at the top": ("- model: m\n- data: x\n", [err("STK118", "run.yaml:1", "`model:`")]),
+    "a sentence": ("train a model please\n", [err("STK118", "run.yaml:1")]),
+    "nothing": (
+        "",
+        [err("STK105", "run.yaml:1: model", "Qwen/"), err("STK105", "run.yaml:1: data", "{train: data/train.jsonl}")],
+    ),
+    "comments only": ("# later\n", [err("STK105", "run.yaml:1: model"), err("STK105", "run.yaml:1: data")]),
+}
+
+KEYS: Table = {
+    "a typo at the top": (BOTH + "trian: {epochs: 1}\n", [err("STK104", "run.yaml:3: trian", "`train`")]),
+    "a typo for a required key": ("modle: m\n" + DATA, [err("STK104", "run.yaml:1: modle", "`model`")]),
+    "a typo in data": (
+        MODEL + "data: {train: a, lenght: 9}\n",
+        [err("STK104", "run.yaml:2: data.lenght", "data.length")],
+    ),
+    "a typo in train": (BOTH + "train: {epoch: 1}\n", [err("STK104", "run.yaml:3: train.epoch", "`train.epochs`")]),
+    "a typo in tune": (BOTH + "tune: {method: lora, rnak: 8}\n", [err("STK104", "run.yaml:3: tune.rnak", "tune.rank")]),
+    "a typo in save": (BOTH + "save: {kepe: 3}\n", [err("STK104", "run.yaml:3: save.kepe", "`save.keep`")]),
+    "a typo in where": (BOTH + "where: {gpu: 1}\n", [err("STK104", "run.yaml:3: where.gpu", "`where.gpus`")]),
+    "a typo in budget": (BOTH + "budget: {tiem: 1h}\n", [err("STK104", "run.yaml:3: budget.tiem", "`budget.time`")]),
+    "a typo in native": (
+        BOTH + "native: {trianer: {}}\n",
+        [err("STK104", "run.yaml:3: native.trianer", "native.trainer")],
+    ),
+    "a typo in a shape": (
+        SHAPE.replace("layers", "layer") + TRAINED + DATA,
+        [err("STK104", "run.yaml:1: model.layer", "model.layers")],
+    ),
+    "a typo in a tokenizer": (
+        SHAPE + TRAINED.replace("vocab", "vocabs") + DATA,
+        [err("STK104", "run.yaml:2: tokenizer.vocabs", "tokenizer.vocab")],
+    ),
+    "a typo in a list of sources": (
+        MODEL + "data:\n  train:\n    - path: a\n    - path: b\n      wieght: 2\n",
+        [err("STK104", "run.yaml:6: data.train[1].wieght", "data.train[1].weight")],
+    ),
+    "a key of another section": (
+        BOTH + "learning_rate: 1e-4\n",
+        [err("STK104", "run.yaml:3: learning_rate", "`train.learning_rate`")],
+    ),
+    "an upstream name that a word owns": (
+        BOTH + "train: {num_train_epochs: 1}\n",
+        [err("STK104", "run.yaml:3: train.num_train_epochs", "`train.epochs`")],
+    ),
+    "an upstream name that is native": (
+        BOTH + "train: {neftune_noise_alpha: 5}\n",
+        [err("STK104", "run.yaml:3: train.neftune_noise_alpha", "`native.trainer.neftune_noise_alpha`")],
+    ),
+    "names of other tools": (
+        "model_name_or_path: m\ndataset: alpaca\nlora_rank: 8\ncutoff_len: 1024\nlr: 1e-4\n",
+        [
+            err("STK104", "run.yaml:1: model_name_or_path", "`model`"),
+            err("STK104", "run.yaml:2: dataset", "`data.train`"),
+            err("STK104", "run.yaml:3: lora_rank", "`tune.rank`"),
+            err("STK104", "run.yaml:4: cutoff_len", "`data.length`"),
+            err("STK104", "run.yaml:5: lr", "`train.learning_rate`"),
+        ],
+    ),
+    "a number as a key": (BOTH + "5: 3\n", [err("STK104", "run.yaml:3: 5", "`budget`")]),
+    "an adapter's key in full tuning": (
+        BOTH + "tune: {method: full, rank: 8}\n",
+        [err("STK137", "run.yaml:3: tune.rank", "`lora`", "`full`")],
+    ),
+}
+
+VALUES: Table = {
+    "no model": (DATA, [err("STK105", "run.yaml:1: model", "Qwen/")]),
+    "no data": (MODEL, [err("STK105", "run.yaml:1: data", "data/train.jsonl")]),
+    "no train in data": (MODEL + "data: {length: 64}\n", [err("STK105", "run.yaml:2: data.train", "data/train.jsonl")]),
+    "a model left empty": ("model:\n" + DATA, [err("STK120", "run.yaml:1: model")]),
+    "a section left empty": (BOTH + "train:\n", [err("STK120", "run.yaml:3: train", "take the key out")]),
+    "a value left empty": (BOTH + "train: {epochs: }\n", [err("STK120", "run.yaml:3: train.epochs")]),
+    "a model that is a number": ("model: 7\n" + DATA, [err("STK106", "run.yaml:1: model", "found `7`", "Qwen/")]),
+    "a model that is a list": ("model: [a]\n" + DATA, [err("STK106", "run.yaml:1: model", "expected text")]),
+    "a model's name as a mapping": (
+        "model: {name: Qwen}\n" + DATA,
+        [err("STK105", "run.yaml:1: model.shape", "`model: Qwen/")],
+    ),
+    "a shape without its sizes": (
+        "model:\n  shape: llama\n  layers: 2\n" + TRAINED + DATA,
+        [err("STK105", "run.yaml:1: model.width", "`512`"), err("STK105", "run.yaml:1: model.heads", "`8`")],
+    ),
+    "a shape nobody has": (
+        SHAPE.replace("llama", "bert") + TRAINED + DATA,
+        [err("STK108", "run.yaml:1: model.shape", "`bert`", "`llama`, `qwen2`")],
+    ),
+    "a tokenizer that is a list": (
+        "model: m\ntokenizer: [a]\n" + DATA,
+        [err("STK106", "run.yaml:2: tokenizer", "bpe")],
+    ),
+    "a tokenizer's algorithm": (
+        SHAPE + TRAINED.replace("bpe", "wordpiece") + DATA,
+        [err("STK108", "run.yaml:2: tokenizer.train", "`bpe`")],
+    ),
+    "a vocabulary too small": (
+        SHAPE + TRAINED.replace("500", "5") + DATA,
+        [err("STK107", "run.yaml:2: tokenizer.vocab", ">= 257")],
+    ),
+    "data as text": (MODEL + "data: a.jsonl\n", [err("STK106", "run.yaml:2: data", "{train: data/train.jsonl}")]),
+    "data as a number": (MODEL + "data: {train: 5}\n", [err("STK106", "run.yaml:2: data.train", "data/train.jsonl")]),
+    "sources as plain text": (
+        MODEL + "data:\n  train:\n    - a.jsonl\n    - b.jsonl\n",
+        [err("STK106", "run.yaml:4: data.train[0]", "{path: "), err("STK106", "run.yaml:5: data.train[1]", "{path: ")],
+    ),
+    "an empty list of sources": (MODEL + "data: {train: []}\n", [err("STK120", "run.yaml:2: data.train")]),
+    "a source without a path": (MODEL + "data: {train: {weight: 2}}\n", [err("STK105", "run.yaml:2: data.train.path")]),
+    "a negative weight": (
+        MODEL + "data: {train: [{path: a, weight: -1}]}\n",
+        [err("STK107", "run.yaml:2: data.train[0].weight", "> 0")],
+    ),
+    "an eval share as a fraction": (
+        MODEL + "data: {train: a, eval: 0.02}\n",
+        [err("STK109", "run.yaml:2: data.eval", "`2%`")],
+    ),
+    "an eval share in words": (
+        MODEL + "data: {train: a, eval: two%}\n",
+        [err("STK109", "run.yaml:2: data.eval", "`2%`")],
+    ),
+    "a full-width percent sign": (
+        MODEL + "data: {train: a, eval: 2％}\n",
+        [err("STK109", "run.yaml:2: data.eval", "`2%`")],
+    ),
+    "an eval share beyond all": (
+        MODEL + "data: {train: a, eval: 200%}\n",
+        [err("STK107", "run.yaml:2: data.eval", "<= 100")],
+    ),
+    "a length in thousands": (
+        MODEL + "data: {train: a, length: 2k}\n",
+        [err("STK106", "run.yaml:2: data.length", "a whole number", "`2048`")],
+    ),
+    "a length of nothing": (
+        MODEL + "data: {train: a, length: 0}\n",
+        [err("STK107", "run.yaml:2: data.length", ">= 8")],
+    ),
+    "a truth that is none": (
+        MODEL + "data: {train: a, pack: maybe}\n",
+        [err("STK106", "run.yaml:2: data.pack", "true or false")],
+    ),
+    "a layout nobody has": (
+        MODEL + "data: {train: a, format: chatml}\n",
+        [err("STK108", "run.yaml:2: data.format", "`messages`")],
+    ),
+    "rows with a comma": (
+        MODEL + "data: {train: a, rows: '2,500'}\n",
+        [err("STK106", "run.yaml:2: data.rows", "`2500`")],
+    ),
+    "half an epoch": (BOTH + "train: {epochs: 1.5}\n", [err("STK106", "run.yaml:3: train.epochs", "a whole number")]),
+    "no epoch": (BOTH + "train: {epochs: 0}\n", [err("STK107", "run.yaml:3: train.epochs", ">= 1")]),
+    "a true epoch": (BOTH + "train: {epochs: true}\n", [err("STK106", "run.yaml:3: train.epochs", "`true`")]),
+    "a comment without a space": (
+        BOTH + "train: {epochs: 3#x}\n",
+        [err("STK106", "run.yaml:3: train.epochs", "`3#x`")],
+    ),
+    "a batch left to Stoker": (BOTH + "train: {batch: auto}\n", [err("STK106", "run.yaml:3: train.batch", "`16`")]),
+    "a learning rate of nothing": (
+        BOTH + "train: {learning_rate: 0}\n",
+        [err("STK107", "run.yaml:3: train.learning_rate", "> 0")],
+    ),
+    "a learning rate as a sum": (
+        BOTH + "train: {learning_rate: 2*10^-4}\n",
+        [err("STK106", "run.yaml:3: train.learning_rate", "a number")],
+    ),
+    "a learning rate that is no number": (
+        BOTH + "train: {learning_rate: .nan}\n",
+        [err("STK106", "run.yaml:3: train.learning_rate")],
+    ),
+    "a schedule nobody has": (
+        BOTH + "train: {schedule: cos}\n",
+        [err("STK108", "run.yaml:3: train.schedule", "`cosine`")],
+    ),
+    "an objective of later": (
+        BOTH + "train: {objective: dpo}\n",
+        [err("STK108", "run.yaml:3: train.objective", "`sft`")],
+    ),
+    "an optimizer nobody has": (
+        BOTH + "train: {optimizer: adam}\n",
+        [err("STK108", "run.yaml:3: train.optimizer", "`adamw`")],
+    ),
+    "a warm-up as a fraction": (BOTH + "train: {warmup: 0.03}\n", [err("STK109", "run.yaml:3: train.warmup", "`3%`")]),
+    "a warm-up beyond the end": (
+        BOTH + "train: {warmup: 150%}\n",
+        [err("STK107", "run.yaml:3: train.warmup", "<= 100")],
+    ),
+    "a seed too large": (
+        BOTH + "train: {seed: 4294967296}\n",
+        [err("STK107", "run.yaml:3: train.seed", "< 4294967296")],
+    ),
+    "an eval interval without a unit": (
+        BOTH + "train: {eval_every: 200}\n",
+        [err("STK109", "run.yaml:3: train.eval_every", "`200 steps`")],
+    ),
+    "an eval interval of nothing": (
+        BOTH + "train: {eval_every: 0 steps}\n",
+        [err("STK107", "run.yaml:3: train.eval_every", "> 0")],
+    ),
+    "a save interval without a unit": (
+        BOTH + "save: {every: 500}\n",
+        [err("STK109", "run.yaml:3: save.every", "`500 steps`")],
+    ),
+    "a save interval in minutes": (BOTH + "save: {every: 10min}\n", [err("STK109", "run.yaml:3: save.every", "`10m`")]),
+    "a save interval of nothing": (BOTH + "save: {every: 0m}\n", [err("STK107", "run.yaml:3: save.every", "> 0")]),
+    "one checkpoint kept": (BOTH + "save: {keep: 1}\n", [err("STK107", "run.yaml:3: save.keep", ">= 2")]),
+    "the method as text": (BOTH + "tune: lora\n", [err("STK106", "run.yaml:3: tune", "{method: lora, rank: 16}")]),
+    "no method": (BOTH + "tune: {rank: 16}\n", [err("STK105", "run.yaml:3: tune.method", "`lora`")]),
+    "a method in capitals": (
+        BOTH + "tune:\n  method: LoRA\n",
+        [err("STK108", "run.yaml:4: tune.method", "`full`, `lora`, `qlora`")],
+    ),
+    "one target as text": (
+        BOTH + "tune: {method: lora, targets: q_proj}\n",
+        [err("STK109", "run.yaml:3: tune.targets", "`[q_proj, v_proj]`")],
+    ),
+    "an adapter without rank": (
+        BOTH + "tune: {method: lora, rank: 0}\n",
+        [err("STK107", "run.yaml:3: tune.rank", ">= 1")],
+    ),
+    "a place nobody serves": (BOTH + "where: {place: autodl}\n", [err("STK108", "run.yaml:3: where.place", "`ssh`")]),
+    "gpus in words": (BOTH + "where: {gpus: two}\n", [err("STK109", "run.yaml:3: where.gpus", "`0,2`")]),
+    "gpus as a list": (BOTH + "where: {gpus: [0, 1]}\n", [err("STK109", "run.yaml:3: where.gpus", "`0,2`")]),
+    "a precision for serving": (
+        BOTH + "where: {precision: int8}\n",
+        [err("STK108", "run.yaml:3: where.precision", "`bf16`")],
+    ),
+    "recomputing sometimes": (
+        BOTH + "where: {gradient_checkpointing: often}\n",
+        [err("STK109", "run.yaml:3: where.gradient_checkpointing", "`auto`")],
+    ),
+    "money without a currency": (
+        BOTH + "budget: {money: 50}\n",
+        [err("STK109", "run.yaml:3: budget.money", "`50 CNY`")],
+    ),
+    "money with a sign": (BOTH + "budget: {money: $50}\n", [err("STK109", "run.yaml:3: budget.money", "`50 CNY`")]),
+    "time in words": (BOTH + "budget: {time: 12 hours}\n", [err("STK109", "run.yaml:3: budget.time", "`12h`")]),
+    "a name with a slash": ("name: ../x\n" + BOTH, [err("STK109", "run.yaml:1: name", "`my-run_1`")]),
+    "a section as a list": (
+        BOTH + "train:\n  - epochs: 3\n",
+        [err("STK106", "run.yaml:3: train", "{epochs: 3, batch: 16}")],
+    ),
+}
+
+NATIVE: Table = {
+    "a native block as a number": (
+        BOTH + "native: {trainer: 5}\n",
+        [err("STK106", "run.yaml:3: native.trainer", "{neftune_noise_alpha: 5}")],
+    ),
+    "a native option that a word owns": (
+        BOTH + "native:\n  trainer:\n    learning_rate: 1e-4\n",
+        [err("STK110", "run.yaml:5: native.trainer.learning_rate", "`train.learning_rate`")],
+    ),
+    "a native option that is misspelt": (
+        BOTH + "native: {trainer: {neftune_alpha: 5}}\n",
+        [err("STK111", "run.yaml:3: native.trainer.neftune_alpha", "`neftune_noise_alpha`")],
+    ),
+    "a native option that the plan decides": (
+        BOTH + "native: {trainer: {remove_unused_columns: true}}\n",
+        [err("STK112", "run.yaml:3: native.trainer.remove_unused_columns", "stoker plan")],
+    ),
+    "code from a hub": (
+        BOTH + "native: {model: {trust_remote_code: true}}\n",
+        [err("STK112", "run.yaml:3: native.model.trust_remote_code")],
+    ),
+    "weights that execute": (
+        BOTH + "native: {model: {use_safetensors: false}}\n",
+        [err("STK112", "run.yaml:3: native.model.use_safetensors")],
+    ),
+    "a shape's size under its upstream name": (
+        SHAPE + TRAINED + DATA + "native: {model: {num_hidden_layers: 3}}\n",
+        [err("STK110", "run.yaml:4: native.model.num_hidden_layers", "`model.layers`")],
+    ),
+    "a shape's option that is misspelt": (
+        SHAPE + TRAINED + DATA + "native: {model: {rms_norm_epsilon: 1e-5}}\n",
+        [err("STK111", "run.yaml:4: native.model.rms_norm_epsilon", "`rms_norm_eps`")],
+    ),
+    "adapter options without an adapter": (
+        BOTH + "native: {lora: {use_rslora: true}}\n",
+        [err("STK137", "run.yaml:3: native.lora", "`tune.method` is `full`")],
+    ),
+    "4-bit options without 4 bits": (
+        BOTH + "tune: {method: lora}\nnative: {quantization: {bnb_4bit_quant_type: nf4}}\n",
+        [err("STK137", "run.yaml:4: native.quantization", "`qlora`")],
+    ),
+    "a token": (
+        BOTH + "save: {store: 's3://key:hunter22@bucket'}\n",
+        [err("STK115", "run.yaml:3: save.store", "environment")],
+    ),
+    "a token in a comment": (BOTH + "# HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz\n", [err("STK115", "run.yaml:3")]),
+}
+
+CONFLICTS: Table = {
+    "an adapter on nothing": (
+        SHAPE + TRAINED + DATA + "tune: {method: lora}\n",
+        [err("STK130", "run.yaml:4: tune.method", "`lora`")],
+    ),
+    "a shape without a tokenizer": (
+        SHAPE + DATA,
+        [err("STK131", "run.yaml:1: tokenizer", "{train: bpe, vocab: 32000}")],
+    ),
+    "heads that do not divide": (
+        SHAPE.replace("heads: 2", "heads: 3") + TRAINED + DATA,
+        [err("STK132", "run.yaml:1: model.heads", "64", "3")],
+    ),
+    "key/value heads that do not divide": (
+        SHAPE.replace("heads: 2", "heads: 4, kv_heads: 3") + TRAINED + DATA,
+        [err("STK133", "run.yaml:1: model.kv_heads")],
+    ),
+    "a new tokenizer for a trained model": (MODEL + TRAINED + DATA, [err("STK134", "run.yaml:2: tokenizer", "auto")]),
+    "the best of nothing": (
+        BOTH + "save: {best: eval_loss}\n",
+        [err("STK135", "run.yaml:3: save.best", "`data.eval`")],
+    ),
+    "the best of what is never measured": (
+        MODEL + "data: {train: a, eval: 2%}\nsave: {best: eval_loss}\ntrain: {eval_every: never}\n",
+        [err("STK135", "run.yaml:4: train.eval_every")],
+    ),
+    "ssh to nowhere": (BOTH + "where: {place: ssh}\n", [err("STK136", "run.yaml:3: where.host", "stoker hosts")]),
+}
+
+SEVERAL: Table = {
+    "many mistakes": (
+        "modle: m\ndata:\n  train: a\n  lenght: 3\n  pack: maybe\ntrain:\n  epochs: 0\n  batch: x\n"
+        "  schedule: cos\nsave:\n  every: 5\nnative:\n  trainer: {learning_rate: 1, nonsense_option: 2}\n"
+        "# key sk-abcdefghijklmnopqrstuvwxyz\n",
+        [
+            err("STK104", "run.yaml:1: modle", "`model`"),
+            err("STK104", "run.yaml:4: data.lenght", "`data.length`"),
+            err("STK106", "run.yaml:5: data.pack"),
+            err("STK107", "run.yaml:7: train.epochs"),
+            err("STK106", "run.yaml:8: train.batch"),
+            err("STK108", "run.yaml:9: train.schedule"),
+            err("STK109", "run.yaml:11: save.every"),
+            err("STK110", "run.yaml:13: native.trainer.learning_rate"),
+            err("STK111", "run.yaml:13: native.trainer.nonsense_option"),
+            err("STK115", "run.yaml:14"),
+        ],
+    ),
+    "several conflicts": (
+        SHAPE.replace("heads: 2", "heads: 3") + DATA + "tune: {method: qlora}\nwhere: {place: ssh}\n",
+        [
+            err("STK131", "run.yaml:1: tokenizer"),
+            err("STK132", "run.yaml:1: model.heads"),
+            err("STK130", "run.yaml:3: tune.method"),
+            err("STK136", "run.yaml:4: where.host"),
+        ],
+    ),
+    "several keys twice": (
+        "model: a\nmodel: b\n" + DATA + "train: {seed: 1, seed: 2}\n",
+        [err("STK103", "run.yaml:2: model"), err("STK103", "run.yaml:4: train.seed")],
+    ),
+}
+
+RUN_FILES: Table = {**SYNTAX, **KEYS, **VALUES, **NATIVE, **CONFLICTS, **SEVERAL}

@@ -1,0 +1,450 @@
+"""Broken run files, command lines and data, through the door people use: each mistake is named once, with its place,
+its cause and what to do, in both languages, with exit code 1 and without a traceback.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from errors.data_files import DATA_CASES, GOOD, ROW_CASES
+from errors.expected import Expected, err
+from errors.run_files import BOTH, DATA, MODEL, RUN_FILES
+
+from stoker.cli import console, main
+from stoker.facts import cards
+from stoker.facts.machine import Machine
+from stoker.launch import gather, local
+from stoker.messages.en import ENGLISH
+from stoker.rundir.layout import RunDir
+
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+PYTHONISH = re.compile(r"\bNone\b|\bTrue\b|\bFalse\b|<class|\{'|\['|Error\b|_type\b")
+BLOCK = re.compile(
+    r"^(?:error|错误): (?P<what>.+?)  \[(?P<code>STK\d{3})\]\n(?:  (?P<where>.+)\n)?\n(?:hint|提示): (?P<hint>.+)$",
+    re.MULTILINE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """One error as it was shown."""
+
+    code: str
+    where: str
+    what: str
+    hint: str
+
+
+def in_words(text: str) -> list[Said]:
+    return [Said(b["code"], b["where"] or "", b["what"], b["hint"]) for b in BLOCK.finditer(text)]
+
+
+class Terminal:
+    """Runs `stoker` in this process and checks what every error must have."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("STOKER_RUNS", str(folder / "runs"))
+        monkeypatch.setenv("HF_HOME", str(folder / "hub"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def write(self, text: str, name: str = "run.yaml") -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+        return path
+
+    def run(self, language: str, *arguments: str) -> tuple[int, str, str]:
+        self._monkeypatch.setenv("STOKER_LANG", language)
+        self._monkeypatch.setattr(sys, "argv", ["stoker", *arguments])
+        try:
+            code = console.guarded(main._run)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, talk = self._capsys.readouterr()
+        return code, out, talk
+
+    def refuses(self, expected: list[Expected], *arguments: str) -> list[Said]:
+        """The command ends with 1 and says exactly this, in English and in Chinese."""
+        english = self._refuses("en", expected, arguments)
+        chinese = self._refuses("zh", expected, arguments)
+        for said in english:
+            assert not CHINESE.search(said.what + said.hint), said
+        for said in chinese:
+            assert CHINESE.search(said.what), said
+            assert CHINESE.search(said.hint), said
+        for said, wanted in zip(english, expected, strict=True):
+            for words in wanted.says:
+                assert words in f"{said.what}; {said.hint}"
+        return english
+
+    def _refuses(self, language: str, expected: list[Expected], arguments: tuple[str, ...]) -> list[Said]:
+        code, out, talk = self.run(language, *arguments)
+        assert "Traceback" not in talk, talk
+        assert code == 1, talk
+        assert out == ""
+        said = in_words(talk)
+        assert [(one.code, one.where) for one in said] == [(one.code, one.where) for one in expected], talk
+        assert len(said) == len(re.findall(r"\[STK\d{3}\]", talk)), talk
+        for one in said:
+            assert not PYTHONISH.search(one.what + one.hint), one
+        return said
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(tmp_path, monkeypatch, capsys)
+
+
+# ---- run files
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_broken_run_file_is_explained(terminal: Terminal, name: str) -> None:
+    text, expected = RUN_FILES[name]
+    terminal.write(text)
+    terminal.refuses(expected, "plan", "run.yaml", "--card", "RTX4090")
+    assert not (terminal.folder / "runs").exists()
+
+
+def test_the_tables_are_as_large_as_promised_and_meet_every_code_of_the_run_file() -> None:
+    assert len(RUN_FILES) >= 100
+    assert len(DATA_CASES) + len(ROW_CASES) >= 30
+    met = {one.code for _, expected in RUN_FILES.values() for one in expected}
+    elsewhere = {"STK101", "STK113", "STK117", "STK119", "STK121"}  # tests below
+    assert met | elsewhere == {key for key in ENGLISH if re.fullmatch(r"STK1\d\d", key)}
+
+
+def test_a_secret_is_not_repeated(terminal: Terminal) -> None:
+    token = "hf_abcdefghijklmnopqrstuvwxyz"
+    terminal.write(BOTH + f"train: {{seed: {token}}}\n")
+    for language in ("en", "zh"):
+        code, _, talk = terminal.run(language, "plan", "run.yaml")
+        assert code == 1
+        assert token not in talk
+        assert "STK115" in talk
+
+
+def test_a_long_file_name_is_no_secret(terminal: Terminal) -> None:
+    terminal.write(MODEL + "data: {train: data/task-instruction-following-v2.jsonl, tokens: 1000}\n")
+    code, _, talk = terminal.run("en", "plan", "run.yaml", "--card", "RTX4090")
+    assert (code, talk) == (0, "")
+
+
+def test_a_place_at_line_100_stays_a_place(terminal: Terminal) -> None:
+    terminal.write(BOTH + "\n" * 97 + "train: {epochs: 0}\n")
+    terminal.refuses([err("STK107", "run.yaml:100: train.epochs")], "plan", "run.yaml")
+
+
+# ---- files and recipes
+
+
+def test_a_missing_run_file_names_what_is_there(terminal: Terminal) -> None:
+    terminal.write(BOTH, "medical.yaml")
+    terminal.refuses([err("STK101", "", "`medical`", "`medical.yaml`")], "plan", "medical")
+    terminal.refuses([err("STK101", "", "`medcial.yaml`", "`medical.yaml`")], "plan", "medcial.yaml")
+    terminal.refuses([err("STK101", "", "`paper_r64`")], "train", "paper_r46")
+    terminal.refuses([err("STK101", "", "lora_100k")], "plan", "no/such/folder/x.yaml")
+
+
+def test_a_run_file_pasted_as_a_name_is_no_surprise(terminal: Terminal) -> None:
+    terminal.refuses([err("STK101", "", "...`")], "plan", "model: " + "x" * 5000)
+
+
+def test_a_folder_is_no_run_file(terminal: Terminal) -> None:
+    terminal.refuses([err("STK119", "", "`.`")], "plan", ".")
+
+
+@pytest.mark.parametrize(("encoding", "line"), [("gbk", 2), ("utf-16", 1)])
+def test_a_run_file_must_be_utf8(terminal: Terminal, encoding: str, line: int) -> None:
+    (terminal.folder / "run.yaml").write_bytes(f"{MODEL}# 数据\n{DATA}".encode(encoding))
+    terminal.refuses([err("STK117", f"run.yaml:{line}", "UTF-8")], "plan", "run.yaml")
+
+
+def test_a_run_file_may_start_with_a_byte_order_mark_and_end_lines_as_windows_does(terminal: Terminal) -> None:
+    (terminal.folder / "run.yaml").write_bytes(b"\xef\xbb\xbf" + BOTH.replace("\n", "\r\n").encode())
+    code, _, talk = terminal.run("en", "plan", "run.yaml", "--card", "RTX4090")
+    assert (code, talk) == (0, "")
+
+
+def test_a_run_file_that_may_not_be_read_is_named(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal.write(BOTH)
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    terminal.refuses([err("STK121", "", "`run.yaml`", "Permission denied")], "plan", "run.yaml")
+
+
+# ---- command lines
+
+SETS: dict[str, tuple[list[str], list[Expected]]] = {
+    "no value": (["train.epochs"], [err("STK113", "--set train.epochs", "train.epochs=1")]),
+    "no key": (["=3"], [err("STK113", "--set =3")]),
+    "a hole in the path": (["train..epochs=1"], [err("STK113", "--set train..epochs=1")]),
+    "two at once": (["a", "b"], [err("STK113", "--set a"), err("STK113", "--set b")]),
+    "out of range": (["train.epochs=0"], [err("STK107", "--set train.epochs", ">= 1")]),
+    "an unknown key": (["train.epoch=1"], [err("STK104", "--set train.epoch", "`train.epochs`")]),
+    "an unknown section": (["trian.epochs=1"], [err("STK104", "--set trian", "`train`")]),
+    "not YAML": (["train.epochs=[1"], [err("STK102", "--set train.epochs:1", "opens here")]),
+    "an anchor": (["train.epochs=&a 3"], [err("STK114", "--set train.epochs:1")]),
+    "a typo in a mapping": (["tune={method: lora, rnk: 1}"], [err("STK104", "--set tune: tune.rnk", "`tune.rank`")]),
+    "a size for a trained model": (["model.layers=3"], [err("STK105", "--set model: model.shape", "Qwen/")]),
+    "nothing": (["data.length="], [err("STK120", "--set data.length")]),
+    "a secret": (["save.store=s3://a:secret@b"], [err("STK115", "--set save.store")]),
+    "beside a mistake in the file": (
+        ["train.batch=x"],
+        [err("STK106", "--set train.batch"), err("STK107", "run.yaml:3: train.epochs")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_mistaken_override_is_named_as_the_option_it_is(terminal: Terminal, name: str) -> None:
+    sets, expected = SETS[name]
+    terminal.write(BOTH + ("train: {epochs: 0}\n" if "file" in name else ""))
+    arguments = [word for one in sets for word in ("--set", one)]
+    terminal.refuses(expected, "plan", "run.yaml", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pln", "run.yaml"], ("`pln`", "`plan`")),
+        (["plan"], ("`RUN` is missing", "stoker plan --help")),
+        (["plan", "run.yaml", "--crad", "T4"], ("`--crad`", "`--card`")),
+        (["plan", "run.yaml", "--set"], ("`--set` needs a value",)),
+        (["plan", "run.yaml", "--set", "train.epochs", "1"], ("`1` is one word too many",)),
+        (["plan", "run.yaml", "--gpus", "two"], ("`--gpus`",)),
+        (["plan", "run.yaml", "--card", "T4", "--gpus", "0"], ("`--gpus`",)),
+    ],
+    ids=" ".join,
+)
+def test_a_mistaken_command_line_is_explained(terminal: Terminal, arguments: list[str], says: tuple[str, ...]) -> None:
+    terminal.write(BOTH)
+    terminal.refuses([err("STK506", "", *says)], *arguments)
+
+
+def test_stoker_alone_shows_its_help(terminal: Terminal) -> None:
+    code, out, talk = terminal.run("en")
+    assert (code, talk) == (0, "")
+    assert "plan" in out
+
+
+# ---- plans
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments", "expected"),
+    [
+        ("", ["--card", "RTX409O"], err("STK203", "", "RTX4090")),
+        ("train:\n  batch: 16\n", ["--card", "T4", "--gpus", "3"], err("STK201", "run.yaml:4: train.batch", "15, 18")),
+        ("where: {micro: 3}\n", ["--card", "T4"], err("STK207", "run.yaml:3: where.micro", "16, 8, 4, 2, 1")),
+        ("where: {gpus: 4}\n", ["--card", "T4"], err("STK208", "run.yaml:3: where.gpus", "4", "1")),
+        ("where: {gpus: '0,5'}\n", ["--card", "T4", "--gpus", "2"], err("STK208", "run.yaml:3: where.gpus", "2")),
+        ("where: {precision: bf16}\n", ["--card", "T4"], err("STK210", "run.yaml:3: where.precision", "bf16", "T4")),
+        (
+            "where: {attention: flash_attention_2}\n",
+            ["--card", "T4"],
+            err("STK212", "run.yaml:3: where.attention", "T4"),
+        ),
+    ],
+    ids=lambda value: value.code if isinstance(value, Expected) else "",
+)
+def test_what_the_hardware_cannot_do_is_said_at_the_word(
+    terminal: Terminal, extra: str, arguments: list[str], expected: Expected
+) -> None:
+    terminal.write(BOTH + extra)
+    terminal.refuses([expected], "plan", "run.yaml", *arguments)
+
+
+def test_an_unknown_model_is_said_at_its_line(terminal: Terminal) -> None:
+    terminal.write("# mine\nmodel: nobody/nothing\n" + DATA)
+    terminal.refuses([err("STK205", "run.yaml:2: model", "`nobody/nothing`")], "plan", "run.yaml", "--card", "T4")
+
+
+def test_data_of_unknown_size_cannot_be_planned(terminal: Terminal) -> None:
+    terminal.write(MODEL + "\ndata: {train: a.jsonl}\n")
+    terminal.refuses([err("STK206", "run.yaml:3: data", "stoker prepare")], "plan", "run.yaml", "--card", "T4")
+
+
+def test_an_eval_share_that_leaves_nothing_to_train_cannot_be_planned(terminal: Terminal) -> None:
+    terminal.write(MODEL + "data: {train: a, eval: 100%, tokens: 1000}\n")
+    terminal.refuses([err("STK307", "run.yaml:2: data.eval", "100%")], "plan", "run.yaml", "--card", "T4")
+
+
+@pytest.mark.parametrize(
+    ("card", "count", "model", "expected"),
+    [
+        ("V100", 1, "Qwen/Qwen2.5-0.5B", err("STK204", "", "V100", "7.0")),
+        ("T4", 2, "Qwen/Qwen2.5-0.5B", err("STK211", "run.yaml:2: where.gpus", "2")),
+        ("T4", 1, "Qwen/Qwen2.5-7B", err("STK202", "", "T4", "qlora")),
+    ],
+)
+def test_training_that_cannot_work_is_refused_before_it_starts(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, card: str, count: int, model: str, expected: Expected
+) -> None:
+    monkeypatch.setattr(gather, "machine", lambda *_: Machine.of_card(cards.find(card), count))
+    monkeypatch.setattr("stoker.cli.train.ensure_prepared", lambda _: None)
+    terminal.write(f"model: {model}\nwhere: {{gpus: all}}\n{DATA}")
+    terminal.write('{"text": "a"}\n', "a.jsonl")
+    terminal.refuses([expected], "train", "run.yaml")
+
+
+def test_a_place_of_later_is_refused(terminal: Terminal) -> None:
+    terminal.write(BOTH + "where: {place: slurm}\n")
+    terminal.refuses([err("STK209", "run.yaml:3: where.place", "slurm")], "train", "run.yaml")
+
+
+# ---- data
+
+
+def in_this_process(program: str, run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> int:
+    """What `local.run_engine` does, without the seconds a new process takes to import."""
+    from stoker.engine import prepare
+    from stoker.engine import program as engine_program
+
+    assert program == "prepare"
+    start = run_dir.events_file.stat().st_size if run_dir.events_file.exists() else 0
+    log = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stderr(log):
+        patched.setattr(sys, "argv", ["prepare", str(run_dir.path)])
+        code = engine_program.run(prepare.main)
+    if code:
+        local.raise_engine_error(program, run_dir, code, start)
+    return code
+
+
+@pytest.fixture
+def preparing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1, "a": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain = {"tokenizer_object": core, "eos_token": "<eos>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(**plain).save_pretrained(terminal.folder / "plain")
+    PreTrainedTokenizerFast(
+        **plain,
+        chat_template="{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ m.role + ' ' + m.content + eos_token }}{% endfor %}",
+    ).save_pretrained(terminal.folder / "chat")
+    monkeypatch.setattr(local, "run_engine", in_this_process)
+    return terminal
+
+
+def run_file(data: str, tokenizer: str = "chat") -> str:
+    return f"model: {{shape: llama, layers: 1, width: 64, heads: 1}}\ntokenizer: {tokenizer}\ndata:\n  {data}\n"
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ROW_CASES)
+def test_a_bad_row_is_named_by_file_and_row(preparing: Terminal, name: str) -> None:
+    row, reason = ROW_CASES[name]
+    lines = [json.dumps(GOOD), "", row if isinstance(row, str) else json.dumps(row), json.dumps(GOOD)]
+    preparing.write("\n".join(lines) + "\n", "rows.jsonl")
+    preparing.write(run_file("train: rows.jsonl"))
+    preparing.refuses([err("STK302", "rows.jsonl:3", reason, "data.on_bad_row: skip")], "prepare", "run.yaml")
+    code, _, said = preparing.run("en", "prepare", "run.yaml", "--set", "data.on_bad_row=skip")
+    assert code == 0, said
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", DATA_CASES)
+def test_broken_data_is_explained(preparing: Terminal, name: str) -> None:
+    case = DATA_CASES[name]
+    for file, content in case.files.items():
+        (preparing.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (preparing.folder / file).write_bytes(content)
+    preparing.write(run_file(case.data, case.tokenizer))
+    preparing.refuses(case.expected, "prepare", "run.yaml")
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+def test_all_bad_rows_of_a_file_are_named_at_once_and_more_than_twenty_are_counted(preparing: Terminal) -> None:
+    preparing.write("\n".join([json.dumps(GOOD), *["{"] * 25]), "rows.jsonl")
+    preparing.write(run_file("train: rows.jsonl"))
+    expected = [err("STK302", f"rows.jsonl:{row}", "not JSON") for row in range(2, 22)]
+    preparing.refuses([*expected, err("STK313", "", "5 more", "bad_rows.jsonl")], "prepare", "run.yaml")
+    assert len((preparing.folder / "runs/run/data/bad_rows.jsonl").read_text().splitlines()) == 25
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+def test_a_hub_that_does_not_answer_is_named(preparing: Terminal) -> None:
+    preparing.write(run_file("train: hub:nobody/nothing"))
+    expected = err("STK310", "run.yaml:4: data.train", "`hub:nobody/nothing`", "HF_ENDPOINT")
+    preparing.refuses([expected], "prepare", "run.yaml")
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+def test_a_report_that_cannot_be_read_is_named(preparing: Terminal) -> None:
+    preparing.write(json.dumps(GOOD), "rows.jsonl")
+    preparing.write(run_file("train: rows.jsonl"))
+    assert preparing.run("en", "prepare", "run.yaml")[0] == 0
+    report = preparing.folder / "runs/run/data/report.json"
+    report.write_text("{")
+    preparing.refuses([err("STK311", str(report), "stoker prepare")], "prepare", "run.yaml")
+
+
+# ---- real processes
+
+
+def stoker(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "STOKER_LANG": "en", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1", **settings}
+    program = "from stoker.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_a_process_ends_with_1_and_says_it_on_stderr(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MODEL + "data: {trian: a}\n")
+    for language in ("en", "zh"):
+        done = stoker(tmp_path, "plan", "run.yaml", STOKER_LANG=language)
+        assert (done.returncode, done.stdout) == (1, "")
+        (said,) = in_words(done.stderr)
+        assert (said.code, said.where) == ("STK104", "run.yaml:2: data.trian")
+
+
+def test_a_console_that_cannot_show_chinese_shows_something(tmp_path: Path) -> None:
+    settings = {"STOKER_LANG": "zh", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = stoker(tmp_path, "plan", "paper_r64", "--card", "RTX4090", **settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout
+
+
+@pytest.mark.engine
+def test_bad_data_found_by_the_preparing_process_is_told_once_however_often_one_tries(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "run.yaml").write_text(run_file("train: a.txt", "{train: bpe, vocab: 32000}"))
+    for _ in range(2):
+        done = stoker(tmp_path, "prepare", "run.yaml", OMP_NUM_THREADS="1")
+        assert done.returncode == 1
+        assert [(said.code, said.where) for said in in_words(done.stderr)] == [
+            ("STK316", "run.yaml:2: tokenizer.vocab")
+        ]
+        assert "Traceback" not in done.stderr

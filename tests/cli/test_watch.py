@@ -1,0 +1,213 @@
+"""`stoker watch`: one page and JSON from events made by hand; the live page in a real terminal of 80 columns."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_runs import (
+    CommandLine,
+    ago,
+    attempt,
+    checkpoint,
+    end,
+    evaluation,
+    make_run,
+    step,
+    training,
+    write_events,
+)
+from rich.cells import cell_len
+
+from stoker.cli import keyboard, watch
+from stoker.doctor import load
+from stoker.doctor.load import GpuLoad
+
+ERROR = {"event": "error", "error": {"code": "STK405", "where": "", "fields": {"step": 3, "loss": "nan"}}}
+
+
+def make_running(runs: Path, **fields: object) -> Path:
+    folder = make_run(runs, "medical")
+    falling = [step(number, 5 - number / 40, **fields) for number in range(1, 81)]
+    write_events(folder, attempt(160), *falling, evaluation(80, 3.125), checkpoint(80, at=ago(seconds=200)))
+    return folder
+
+
+def page(text: str) -> dict[str, str]:
+    """The page's rows by label."""
+    rows = (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in text.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def test_one_page_of_a_running_training(stoker: CommandLine, runs: Path) -> None:
+    folder = make_running(runs)
+    with training(folder):
+        outcome = stoker("watch", "medical", "--once")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines[0] == "medical · running"
+    assert lines[1].rstrip().endswith("80/160  50.0 %")
+    rows = page(outcome.out)
+    assert rows["loss"] == "███▇▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▂▂▂▂▁▁▁ 3.0000 (first 4.9750)"
+    assert rows["eval loss"] == "3.1250 at step 80"
+    assert rows["speed"] == "4,000 tokens/s"
+    assert rows["time left"].startswith("2 min 40 s, until about ")
+    assert rows["checkpoint"].startswith("step 80, 1.2 GB, 3 min ")
+    assert rows["resume"] == "EXACT"
+    assert "input-bound" not in outcome.out
+
+
+def test_one_page_in_chinese(stoker: CommandLine, runs: Path) -> None:
+    folder = make_running(runs, wait_seconds=0.9)
+    with training(folder):
+        out = stoker("watch", "medical", "--once", language="zh").out
+    assert out.splitlines()[0] == "medical · 运行中"
+    rows = page(out)
+    assert rows["速度"] == "4,000 词元/秒"
+    assert rows["评估损失"] == "3.1250，第 80 步"
+    assert rows["剩余时间"].startswith("2 min 40 s，预计 ")
+    assert "! 输入受限：瓶颈是数据读取" in out
+    assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
+
+
+def test_waiting_for_data_is_called_input_bound_only_while_it_runs(stoker: CommandLine, runs: Path) -> None:
+    folder = make_running(runs, wait_seconds=0.9)
+    with training(folder):
+        assert "! input-bound: the loader is what waits" in stoker("watch", "medical", "--once").out
+    assert "input-bound" not in stoker("watch", "medical").out
+
+
+def test_cards_and_their_memory_are_shown(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_running(runs, memory_bytes=15 << 30)
+    loads = [GpuLoad(0, 97, 21 << 30, 24 << 30), GpuLoad(1, 4, 1 << 30, 24 << 30)]
+    monkeypatch.setattr(load, "gpus", lambda: loads)
+    with training(folder):
+        rows = page(stoker("watch", "medical", "--once").out)
+        found = json.loads(stoker("watch", "medical", "--json").out)
+    assert rows["GPU 0"] == "97 % busy, 21.0 of 24.0 GiB"
+    assert rows["GPU 1"] == "4 % busy, 1.0 of 24.0 GiB"
+    assert rows["memory"] == "15.0 GiB reserved at most"
+    assert found["gpus"][0]["utilisation_percent"] == 97
+    assert found["memory_bytes"] == 15 << 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+def test_on_a_cpu_the_process_is_measured(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_running(runs)
+    monkeypatch.setattr(load, "gpus", list)
+    with training(folder):
+        rows = page(stoker("watch", "medical", "--once").out)
+        found = json.loads(stoker("watch", "medical", "--json").out)
+    assert re.fullmatch(r"\d+ % busy, \d+ processors", rows["CPU"])
+    assert rows["memory"].endswith("GiB main memory")
+    assert 0 <= found["cpu_percent"] < 150
+    assert found["memory_bytes"] > 1e6
+
+
+def test_where_nothing_can_be_measured_nothing_is_shown(
+    stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_running(runs)
+    monkeypatch.setattr(load, "gpus", list)
+    monkeypatch.setattr(load, "cpu_seconds", lambda pid: None)
+    monkeypatch.setattr(load, "memory_bytes", lambda pid: None)
+    with training(folder):
+        rows = page(stoker("watch", "medical", "--once").out)
+    assert not {"CPU", "memory", "GPU 0"} & rows.keys()
+
+
+def test_json_of_a_run_that_ended(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    write_events(folder, attempt(2, tier="SAMPLE-EXACT"), step(1, 3.0), step(2, 2.0), end("done", 2))
+    found = json.loads(stoker("watch", "medical", "--json").out)
+    assert (found["state"], found["step"], found["loss"], found["tier"]) == ("done", 2, 2.0, "SAMPLE-EXACT")
+    assert (found["checkpoint"], found["eval_loss"], found["gpus"], found["error"]) == (None, None, [], None)
+    assert found["seconds_left"] == 0
+
+
+@pytest.mark.parametrize(("language", "said"), [("en", "the loss at step 3 is nan"), ("zh", "第 3 步的损失是 nan")])
+def test_failed_run_shows_its_error_and_a_hint(stoker: CommandLine, runs: Path, language: str, said: str) -> None:
+    folder = make_run(runs, "medical")
+    write_events(folder, attempt(40), step(3, "nan"), ERROR)
+    out = stoker("watch", "medical", language=language).out
+    assert f"✗ {said}  [STK405]" in out
+    assert "stoker logs" in out
+
+
+def test_run_that_never_started_is_new(stoker: CommandLine, runs: Path) -> None:
+    make_run(runs, "medical")
+    outcome = stoker("watch", "medical")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[0] == "medical · new"
+    assert page(outcome.out)["checkpoint"] == "none yet"
+
+
+def test_process_without_events_yet_is_starting(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    with training(folder):
+        assert stoker("watch", "medical").out.splitlines()[:2] == ["medical · running", "starting"]
+
+
+def test_unknown_run_is_an_error(stoker: CommandLine) -> None:
+    assert "STK501" in stoker("watch", "nobody").err
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], ""),
+        ([1.0], "▁"),
+        ([2.0, 2.0, 2.0], "▁▁▁"),
+        ([0.0, 7.0], "▁█"),
+        ([7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0], "█▇▆▅▄▃▂▁"),
+        ([0.0, 0.0, 7.0, 7.0, 7.0, 7.0, 0.0, 0.0], "▁██▁"),
+    ],
+)
+def test_sparkline_is_the_mean_of_neighbours(values: list[float], expected: str) -> None:
+    assert watch.sparkline(values, width=len(expected) or 8) == expected
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("leave_by", ["q", "Ctrl-C"])
+def test_live_page_is_left_by_a_key_and_the_run_goes_on(runs: Path, leave_by: str) -> None:
+    folder = make_running(runs)
+    settings = {"STOKER_RUNS": str(runs), "STOKER_LANG": "en", "TERM": "xterm", "COLUMNS": "80"}
+    words = [sys.executable, "-c", "from stoker.cli.main import main; main()", "watch", "medical"]
+    ours, theirs = os.openpty()
+    with training(folder) as process:
+        with subprocess.Popen(words, stdin=theirs, stdout=theirs, env={**os.environ, **settings}) as watching:
+            os.close(theirs)
+            shown = b""
+            while b"q leaves; the run goes on" not in shown:
+                shown += os.read(ours, 4096)
+            if leave_by == "q":
+                os.write(ours, b"q")
+            else:
+                watching.send_signal(signal.SIGINT)
+            shown += _rest(ours)
+            assert watching.wait() == 0
+        assert process.poll() is None
+    os.close(ours)
+    assert b"medical" in shown
+    assert "█".encode() in shown
+
+
+def _rest(terminal: int) -> bytes:
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:
+        pass  # Linux says so when the other end is closed
+    return shown
+
+
+def test_keys_are_not_read_where_input_is_not_a_terminal(stoker: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with keyboard.Keyboard() as keys:
+            assert keys.pressed() == ""

@@ -1,0 +1,101 @@
+"""What a run reads: sources expanded to files, without looking into them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker.config import load
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.rundir import inputs, prepared
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.jsonl", "a.csv", "sub/c.txt", "sub/d.jsonl.gz", "sub/.hidden/e.txt", ".f.jsonl", "notes.md"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("x", encoding="utf-8")
+    return tmp_path
+
+
+def names(path: str, folder: Path) -> list[str]:
+    return [inputs.label(file, folder) for file in inputs.expand(path, folder)]
+
+
+def run(data: str, **words: str) -> Run:
+    extra = "\n".join(f"{key}: {value}" for key, value in words.items())
+    return load.parse(f"model: m\ndata: {data}\n{extra}", "run.yaml")
+
+
+def test_a_folder_gives_all_known_files_below_it_in_order(folder: Path) -> None:
+    assert names("data", folder) == ["data/a.csv", "data/b.jsonl", "data/sub/c.txt", "data/sub/d.jsonl.gz"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("data/*.jsonl", ["data/.f.jsonl", "data/b.jsonl"]),
+        ("data/**/*.txt", ["data/sub/.hidden/e.txt", "data/sub/c.txt"]),
+        ("data/su?", ["data/sub/c.txt", "data/sub/d.jsonl.gz"]),
+        ("data/*", ["data/.f.jsonl", "data/a.csv", "data/b.jsonl", "data/sub/c.txt", "data/sub/d.jsonl.gz"]),
+    ],
+)
+def test_a_glob_gives_what_it_matches_in_order(folder: Path, pattern: str, found: list[str]) -> None:
+    assert names(pattern, folder) == found
+
+
+def test_an_absolute_path_or_glob_is_taken_as_it_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    assert inputs.expand(str(folder / "data/b.jsonl"), elsewhere) == [folder / "data/b.jsonl"]
+    assert inputs.expand(str(folder / "data/*.csv"), elsewhere) == [folder / "data/a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("nothing.jsonl", "STK301"),
+        ("nothing/*.jsonl", "STK301"),
+        ("data/notes.md", "STK308"),
+        ("data/*.md", "STK308"),
+        (" ", "STK315"),
+    ],
+)
+def test_a_source_that_gives_no_file_is_an_error(folder: Path, path: str, code: str) -> None:
+    with pytest.raises(StokerError) as caught:
+        inputs.expand(path, folder)
+    assert caught.value.code == code
+
+
+def test_an_eval_share_is_told_from_a_source_of_its_own() -> None:
+    share, own, none = (run(f"{{train: a.jsonl{rest}}}") for rest in (", eval: 2 %", ", eval: b.jsonl", ""))
+    assert (inputs.eval_share(share), inputs.eval_source(share)) == ("2 %", None)
+    assert inputs.eval_share(own) is None
+    assert inputs.eval_source(own).path == "b.jsonl"  # type: ignore[union-attr]  # it is there
+    assert (inputs.eval_share(none), inputs.eval_source(none)) == (None, None)
+
+
+def test_the_key_follows_the_files_and_hub_sources_need_none(folder: Path) -> None:
+    asked = run("{train: data/*.jsonl}")
+    first = prepared.key(asked, folder)
+    assert prepared.key(asked, folder) == first
+    os.utime(folder / "data/b.jsonl", ns=(1, 1))
+    touched = prepared.key(asked, folder)
+    (folder / "data/g.jsonl").write_text("x", encoding="utf-8")
+    assert len({first, touched, prepared.key(asked, folder)}) == 3
+    hub = [prepared.key(run(f"{{train: {{path: 'hub:a/b', split: {split}}}}}"), folder) for split in ("train", "test")]
+    assert len(set(hub)) == 2
+
+
+def test_the_key_follows_a_local_models_tokenizer(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/tokenizer.json").write_text("{}", encoding="utf-8")
+    asked = load.parse("model: model\ndata: {train: data/b.jsonl}", "run.yaml")
+    before = prepared.key(asked, folder)
+    (folder / "model/tokenizer.json").write_text("{ }", encoding="utf-8")
+    assert prepared.key(asked, folder) != before
+
+
+def test_declared_sizes_do_not_change_the_key(folder: Path) -> None:
+    plain, declared = run("{train: data/b.jsonl}"), run("{train: data/b.jsonl, rows: 5, tokens: 9}")
+    assert prepared.key(plain, folder) == prepared.key(declared, folder)
