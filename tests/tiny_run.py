@@ -5,6 +5,7 @@ SIGKILL hits a real process.
 """
 
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -23,6 +24,16 @@ from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
 VOCAB = 97
+
+# Imported here once, so that a forked child starts to train at once.
+for _module in (
+    "stoker.engine.train",
+    "peft",
+    "bitsandbytes",
+    "transformers.models.llama.modeling_llama",
+    "torch.utils.tensorboard",
+):
+    importlib.import_module(_module)
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -143,7 +154,8 @@ def make_run(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.yaml"
     path.write_text(text)
-    (folder / "rows.jsonl").write_text("{}\n")
+    if not (folder / "rows.jsonl").exists():
+        (folder / "rows.jsonl").write_text("{}\n")
     run_file = load.load(str(path), list(sets))
     os.environ["STOKER_RUNS"] = str(folder / "runs")
     run_dir = layout.create(run_file, list(sets))

@@ -15,7 +15,7 @@ CODE = re.compile(r"STK\d{3}")
 DYNAMIC_PREFIXES = ("type.", "origin.")
 """Keys whose last part is filled in at run time (`messages.text(f"origin.{...}")`)."""
 RESERVED: set[str] = set()
-"""Codes that have sentences and no caller yet. Name the issue that will use each."""
+"""Codes that have sentences and no caller yet."""
 
 
 def source_text() -> str:

@@ -105,7 +105,7 @@ def losses(
     accumulation: int,
     seed: int,
     extra: Sequence[TrainerCallback] = (),
-    masked: bool = False,  # noqa: FBT001
+    masked: bool = False,
     **options: Any,
 ) -> list[float]:
     """Train over the rows in order; the loss of every step as the Trainer logs it. `masked` passes a padding mask."""

@@ -36,7 +36,7 @@ def gradients(model: Any, batches: list[dict], **extra: Any) -> Any:
 
 
 @pytest.mark.parametrize(("micro", "flatten"), [(1, False), (3, False), (3, True)])
-def test_packed_rows_give_each_documents_own_logits(base_model: Path, micro: int, flatten: bool) -> None:  # noqa: FBT001
+def test_packed_rows_give_each_documents_own_logits(base_model: Path, micro: int, flatten: bool) -> None:
     import torch
 
     model = model_of(base_model)

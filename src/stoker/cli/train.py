@@ -10,6 +10,7 @@ from stoker.cli.prepare import ensure_prepared
 from stoker.cli.progress import Progress, wait_a_little
 from stoker.config import load
 from stoker.config.load import RunFile
+from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.launch import gather, training
 from stoker.plan.make import make_plan
@@ -23,7 +24,6 @@ def train(name: str, overrides: list[str], *, detach: bool) -> None:
     run_file = load.load(name, overrides)
     with run_file.located():
         run_dir, plan = _ready(run_file, overrides)
-    files.write_json(run_dir.plan_file, plan.model_dump())
     show(plan)
     progress = Progress(run_dir)
     progress.update()
@@ -36,13 +36,28 @@ def train(name: str, overrides: list[str], *, detach: bool) -> None:
 
 def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     """The run directory with its data prepared, and the plan for this machine."""
-    if run_file.run.where.place != "local":
-        raise StokerError("STK209", place=run_file.run.where.place)
+    _check_served(run_file.run)
     run_dir = layout.create(run_file, overrides)
     ensure_prepared(run_dir)
-    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, 1)))
+    machine = gather.machine(None, 1)
+    plan = make_plan(gather.inputs(run_file, run_dir, machine))
     _check(plan)
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    gather.record(run_dir, run_file, machine, plan.data.digest)
     return run_dir, plan
+
+
+def _check_served(run: Run) -> None:
+    """Words that a later version acts on are refused, not ignored: nobody may believe to be protected."""
+    if run.where.place != "local":
+        raise StokerError("STK209", place=run.where.place)
+    for word, value in [
+        ("save.store", run.save.store),
+        ("budget.money", run.budget.money),
+        ("budget.time", run.budget.time),
+    ]:
+        if value is not None:
+            raise StokerError("STK213", word=word)
 
 
 def _check(plan: Plan) -> None:

@@ -235,8 +235,8 @@ def _elsewhere(name: str) -> list[str]:
     """Where a key of this very name belongs: another section, the word that owns an engine's option, or `native`."""
     if name in _ELSEWHERE:
         return [_ELSEWHERE[name]]
-    if name in _all_keys():
-        return _all_keys()[name]
+    if name in _keys_by_name():
+        return _keys_by_name()[name]
     owners = {block[name] for block in native.OWNED.values() if name in block} - {native.PLAN}
     if owners:
         return sorted(owners)
@@ -246,12 +246,13 @@ def _elsewhere(name: str) -> list[str]:
 def _file_path(location: tuple[str | int, ...], document: Document) -> KeyPath:
     """Pydantic's location without union tags: the path as the file has it."""
     path: KeyPath = ()
-    last = len(location) - 1
-    for index, part in enumerate(location):
-        is_key = (*path, part) in document.lines
-        if part in _TAGS and not is_key and (index != last or path in document.lines):
+    value = document.values
+    for part in location:
+        is_key = isinstance(value, dict) and part in value
+        if part in _TAGS and not is_key:
             continue
         path = (*path, part)
+        value = value[part] if is_key or isinstance(part, int) else None
     return path
 
 
@@ -280,18 +281,18 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 @functools.cache
-def _all_keys() -> dict[str, list[str]]:
+def _keys_by_name() -> dict[str, list[str]]:
     """Every key of the run file by its last part."""
     found: dict[str, list[str]] = {}
-    for key in keys():
+    for key in all_keys():
         found.setdefault(key.rpartition(".")[2], []).append(key)
     return found
 
 
-def keys(prefix: str = "") -> Iterator[str]:
+def all_keys(prefix: str = "") -> Iterator[str]:
     """Every key of the run file, dotted."""
     names = dict.fromkeys(name for model in _models_at(prefix) for name in model.model_fields)
     for name in names:
         key = f"{prefix}.{name}" if prefix else name
         yield key
-        yield from keys(key)
+        yield from all_keys(key)

@@ -306,7 +306,7 @@ class Run(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
     """Name of the run directory. Default: the run file's name without its ending."""
     model: Annotated[Annotated[NonEmpty, Tag("text")] | Annotated[Shape, Tag("mapping")], Discriminator(_kind)]
-    """Hub id, local path, or a shape to train from scratch."""
+    """Hub id, local path, `run:NAME` for what an earlier run made, or a shape to train from scratch."""
     tokenizer: Annotated[
         Annotated[NonEmpty, Tag("text")] | Annotated[TrainTokenizer, Tag("mapping")], Discriminator(_kind)
     ] = "auto"

@@ -9,11 +9,11 @@ from typing import Literal
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)?\s*(s|m|h|d)$"
-PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)?\s*%$"
-MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)?\s*[A-Z]{3}$"
-EVERY_PATTERN = r"^(auto|epoch|[0-9]+\s*steps?|[0-9]+(\.[0-9]+)?\s*(s|m|h|d))$"
-INTERVAL_PATTERN = r"^(epoch|never|[0-9]+\s*steps?)$"
+DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? *(s|m|h|d)$"
+PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)? *%$"
+MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3}$"
+EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
+INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
 DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
 
 
@@ -27,7 +27,7 @@ class Every:
 
 def duration_seconds(text: str) -> float:
     """`10m` as 600.0."""
-    number, unit = re.fullmatch(r"([0-9.]+)\s*([smhd])", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    number, unit = re.fullmatch(r"([0-9.]+) *([smhd])", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
     return float(number) * _UNIT_SECONDS[unit]
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, TextIteratorStreamer
 
 from stoker.engine import models
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints
+from stoker.rundir import checkpoints, inputs
 from stoker.rundir.layout import RunDir
 
 Messages = list[dict[str, str]]
@@ -29,11 +29,11 @@ def trained_folder(run_dir: RunDir) -> Path:
 def load(run_dir: RunDir) -> tuple[Any, Any]:
     """The trained model and its tokenizer, ready to answer."""
     folder = trained_folder(run_dir)
-    run = run_dir.run()
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        base = AutoModelForCausalLM.from_pretrained(models.base_path(run, run_dir.folder()), use_safetensors=True)
+        base_path = inputs.model_path(str(run_dir.run().model), run_dir.folder())
+        base = AutoModelForCausalLM.from_pretrained(base_path, use_safetensors=True)
         model = PeftModel.from_pretrained(base, folder)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)

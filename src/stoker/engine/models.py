@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from stoker.config.run import Run, Shape
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
+from stoker.rundir import inputs
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -51,13 +52,6 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def base_path(run: Run, folder: Path) -> str:
-    """The model's folder if there is one, else its hub id."""
-    assert isinstance(run.model, str)
-    local = folder / run.model
-    return str(local.resolve()) if local.exists() else run.model
-
-
 def _from_shape(plan: Plan) -> Any:
     options = dict(plan.native.model)
     attention = options.pop("attn_implementation")
@@ -70,7 +64,8 @@ def _from_weights(run: Run, plan: Plan, folder: Path) -> Any:
     options["dtype"] = getattr(torch, options["dtype"])
     if plan.native.quantization:
         options["quantization_config"] = _quantization(plan)
-    path = base_path(run, folder)
+    assert isinstance(run.model, str)
+    path = inputs.model_path(run.model, folder)
     try:
         return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
     except (OSError, ValueError) as error:

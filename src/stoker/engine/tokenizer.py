@@ -16,6 +16,7 @@ import tokenizers
 from stoker import messages
 from stoker.config.run import Run, Shape, TrainTokenizer
 from stoker.errors import StokerError
+from stoker.rundir import inputs
 
 PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL = [PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN]
@@ -80,8 +81,8 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
             _save(target, lambda aside: _write_trained(aside, made))
         return _trained(target)
     name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
-    local = folder / name
-    opened = _open(name, local.resolve() if local.exists() else None)
+    local = Path(inputs.model_path(name, folder))
+    opened = _open(name, local if local.is_absolute() else None)
     if not target.exists():
         _save(target, lambda aside: opened.save_pretrained(aside))
     return _described(name, opened)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from stoker import messages
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.engine import callbacks, models, program
@@ -71,16 +72,25 @@ def main(path: Path) -> int:
     opened = _open(RunDir(path))
     stop = callbacks.StopRequest()
     found = _newest(opened)
+    if found is None or found.step < opened.plan.steps.total:
+        step = _fit(opened, stop, found)
+        if step < opened.plan.steps.total:
+            opened.events.write("end", status="stopped", step=step)
+            return EXIT_STOPPED
+    _finish(opened)
+    opened.events.write("end", status="done", step=opened.plan.steps.total)
+    return EXIT_DONE
+
+
+def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> int:
+    """Train; the step it ended at."""
     trainer = _build(opened, stop, found)
     _announce(opened, found, trainer)
-    trainer.train(resume_from_checkpoint=str(found.path) if found else None)
-    step = trainer.state.global_step
-    if step < opened.plan.steps.total:
-        opened.events.write("end", status="stopped", step=step)
-        return EXIT_STOPPED
-    _finish(opened, trainer.state.best_global_step if opened.run.save.best else None)
-    opened.events.write("end", status="done", step=step)
-    return EXIT_DONE
+    try:
+        trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+    except torch.OutOfMemoryError as error:
+        raise StokerError("STK408", reason=str(error).splitlines()[0]) from error
+    return int(trainer.state.global_step)
 
 
 def _open(run_dir: RunDir) -> Opened:
@@ -232,10 +242,12 @@ def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
     )
 
 
-def _finish(opened: Opened, best_step: int | None) -> None:
+def _finish(opened: Opened) -> None:
     """The finished model: the weights of the last (or best) committed checkpoint, without training state."""
     by_step = {c.step: c for c in checkpoints.committed(opened.run_dir.checkpoints)}
-    chosen = by_step[best_step or opened.plan.steps.total]
+    chosen = by_step[opened.plan.steps.total]
+    if opened.run.save.best:
+        chosen = by_step[files.read_json(chosen.path / "trainer_state.json")["best_global_step"]]
     aside = opened.run_dir.artifacts / ".final.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -270,6 +282,9 @@ def _part(opened: Opened, name: str, rehearse: Any) -> None:
         rehearse()
     except torch.OutOfMemoryError as error:
         raise StokerError("STK408", reason=str(error).splitlines()[0]) from error
+    except (RuntimeError, ValueError, OSError) as error:
+        advice = messages.text("advice.rehearsal", name=opened.run_dir.name)
+        raise StokerError("STK402", part=name, reason=str(error).splitlines()[0], advice=advice) from error
     opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
 
 

@@ -1,12 +1,19 @@
 """Collects the facts a plan follows from: the model's shape, the data's size, the machine, a price."""
 
+import shutil
+import subprocess
+from pathlib import Path
+
+from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts import cards, prices, shapes
 from stoker.facts.machine import Machine, examine
+from stoker.facts.shapes import ResolvedShape
 from stoker.plan import data
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
+from stoker.rundir import inputs as paths
 from stoker.rundir import layout, prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -21,11 +28,50 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
     """All inputs of a plan. Counted data facts win over declared ones."""
     run = run_file.run
     report = _report(run_file, run_dir)
-    shape = shapes.resolve(run.model, run_file.folder, run.tokenizer, run.data.length)
+    shape = _shape(run_file)
     card = on.devices[0].card if on.devices else None
     offer = prices.cheapest(card) if card else None
     vocab = report.vocab if report else None
     return Inputs(run=run, machine=on, shape=shape, data=_data(run_file, report), offer=offer, vocab=vocab)
+
+
+def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) -> None:
+    """Put into the manifest what the run is about to be made with."""
+    layout.record(
+        run_dir,
+        versions=on.packages,
+        machine=on.model_dump(exclude={"packages"}),
+        data_digest=data_digest,
+        git=_git_state(run_file.folder),
+    )
+
+
+def _git_state(folder: Path) -> str:
+    """The commit a folder stands at, or nothing."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    commit = _said(git, "-C", str(folder), "rev-parse", "HEAD")
+    return f"{commit}+changes" if commit and _said(git, "-C", str(folder), "status", "--porcelain") else commit
+
+
+def _said(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603  # git, no shell
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _shape(run_file: RunFile) -> ResolvedShape:
+    """The model's shape; of a recipe's run that has not been trained yet, the shape the recipe states."""
+    run, folder = run_file.run, run_file.folder
+    if not isinstance(run.model, str):
+        return shapes.resolve(run.model, folder, run.tokenizer, run.data.length)
+    earlier = run.model.removeprefix(paths.EARLIER_RUN)
+    try:
+        return shapes.resolve(paths.model_path(run.model, folder), folder, run.tokenizer, run.data.length)
+    except StokerError:
+        if earlier == run.model or earlier not in load.recipe_names():
+            raise
+        return _shape(load.load(earlier))
 
 
 def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stoker import env
 from stoker.errors import StokerError
+from stoker.launch import local
 from stoker.plan.plan import Plan
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
@@ -21,6 +22,7 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     running = running_pid(run_dir)
     if running:
         raise StokerError("STK411", pid=running, name=run_dir.name)
+    local.check_engine()
     attempt = next_attempt(run_dir)
     log = run_dir.log_file(attempt)
     log.parent.mkdir(parents=True, exist_ok=True)

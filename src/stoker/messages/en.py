@@ -434,4 +434,7 @@ ENGLISH: dict[str, str] = {
     "init.file.tokens": "estimated at {size} bytes a token; `stoker prepare` counts",
     "stop.idle": "`{name}` is not running.",
     "stop.before_first": "Stopped before the first checkpoint. The same command starts anew.",
+    "advice.rehearsal": "the log has the details: `stoker logs {name}`",
+    "STK213": "`{word}` can be planned with, but nothing acts on it in this version",
+    "STK213.hint": "take it out to train: it would protect nothing yet",
 }

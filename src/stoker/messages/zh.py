@@ -434,4 +434,7 @@ CHINESE: dict[str, str] = {
     "init.file.tokens": "按每词元 {size} 字节估计；`stoker prepare` 会准确统计",
     "stop.idle": "`{name}` 没有在运行。",
     "stop.before_first": "在第一个检查点之前已停止。再次运行同一命令会重新开始。",
+    "advice.rehearsal": "详情见日志：`stoker logs {name}`",
+    "STK213": "`{word}` 可以用于计划，但本版本训练时不会执行它",
+    "STK213.hint": "训练前请删去：它目前还起不到保护作用",
 }

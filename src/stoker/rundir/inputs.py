@@ -7,9 +7,11 @@ from typing import Any
 from stoker.config import load
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
+from stoker.rundir import layout
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 REMOTE = ("hub:", "modelscope:")
+EARLIER_RUN = "run:"
 SHIPPED = "recipe:"
 """Files that come with Stoker's recipes."""
 _GLOB = set("*?[")
@@ -34,6 +36,17 @@ def eval_source(run: Run) -> Source | None:
     """The source of its own that eval rows come from, if there is one."""
     asked = run.data.eval
     return Source(path=asked) if asked and not eval_share(run) else None
+
+
+def model_path(name: str, folder: Path) -> str:
+    """A model's folder: a local one, or what the run in `run:NAME` made; else the hub id as it stands."""
+    if name.startswith(EARLIER_RUN):
+        run_dir = layout.find(name.removeprefix(EARLIER_RUN))
+        if not run_dir.final.is_dir():
+            raise StokerError("STK502", name=run_dir.name)
+        return str(run_dir.final.resolve())
+    local = folder / name
+    return str(local.resolve()) if local.exists() else name
 
 
 def is_remote(path: str) -> bool:
@@ -91,7 +104,10 @@ def _facts(file: Path, folder: Path) -> list[Any]:
 
 def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
     name = run.model if run.tokenizer == "auto" else run.tokenizer
-    if not isinstance(name, str) or not (folder / name).is_dir():
+    if not isinstance(name, str):
+        return []
+    name = model_path(name, folder)
+    if not (folder / name).is_dir():
         return []
     return [file for file in (folder / name / one for one in _TOKENIZER_FILES) if file.is_file()]
 

@@ -4,6 +4,7 @@ The light and the heavy world meet here: one writes the directory, the other is 
 """
 
 import datetime
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ class Manifest(BaseModel):
     versions: dict[str, str] = {}
     machine: dict[str, Any] = {}
     data_digest: str = ""
+    git: str = ""
+    """Commit of the run file's folder, with `+changes` where files differ from it; empty outside a repository."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,12 @@ def _was_trained(run_dir: RunDir) -> bool:
     return events.has_steps(run_dir.events_file) or bool(checkpoints.committed(run_dir.checkpoints))
 
 
+def record(run_dir: RunDir, **facts: Any) -> None:
+    """Write more facts into the manifest: versions, machine, data digest, git state."""
+    manifest = run_dir.manifest().model_copy(update=facts)
+    files.write_json(run_dir.manifest_file, manifest.model_dump())
+
+
 _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
 _DECLARED = {"data": {"rows", "tokens"}}
 """Sizes that only plans use."""
@@ -190,4 +199,11 @@ def _differences(before: Any, after: Any, path: str) -> list[str]:
         for key in sorted(before.keys() | after.keys()):
             found += _differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
         return found
-    return [] if before == after else [f"{path} {before} -> {after}"]
+    return [] if before == after else [f"{path} {_shown(before)} -> {_shown(after)}"]
+
+
+def _shown(value: Any) -> str:
+    """A value as the run file has it; `-` where it has none."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

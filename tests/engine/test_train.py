@@ -1,0 +1,217 @@
+"""The training program at its edges: what it resumes from, what it refuses, what it leaves behind."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_run
+
+from stoker.rundir import checkpoints, events, files
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base")
+
+
+def text(base: Path, extra: str = "", where: str = "micro: 4") -> str:
+    return f"""
+model: {base}
+data: {{train: rows.jsonl, eval: rows.jsonl, length: 64}}
+tune: {{method: lora, rank: 4}}
+train: {{batch: 8, steps: 12, epochs: 4, learning_rate: 1e-3, eval_every: 3 steps}}
+save: {{every: 4 steps, keep: 3{extra}}}
+where: {{{where}}}
+"""
+
+
+def make(folder: Path, base: Path, **options: str) -> tiny_run.RunDir:
+    rows = tiny_run.random_rows(30, seed=5, longest=64, segments=3)
+    return tiny_run.make_run(folder, text(base, **options), rows, rows[:4])
+
+
+def last_error(run_dir: tiny_run.RunDir) -> str:
+    return [e["error"]["code"] for e in events.read(run_dir.events_file) if e["event"] == "error"][-1]
+
+
+def through_program(run_dir: tiny_run.RunDir) -> int:
+    """As the launcher starts it: errors become events and exit codes."""
+
+    def work() -> int:
+        import logging
+        import sys
+
+        from stoker.engine import program, train
+
+        logging.disable(logging.WARNING)
+        sys.argv = ["train", str(run_dir.path)]
+        return program.run(train.main)
+
+    return tiny_run.in_child(work)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_ends_the_same(tmp_path: Path, base: Path) -> None:
+    whole = make(tmp_path / "whole", base)
+    assert tiny_run.train(whole) == 0
+    hurt = make(tmp_path / "hurt", base)
+    assert tiny_run.train(hurt, kill_after=9) == -9
+    weights = hurt.checkpoints / "step-00000008" / "adapter_model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-5] ^= 1
+    weights.write_bytes(bytes(raw))
+    assert tiny_run.train(hurt) == 0
+    attempts = [e for e in events.read(hurt.events_file) if e["event"] == "attempt"]
+    assert [a["resumed_step"] for a in attempts] == [0, 4]
+    rejected = [e for e in events.read(hurt.events_file) if e["event"] == "rejected"]
+    assert rejected[0]["path"] == "step-00000008"
+    assert tiny_run.losses(hurt) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(hurt.final) == tiny_run.weights_sha(whole.final)
+
+
+def test_no_checkpoint_that_verifies_is_an_error_not_a_silent_restart(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir, kill_after=5) == -9
+    (run_dir.checkpoints / "step-00000004" / "COMMIT.json").write_text("{")
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK403"
+
+
+def test_another_micro_batch_is_said_to_be_sample_exact(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    again = make(tmp_path, base, where="micro: 2")
+    assert again.path == run_dir.path
+    assert tiny_run.train(again) == 0
+    attempts = [e for e in events.read(run_dir.events_file) if e["event"] == "attempt"]
+    assert [a["tier"] for a in attempts] == ["EXACT", "SAMPLE-EXACT"]
+    assert attempts[1]["changed"] == ["micro: 4 -> 2"]
+
+
+def test_other_data_is_refused(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    newest = checkpoints.committed(run_dir.checkpoints)[-1].path / "COMMIT.json"
+    commit = files.read_json(newest)
+    files.write_json(newest, {**commit, "data_digest": "0" * 64})
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK410"
+
+
+def test_the_best_checkpoint_is_kept_and_becomes_the_result(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base, extra=", best: eval_loss")
+    assert tiny_run.train(run_dir) == 0
+    evals = {e["step"]: e["eval_loss"] for e in events.read(run_dir.events_file) if e["event"] == "eval"}
+    best = min(evals, key=evals.__getitem__)
+    kept = [c.step for c in checkpoints.committed(run_dir.checkpoints)]
+    assert best in kept
+    assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(run_dir.checkpoints / f"step-{best:08d}")
+
+
+def test_old_checkpoints_rotate_and_nothing_is_left_aside(tmp_path: Path, base: Path) -> None:
+    rows = tiny_run.random_rows(30, seed=5, longest=64)
+    run_dir = tiny_run.make_run(
+        tmp_path, text(base).replace("keep: 3", "keep: 2").replace("4 steps", "2 steps"), rows, rows[:4]
+    )
+    assert tiny_run.train(run_dir) == 0
+    assert sorted(p.name for p in run_dir.checkpoints.iterdir()) == ["step-00000010", "step-00000012"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_in_words(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    plan = files.read_json(run_dir.plan_file)
+    plan["native"]["trainer"].update({"learning_rate": 1e30, "max_grad_norm": 0, "warmup_steps": 0})
+    files.write_json(run_dir.plan_file, plan)
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK405"
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir) == 0
+    names = {p.name for p in run_dir.checkpoints.rglob("*") if p.is_file()}
+    assert {"adapter_model.safetensors", "state.safetensors", "state.json", "COMMIT.json"} <= names
+    assert not [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl"))]
+
+
+def test_an_eight_bit_optimizer_resumes_exactly(tmp_path: Path, base: Path) -> None:
+    def run(name: str) -> tiny_run.RunDir:
+        rows = tiny_run.random_rows(30, seed=5, longest=64, segments=3)
+        words = (
+            text(base).replace("learning_rate", "optimizer: adamw_8bit, learning_rate").replace("rank: 4", "rank: 64")
+        )
+        return tiny_run.make_run(tmp_path / name, words, rows, rows[:4])
+
+    whole, killed = run("whole"), run("killed")
+    assert tiny_run.train(whole) == 0, (whole.path / "child.log").read_text()[-2000:]
+    assert tiny_run.train(killed, kill_after=6) == -9
+    assert tiny_run.train(killed) == 0
+    assert tiny_run.losses(killed) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
+
+
+def test_events_name_every_sequence_of_every_step(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir) == 0
+    from stoker.plan.order import Order
+
+    digest = json.loads((run_dir.data / "report.json").read_text())["digest"]
+    order = Order(digest, 42, 30, 8)
+    assert tiny_run.sequences(run_dir) == {step: order.sequences(step - 1) for step in range(1, 13)}
+
+
+def test_tensorboard_files_land_in_the_run_directory(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make(tmp_path, base)
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(run_dir.logs / "tensorboard"))
+    assert tiny_run.train(run_dir) == 0
+    assert list((run_dir.logs / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_processes_that_read_data_change_nothing(tmp_path: Path, base: Path) -> None:
+    alone, helped = make(tmp_path / "alone", base), make(tmp_path / "helped", base, where="micro: 4, workers: 2")
+    assert tiny_run.train(alone) == 0
+    assert tiny_run.train(helped, kill_after=6) == -9
+    assert tiny_run.train(helped) == 0
+    assert tiny_run.losses(helped) == tiny_run.losses(alone)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir) == 0
+    before = tiny_run.weights_sha(run_dir.final)
+    shutil.rmtree(run_dir.artifacts)
+    assert tiny_run.train(run_dir) == 0
+    assert len([e for e in events.read(run_dir.events_file) if e["event"] == "attempt"]) == 1
+    assert tiny_run.weights_sha(run_dir.final) == before
+
+
+def test_the_rehearsal_changes_nothing(tmp_path: Path, base: Path) -> None:
+    """A run whose rehearsal is left out has the same bits; one whose rehearsal is written down has all its parts."""
+    with_it = make(tmp_path / "with", base)
+    assert tiny_run.train(with_it) == 0
+    parts = [e["part"] for e in events.read(with_it.events_file) if e["event"] == "rehearsal"]
+    assert parts == ["step", "eval", "save"]
+    from stoker.engine import train
+
+    kept: Any = train._rehearse
+    train._rehearse = lambda *_, **__: None
+    try:
+        without = make(tmp_path / "without", base)
+        assert tiny_run.train(without) == 0
+    finally:
+        train._rehearse = kept
+    assert tiny_run.losses(with_it) == tiny_run.losses(without)
+
+
+def test_a_full_disk_is_found_in_the_rehearsal(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make(tmp_path, base)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK407"
+    assert not tiny_run.losses(run_dir)

@@ -1,0 +1,31 @@
+"""Row 8 of the issue: the tutorial is executed, in the order it is read. Both languages have the same blocks."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_tour import run
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/tutorial/first-run.md"
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.M | re.S)
+
+
+def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
+    answers = {}
+    for language, title, body in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        if title:
+            (tmp_path / title).write_text(body, encoding="utf-8")
+        elif language == "console":
+            for command in body.splitlines():
+                if command.startswith("pip "):
+                    continue  # what is installed is what is tested
+                done = run(command, tmp_path)
+                assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+                answers[command] = done.stdout.strip()
+    assert answers['stoker chat questions "Who is the wife of Marcius?"'] == "Virgilia."
+    assert (
+        "{+Virgilia." in answers["stoker prepare questions.yaml --show 2"]
+        or "Volumnia" in answers["stoker prepare questions.yaml --show 2"]
+    )

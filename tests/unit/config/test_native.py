@@ -1,0 +1,55 @@
+"""Who owns which native option."""
+
+import pytest
+
+from stoker.config import load, native
+from stoker.errors import StokerErrors
+
+SHAPE = "model: {{shape: {family}, layers: 1, width: 64, heads: 1}}\ntokenizer: {{train: bpe, vocab: 300}}\n"
+
+
+def problems(native_text: str, model: str = "model: m\n", tune: str = "qlora") -> list[tuple[str, str]]:
+    text = f"{model}data: {{train: a}}\ntune: {{method: {tune}}}\nnative: {native_text}\n"
+    try:
+        load.parse(text, "run.yaml")
+    except StokerErrors as several:
+        return [(error.code, error.fields["option"]) for error in several.errors]
+    return []
+
+
+@pytest.mark.parametrize(("block", "name"), [(b, n) for b, owned in native.OWNED.items() for n in owned])
+def test_an_owned_option_is_refused(block: str, name: str) -> None:
+    code = "STK112" if native.OWNED[block][name] == native.PLAN else "STK110"
+    assert problems(f"{{{block}: {{{name}: 1}}}}") == [(code, name)]
+
+
+@pytest.mark.parametrize("block", list(native.OWNED))
+def test_every_other_option_of_the_engine_passes(block: str) -> None:
+    free = [name for name in native.known_options()[block] if name not in native.OWNED[block]]
+    assert len(free) > 5
+    assert problems(f"{{{block}: {{{', '.join(f'{name}: 1' for name in free)}}}}}") == []
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
+def test_a_shape_takes_the_options_of_its_configuration(family: str) -> None:
+    shape = SHAPE.format(family=family)
+    taken = "layer_norm_epsilon" if family == "gpt2" else "rope_parameters"
+    assert problems(f"{{model: {{{taken}: 1}}}}", shape, "full") == []
+    assert problems("{model: {revision: main}}", shape, "full") == [("STK111", "revision")]
+    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    assert problems(f"{{model: {{{layers}: 3, use_cache: true}}}}", shape, "full") == [
+        ("STK110", layers),
+        ("STK112", "use_cache"),
+    ]
+
+
+def test_what_could_execute_or_leak_cannot_be_set() -> None:
+    names = ("trust_remote_code", "use_safetensors", "weights_only", "token")
+    assert [problems(f"{{model: {{{name}: x}}}}")[0][0] for name in names] == ["STK112"] * 4
+    assert problems("{trainer: {hub_token: x}}") == [("STK112", "hub_token")]
+
+
+def test_native_options_are_checked_even_where_the_rest_of_the_file_is_wrong() -> None:
+    with pytest.raises(StokerErrors) as caught:
+        load.parse("model: m\ntrain: {epochs: 0}\nnative: {trainer: {seed: 1}}\n", "run.yaml")
+    assert [error.code for error in caught.value.errors] == ["STK105", "STK107", "STK110"]

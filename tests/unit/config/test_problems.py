@@ -1,0 +1,130 @@
+"""Findings in our words: every key has an example, every foreign name leads to a key that exists."""
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker.config import load, native, problems, reader
+from stoker.config.run import Run
+from stoker.errors import StokerError, StokerErrors
+
+
+def test_every_key_of_the_run_file_has_an_example() -> None:
+    keys = list(problems.all_keys())
+    assert {"model", "data.train.path", "tune.rank", "native.trainer"} <= set(keys)
+    assert [key for key in keys if not problems.example(key).startswith("`")] == []
+    assert [key for key in keys if "null" in problems.example(key)] == []
+
+
+WHOLE = {
+    "model": {"shape": "llama", "layers": 2, "width": 64, "heads": 2},
+    "tokenizer": {"train": "bpe", "vocab": 300},
+    "data": {"train": {"path": "a"}},
+    "tune": {"method": "qlora"},
+}
+
+
+@pytest.mark.parametrize("key", [key for key in problems.all_keys() if key != "model.shape"])
+def test_every_example_is_one_that_is_read(key: str) -> None:
+    for text in problems.example(key).split("`")[1::2]:
+        values: Any = {section: dict(words) for section, words in WHOLE.items()}
+        *sections, last = key.split(".")
+        place = values
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = reader.parse(text, "x").values if ":" in text or "[" in text else reader.scalar(text)
+        Run.model_validate(values)
+
+
+def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
+    assert set(problems._ELSEWHERE.values()) <= set(problems.all_keys())
+    assert problems._ELSEWHERE.keys() & set(problems.all_keys()) == set()
+
+
+def test_every_owner_of_a_native_option_is_a_key_that_exists() -> None:
+    owners = {owner for block in native.OWNED.values() for owner in block.values()}
+    owners |= set(native.OWNED_BY_SHAPE.values())
+    assert owners - {native.PLAN} <= set(problems.all_keys())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("text", "`text`"),
+        (True, "`true`"),
+        (1.5, "`1.5`"),
+        ([1, "a"], '`[1, "a"]`'),
+        ({"a": None}, '`{"a": null}`'),
+        ("你好", "`你好`"),
+        ("x" * 61, "`" + "x" * 57 + "...`"),
+        ("hf_" + "a" * 30, "`***`"),
+        ({"key": "sk-" + "a" * 30}, "`***`"),
+    ],
+)
+def test_a_value_is_shown_as_the_file_has_it(value: object, shown: str) -> None:
+    assert problems.shown(value) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hf_" + "a" * 30, "sk-" + "a1-_" * 8, "AKIA" + "Z" * 16, "https://me:pass@host/x", "s3://key:secret@bucket"],
+)
+def test_a_secret_is_seen(text: str) -> None:
+    assert problems.SECRET.search(text)
+    assert problems.SECRET.search(f"x={text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["data/task-instruction-following-v2.jsonl", "disk-usage-of-all-my-machines", "my_hf_model", "hub:owner/name",
+     "s3://bucket/prefix", "https://host:8080/path", "C:/data/a@b.jsonl"],
+)  # fmt: skip
+def test_an_ordinary_name_is_no_secret(text: str) -> None:
+    assert not problems.SECRET.search(text)
+
+
+def codes(text: str) -> list[str]:
+    with pytest.raises(StokerErrors) as caught:
+        load.parse(text, "run.yaml")
+    return [error.code for error in caught.value.errors]
+
+
+def test_one_mistake_is_one_error() -> None:
+    assert codes("modle: m\ndata: {train: a}") == ["STK104"]
+    assert codes("model_name_or_path: m\ndataset: a") == ["STK104", "STK104"]
+    assert codes("model: {name: m}\ndata: {train: a}") == ["STK105"]
+    assert codes("model: m\ndata: {train: a}\ntune: {method: lora, targets: 5}") == ["STK109"]
+
+
+def test_a_key_named_like_a_member_of_a_union_keeps_its_name() -> None:
+    with pytest.raises(StokerErrors) as caught:
+        load.parse("model: m\ndata: {train: a}\ntext: 1\nwhere: {lora: 2}", "run.yaml")
+    assert [error.where for error in caught.value.errors] == ["run.yaml:3: text", "run.yaml:4: where.lora"]
+
+
+WRONG = [None, True, 1.5, "x", "", [], {}, [None], {"x": 1}, -1, 10**12, float("nan")]
+
+
+@pytest.mark.parametrize("key", list(problems.all_keys()))
+def test_every_wrong_value_of_a_key_is_explained(key: str) -> None:
+    refused = 0
+    for value in WRONG:
+        *sections, last = key.split(".")
+        values: Any = {section: dict(words) for section, words in WHOLE.items()}
+        place = values
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+        found = refusals(json.dumps(values).replace("NaN", ".nan"))
+        assert all(one.what and one.hint for one in found)
+        refused += bool(found)
+    assert refused >= 4
+
+
+def refusals(text: str) -> list[StokerError]:
+    try:
+        load.parse(text, "run.yaml")
+    except StokerErrors as several:
+        return several.errors
+    return []

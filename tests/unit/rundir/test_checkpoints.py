@@ -1,0 +1,289 @@
+"""Committed or it does not exist; the newest that verifies; nothing old goes before something newer is read back."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.rundir import checkpoints, files
+from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint
+
+FACTS: dict[str, Any] = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {"torch": "2"}}
+WEIGHTS = b"weights" * 100
+
+
+def commit(folder: Path, step: int, weights: bytes = WEIGHTS) -> Checkpoint:
+    with checkpoints.writing(folder, step, **FACTS) as aside:
+        (aside / "model.safetensors").write_bytes(weights + str(step).encode())
+        (aside / "inner").mkdir()
+        (aside / "inner" / "state.json").write_text(str(step))
+    return next(one for one in checkpoints.committed(folder) if one.step == step)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def steps(folder: Path) -> list[int]:
+    return [one.step for one in checkpoints.committed(folder)]
+
+
+# ---- commit
+
+
+def test_a_commit_lists_every_file_with_size_and_digest(tmp_path: Path) -> None:
+    made = commit(tmp_path, 500)
+    assert made.path.name == "step-00000500"
+    assert set(made.commit.files) == {"model.safetensors", "inner/state.json"}
+    for name, entry in made.commit.files.items():
+        assert entry.bytes == (made.path / name).stat().st_size
+        assert entry.sha256 == files.sha256(made.path / name)
+    assert made.commit.total_bytes == sum((made.path / name).stat().st_size for name in made.commit.files)
+    assert (made.commit.data_digest, made.commit.world, made.commit.fingerprint) == ("d", 1, {"torch": "2"})
+    assert checkpoints.verify(made) == ""
+    assert names(tmp_path) == ["step-00000500"]
+
+
+def test_what_is_being_written_does_not_exist(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+    with checkpoints.writing(tmp_path, 2, **FACTS) as aside:
+        (aside / "x").write_text("x")
+        assert steps(tmp_path) == [1]
+        assert checkpoints.newest_verified(tmp_path)[0].step == 1  # type: ignore[union-attr]
+    assert steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError()])
+def test_an_error_while_writing_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
+    def fail() -> None:
+        with checkpoints.writing(tmp_path, 2, **FACTS) as aside:
+            (aside / "x").write_text("x")
+            raise error
+
+    commit(tmp_path, 1)
+    with pytest.raises(type(error)):
+        fail()
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_the_manifest_is_written_after_every_file_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    plain_sync, plain_write = files.sync_file, files.write_json
+    monkeypatch.setattr(files, "sync_file", lambda path: (done.append(path.name), plain_sync(path)))
+    monkeypatch.setattr(files, "write_json", lambda path, value: (done.append(path.name), plain_write(path, value)))
+    commit(tmp_path, 1)
+    assert done == ["state.json", "model.safetensors", COMMIT_NAME]
+
+
+def test_the_same_step_again_replaces_the_old_one(tmp_path: Path) -> None:
+    commit(tmp_path, 5, b"old")
+    made = commit(tmp_path, 5, b"new")
+    assert (made.path / "model.safetensors").read_bytes() == b"new5"
+    assert checkpoints.verify(made) == ""
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_an_old_reader_ignores_what_a_newer_writer_adds(tmp_path: Path) -> None:
+    path = commit(tmp_path, 5).path / COMMIT_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "news": 1}))
+    assert steps(tmp_path) == [5]
+
+
+# ---- verify
+
+Damage = Callable[[Path], None]
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "a file is missing": (lambda path: (path / "model.safetensors").unlink(), "is missing"),
+    "an inner file is missing": (lambda path: (path / "inner" / "state.json").unlink(), "is missing"),
+    "a file is cut": (lambda path: os.truncate(path / "model.safetensors", 10), "10 bytes instead of"),
+    "a file is empty": (lambda path: os.truncate(path / "model.safetensors", 0), "0 bytes instead of"),
+    "a file is longer": (
+        lambda path: (path / "model.safetensors").write_bytes(WEIGHTS * 2),
+        "bytes instead of",
+    ),
+    "a bit is flipped": (lambda path: flip(path / "model.safetensors", 3), "another digest"),
+    "the last bit is flipped": (lambda path: flip(path / "model.safetensors", -1), "another digest"),
+    "the manifest is missing": (lambda path: (path / COMMIT_NAME).unlink(), f"{COMMIT_NAME} is missing"),
+    "the manifest is cut": (lambda path: os.truncate(path / COMMIT_NAME, 30), "cannot be read"),
+    "the manifest is empty": (lambda path: os.truncate(path / COMMIT_NAME, 0), "cannot be read"),
+    "the manifest is of something else": (lambda path: (path / COMMIT_NAME).write_text("[]"), "cannot be read"),
+    "the folder is empty": (lambda path: [f.unlink() for f in path.iterdir() if f.is_file()], "is missing"),
+}
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_resume_takes_the_newest_that_verifies_and_says_what_it_passed_over(tmp_path: Path, name: str) -> None:
+    damage, reason = DAMAGES[name]
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
+    damage(tmp_path / "step-00000030")
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert found.step == 20
+    assert [one.path.name for one in rejected] == ["step-00000030"]
+    assert reason in rejected[0].reason
+
+
+def test_several_broken_ones_are_passed_over(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
+    flip(tmp_path / "step-00000030" / "model.safetensors", 0)
+    (tmp_path / "step-00000020" / COMMIT_NAME).unlink()
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, len(rejected)) == (10, 2)
+
+
+def test_none_that_verifies_is_not_the_same_as_none_at_all(tmp_path: Path) -> None:
+    assert checkpoints.newest_verified(tmp_path / "no such folder") == (None, [])
+    assert checkpoints.newest_verified(tmp_path) == (None, [])
+    commit(tmp_path, 10)
+    flip(tmp_path / "step-00000010" / "model.safetensors", 0)
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is None
+    assert len(rejected) == 1
+
+
+def test_files_and_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    commit(tmp_path, 10)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "step-best").mkdir()
+    (tmp_path / "step-99").mkdir()
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, rejected) == (10, [])
+    assert checkpoints.sweep(tmp_path) == []
+    assert steps(tmp_path) == [10]
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000, 5):
+        commit(tmp_path, step)
+    assert steps(tmp_path) == [5, 99_999_999, 100_000_000]
+    found, _ = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert found.step == 100_000_000
+
+
+# ---- rotate
+
+
+def test_rotation_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
+    for step in range(10, 80, 10):
+        commit(tmp_path, step)
+    assert checkpoints.rotate(tmp_path, 2, {20}) == [10, 30, 40, 50]
+    assert steps(tmp_path) == [20, 60, 70]
+    assert names(tmp_path) == ["step-00000020", "step-00000060", "step-00000070"]
+
+
+def test_a_protected_step_among_the_newest_takes_no_place_of_another(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
+    assert checkpoints.rotate(tmp_path, 2, {30}) == [10]
+
+
+def test_nothing_goes_while_there_are_few(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
+    assert checkpoints.rotate(tmp_path, 3, set()) == []
+    assert checkpoints.rotate(tmp_path / "no such folder", 3, set()) == []
+    assert steps(tmp_path) == [10, 20, 30]
+
+
+@pytest.mark.parametrize("name", [name for name in DAMAGES if not name.startswith(("the manifest", "the folder"))])
+def test_nothing_is_deleted_while_the_newest_does_not_verify(tmp_path: Path, name: str) -> None:
+    for step in (10, 20, 30, 40):
+        commit(tmp_path, step)
+    DAMAGES[name][0](tmp_path / "step-00000040")
+    assert checkpoints.rotate(tmp_path, 2, set()) == []
+    assert steps(tmp_path) == [10, 20, 30, 40]
+
+
+def test_a_folder_without_a_manifest_does_not_count_as_the_newest(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        commit(tmp_path, step)
+    (tmp_path / "step-00000040" / COMMIT_NAME).unlink()
+    assert checkpoints.rotate(tmp_path, 2, set()) == [10]
+    assert steps(tmp_path) == [20, 30]
+
+
+# ---- sweep
+
+
+def test_what_a_crashed_writer_left_is_swept(tmp_path: Path) -> None:
+    commit(tmp_path, 10)
+    for name in (".step-00000020.77.tmp", ".step-00000010.77.old", ".step-00000005.77.gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("x")
+    assert len(checkpoints.sweep(tmp_path)) == 3
+    assert names(tmp_path) == ["step-00000010"]
+    assert checkpoints.sweep(tmp_path / "no such folder") == []
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing after it runs."""
+
+
+def killed_at_rename(folder: Path, step: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit, but die at rename `number`, without any cleaning up."""
+    plain, count = Path.rename, 0
+
+    def rename(self: Path, target: Path) -> Path:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise Killed
+        return plain(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename)
+        patched.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            commit(folder, step, b"new")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_kill_while_the_only_checkpoint_is_replaced_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    commit(tmp_path, 5, b"old")
+    killed_at_rename(tmp_path, 5, number, monkeypatch)
+    checkpoints.sweep(tmp_path)
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, rejected) == (5, [])
+    kept = b"old5" if number == 1 else b"new5"
+    assert (found.path / "model.safetensors").read_bytes() == kept
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_a_checkpoint_that_was_whole_but_not_yet_named_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, 5)
+    killed_at_rename(tmp_path, 6, 1, monkeypatch)
+    assert steps(tmp_path) == [5]
+    checkpoints.sweep(tmp_path)
+    assert steps(tmp_path) == [5, 6]
+
+
+def test_a_rotated_checkpoint_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)
+        assert checkpoints.rotate(tmp_path, 2, set()) == [10]
+    assert steps(tmp_path) == [20, 30]
+    checkpoints.sweep(tmp_path)
+    assert names(tmp_path) == ["step-00000020", "step-00000030"]

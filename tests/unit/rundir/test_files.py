@@ -1,0 +1,75 @@
+"""Small files: replaced in one step, or not at all."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.rundir import files
+
+
+def test_text_is_written_as_utf8_with_plain_line_ends_and_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "run.yaml"
+    files.write_text(path, "你好\nx\n")
+    assert path.read_bytes() == "你好\nx\n".encode()
+    assert [entry.name for entry in path.parent.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_failure_leaves_the_old_text_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    path = tmp_path / "x"
+    files.write_text(path, "old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os if fails == "fsync" else Path, fails, full)
+        with pytest.raises(OSError, match="No space"):
+            files.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_reader_never_sees_half_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    files.write_text(path, "old")
+    seen = []
+    plain = os.fsync
+
+    def look(descriptor: int) -> None:
+        seen.append(path.read_text())
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    files.write_text(path, "new")
+    assert seen[0] == "old", "the new text is on the disk before it has the name"
+    assert path.read_text() == "new"
+
+
+def test_json_is_read_back(tmp_path: Path) -> None:
+    value = {"name": "模型", "list": [1, None, True, 1.5]}
+    files.write_json(tmp_path / "x.json", value)
+    assert files.read_json(tmp_path / "x.json") == value
+    assert "模型" in (tmp_path / "x.json").read_text(encoding="utf-8")
+
+
+def test_a_digest_is_that_of_the_whole_file(tmp_path: Path) -> None:
+    content = b"ab" * files._CHUNK_BYTES
+    (tmp_path / "x").write_bytes(content)
+    assert files.sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+    (tmp_path / "empty").write_bytes(b"")
+    assert files.sha256(tmp_path / "empty") == hashlib.sha256(b"").hexdigest()
+
+
+def test_windows_has_no_folders_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr(os, "open", lambda *arguments: opened.append(arguments))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "name", "nt")
+        files.sync_folder(tmp_path)
+    assert opened == []

@@ -1,0 +1,46 @@
+"""The list of environment variables: the only door to them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stoker import env
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
+
+
+def test_a_variable_is_read_with_a_default_where_it_is_unset_or_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_RUNS", "elsewhere")
+    assert env.read(env.RUNS, "runs") == "elsewhere"
+    monkeypatch.setenv("STOKER_RUNS", "")
+    assert env.read(env.RUNS, "runs") == "runs"
+    monkeypatch.delenv("STOKER_RUNS")
+    assert env.read(env.RUNS) == ""
+
+
+def test_a_child_gets_this_environment_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_RUNS", "a")
+    monkeypatch.setenv("STOKER_LANG", "en")
+    child = env.child_environment({"STOKER_LANG": "zh", "X": "1"})
+    assert (child["STOKER_RUNS"], child["STOKER_LANG"], child["X"]) == ("a", "zh", "1")
+    assert env.read(env.LANG) == "en"
+
+
+def test_every_variable_is_listed_once_and_explained_in_both_languages() -> None:
+    declared = [value for value in vars(env).values() if isinstance(value, env.Variable)]
+    assert sorted(declared, key=id) == sorted(env.VARIABLES, key=id)
+    assert len({variable.name for variable in env.VARIABLES}) == len(env.VARIABLES)
+    for variable in env.VARIABLES:
+        assert re.search(r"[a-z]{3}", variable.english)
+        assert re.search(r"[\u4e00-\u9fff]", variable.chinese)
+
+
+def test_nothing_else_in_the_house_reads_the_environment() -> None:
+    readers = re.compile(r"os\.environ|getenv\(")
+    found = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if path.name != "env.py" and readers.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set()

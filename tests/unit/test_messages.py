@@ -1,0 +1,85 @@
+"""The language of messages, and how an error is said."""
+
+import pytest
+
+from stoker import messages
+from stoker.errors import StokerError, StokerErrors
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STOKER_LANG", "LC_ALL", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    messages._language.cache_clear()
+    yield
+    messages._language.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "language"),
+    [
+        ({"STOKER_LANG": "zh"}, "zh"),
+        ({"STOKER_LANG": "zh-CN"}, "zh"),
+        ({"STOKER_LANG": "ZH_cn.UTF-8"}, "zh"),
+        ({"STOKER_LANG": "en"}, "en"),
+        ({"STOKER_LANG": "fr"}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "de_DE.UTF-8"}, "en"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, "en"),
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh_CN.UTF-8", "STOKER_LANG": "en"}, "en"),
+        ({"LANG": "zh_CN.UTF-8", "STOKER_LANG": ""}, "zh"),
+        ({"LANG": "Chinese (Simplified)_China.936"}, "zh"),
+    ],
+)
+def test_stoker_lang_decides_else_the_locale(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], language: str
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert messages.language() == language
+
+
+@pytest.mark.parametrize(("found", "language"), [("Chinese (Simplified)_China", "zh"), ("en_US", "en"), (None, "en")])
+def test_without_variables_the_system_is_asked(
+    monkeypatch: pytest.MonkeyPatch, found: str | None, language: str
+) -> None:
+    monkeypatch.setattr(messages.locale, "getlocale", lambda: (found, None))
+    assert messages.language() == language
+
+
+def test_an_error_speaks_the_language_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = StokerError("STK201", "run.yaml:7: train.batch", batch=64, devices=3, nearest="63, 66")
+    monkeypatch.setenv("STOKER_LANG", "en")
+    assert (error.what, error.hint) == (
+        "batch 64 cannot be split over 3 devices",
+        "nearest batches that can: 63, 66",
+    )
+    assert str(error) == f"run.yaml:7: train.batch: {error.what} [STK201]; {error.hint}"
+    monkeypatch.setenv("STOKER_LANG", "zh")
+    assert error.what == "有效批次 64 不能平分到 3 个设备"
+
+
+def test_what_a_field_holds_is_not_read_as_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+    assert "{0} {key}" in StokerError("STK301", path="{0} {key}", folder="/").what
+
+
+def test_an_error_survives_the_events_of_another_process() -> None:
+    error = StokerError("STK201", "run.yaml:7", batch=64, devices=3, nearest=["63"])
+    again = StokerError.from_json(error.to_json())
+    assert (again.code, again.where, again.fields) == (
+        "STK201",
+        "run.yaml:7",
+        {"batch": 64, "devices": 3, "nearest": "['63']"},
+    )
+
+
+def test_several_errors_are_said_line_by_line() -> None:
+    several = StokerErrors([StokerError("STK206"), StokerError("STK304")])
+    assert [line.split("[")[1][:6] for line in str(several).splitlines()] == ["STK206", "STK304"]
+
+
+def test_a_sentence_that_is_not_in_the_catalogue_is_a_mistake_of_ours() -> None:
+    with pytest.raises(KeyError):
+        messages.text("no.such.sentence")
