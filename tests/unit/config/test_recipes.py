@@ -8,6 +8,7 @@ import pytest
 
 from stoker.config import load
 from stoker.config.run import Shape, Source, TrainTokenizer
+from stoker.rundir import inputs
 
 _TABLE: dict[str, dict[str, Any]] = {
     "scratch_tiny": {
@@ -17,6 +18,12 @@ _TABLE: dict[str, dict[str, Any]] = {
         "data.length": 128,
         "data.eval": "5%",
         "train.objective": "pretrain",
+    },
+    "sft_tiny": {
+        "model": "run:scratch_tiny",
+        "data.train": "recipe:text/answers.jsonl",
+        "tune.method": "lora",
+        "train.objective": "sft",
     },
     "scratch_wikitext2": {
         "model.layers": 6,
@@ -121,7 +128,7 @@ def test_a_part_of_a_hub_set_is_as_long_as_declared(name: str) -> None:
 def test_scratch_tiny_brings_its_text_and_where_that_is_from() -> None:
     run_file = load.load("scratch_tiny")
     assert isinstance(run_file.run.data.train, str)
-    text = run_file.folder / run_file.run.data.train
+    (text,) = inputs.expand(run_file.run.data.train, run_file.folder)
     assert 200_000 <= text.stat().st_size <= 250_000
     assert text.read_text(encoding="utf-8").startswith("First Citizen:")
     assert "public domain" in (text.parent / "README.md").read_text(encoding="utf-8")

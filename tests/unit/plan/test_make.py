@@ -218,8 +218,9 @@ def test_flash_attention_is_refused_where_it_cannot_run() -> None:
         assert caught.value.code == "STK212"
 
 
-@pytest.mark.parametrize(("method", "exact"), [("full", False), ("lora", True), ("qlora", True)])
-def test_exactness_depends_on_the_recipe_and_never_on_the_hardware(method: str, exact: bool) -> None:
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_exactness_depends_on_the_recipe_and_never_on_the_hardware(method: str) -> None:
+    exact = method != "full"
     for on in (machine("T4"), machine("H100-SXM", 8), processor()):
         made = plan(f"tune: {{method: {method}}}", on)
         assert made.exact is exact
@@ -337,9 +338,8 @@ def test_the_eval_loss_is_measured_only_where_there_is_eval_data() -> None:
 # ---- the whole plan
 
 
-def recipe(name: str, card: str = "RTX4090", monkeypatch: pytest.MonkeyPatch | None = None) -> Plan:
-    run_file = load.load(name)
-    return make_plan(gather.inputs(run_file, None, machine(card)))
+def recipe(name: str) -> Plan:
+    return make_plan(gather.inputs(load.load(name), None, machine("RTX4090")))
 
 
 HERE = [name for name in load.recipe_names() if not str(load.load(name).run.model).startswith("runs/")]
@@ -354,9 +354,9 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_every_recipe_plans_and_fits_an_rtx4090(name: str) -> None:
+def test_every_recipe_plans_for_an_rtx4090(name: str) -> None:
     made = recipe(name)
-    assert made.fits
+    assert made.fits is (name != "pretrained_r320"), "an adapter of rank 320 trains 0.8 G weights"
     assert made.name == name
     assert made.steps.total >= made.steps.per_epoch >= 1
     assert made.time_seconds > 0
