@@ -4,8 +4,9 @@
     default    ours as planned here against a padded `Trainer`, rows of skewed length    (bar: >= 1.8)
     start      command to first step, ours against a bare script that packs the same rows (bar: <= 1.3)
 
-Every run is a process of its own. `same` and `default` fork from one that has torch imported; their figure is real
-tokens per second after the first step. Usage: python benchmarks/overhead.py [--pairs 20] [--only same] [--out FILE]
+Every run is a process of its own. `same` and `default` fork from one that has torch imported; their figures are real
+tokens per wall second and per processor second (with one thread, what a busy machine cannot blur), after the first
+step. Usage: python benchmarks/overhead.py [--pairs 20] [--only same] [--out FILE]
 """
 
 import argparse
@@ -15,6 +16,8 @@ import json
 import os
 import platform
 import random
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,7 @@ LENGTH = 1024
 BATCH = 4
 STEPS = 6
 MEDIAN_TOKENS, P99_TOKENS = 108, 801
+PACES = ("tokens_per_wall_second", "tokens_per_processor_second")
 TEXT = ROOT / "src/stoker/config/recipes/text/shakespeare.txt"
 
 
@@ -104,10 +108,29 @@ def prepared(folder: Path, name: str, pack: str, where: str) -> Any:
     return run_dir
 
 
-def ours(run_dir: Any) -> float:
-    """Real tokens per second of one training process, after its first step."""
-    import shutil
+Marks = list[tuple[float, float]]
+"""Wall and processor seconds at the end of each step."""
 
+
+def mark(marks: Marks) -> None:
+    marks.append((time.perf_counter(), time.process_time()))
+
+
+def pace(run_dir: Any, tokens: list[int]) -> tuple[float, float]:
+    """Real tokens per wall second and per processor second, after the first step."""
+    marks = json.loads((run_dir.path / "marks.json").read_text())
+    wall, processor = (marks[-1][i] - marks[0][i] for i in (0, 1))
+    return sum(tokens[1:]) / wall, sum(tokens[1:]) / processor
+
+
+def quiet(run_dir: Any, name: str) -> None:
+    with (run_dir.path / name).open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+def ours(run_dir: Any) -> tuple[float, float]:
+    """One training process of ours."""
     import tiny_run
 
     from stoker.rundir import events
@@ -115,57 +138,62 @@ def ours(run_dir: Any) -> float:
     for rest in (run_dir.checkpoints, run_dir.artifacts):
         shutil.rmtree(rest, ignore_errors=True)
     run_dir.events_file.unlink(missing_ok=True)
-    code = tiny_run.train(run_dir)
-    assert code == 0, (run_dir.path / "child.log").read_text()[-2000:]
-    steps = [event for event in events.read(run_dir.events_file) if event["event"] == "step"]
-    begin, end = (datetime.datetime.fromisoformat(steps[i]["at"]) for i in (0, -1))
-    return sum(step["tokens"] for step in steps[1:]) / (end - begin).total_seconds()
-
-
-def bare(run_dir: Any, *, padded: bool) -> float:
-    """The same for a plain Trainer over the same prepared rows: packed, or one row a line and padded."""
-    import tiny_run
-
-    result = run_dir.path / "bare.json"
 
     def work() -> int:
-        import bare as yardstick
+        from stoker.engine import callbacks, train
+
+        quiet(run_dir, "ours.log")
+        marks: Marks = []
+        plain = callbacks.Recorder.on_step_end
+
+        def on_step_end(self: Any, *args: Any, **kwargs: Any) -> None:
+            plain(self, *args, **kwargs)
+            mark(marks)
+
+        callbacks.Recorder.on_step_end = on_step_end  # type: ignore[method-assign]  # in this child only
+        code = train.main(run_dir.path)
+        (run_dir.path / "marks.json").write_text(json.dumps(marks))
+        return code
+
+    code = tiny_run.in_child(work)
+    assert code == 0, (run_dir.path / "ours.log").read_text()[-2000:]
+    steps = [event for event in events.read(run_dir.events_file) if event["event"] == "step"]
+    return pace(run_dir, [step["tokens"] for step in steps])
+
+
+def bare(run_dir: Any, *, padded: bool) -> tuple[float, float]:
+    """One process of a plain Trainer over the same prepared rows: packed, or one row a line and padded."""
+    import bare as yardstick
+    import tiny_run
+
+    rows = yardstick.read_rows(run_dir.data / "train")
+    random.Random(7).shuffle(rows)
+    taken = rows[: BATCH * STEPS]
+
+    def work() -> int:
         import torch
         from transformers import TrainerCallback
 
+        quiet(run_dir, "bare.log")
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        rows = yardstick.read_rows(run_dir.data / "train")
-        random.Random(7).shuffle(rows)
-        marks: list[float] = []
+        marks: Marks = []
 
         class Clock(TrainerCallback):
             def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-                marks.append(time.perf_counter())
+                mark(marks)
 
-        with (run_dir.path / "bare.log").open("a") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
         model = yardstick.build_model(run_dir.folder() / "base", "lora", {"r": 16, "lora_alpha": 32}, seed=42)
-        taken = rows[: BATCH * STEPS]
         micro = BATCH if padded else 1
-        yardstick.losses(
-            model,
-            taken,
-            run_dir.path / "bare",
-            micro,
-            BATCH // micro,
-            42,
-            extra=[Clock()],
-            masked=padded,
-            learning_rate=1e-4,
-        )
-        tokens = sum(len(segment) for row in taken[BATCH:] for segment in row)
-        result.write_text(json.dumps(tokens / (marks[-1] - marks[0])))
+        out = run_dir.path / "bare"
+        options = {"extra": [Clock()], "masked": padded, "learning_rate": 1e-4}
+        yardstick.losses(model, taken, out, micro, BATCH // micro, 42, **options)
+        (run_dir.path / "marks.json").write_text(json.dumps(marks))
         return 0
 
     code = tiny_run.in_child(work)
     assert code == 0, (run_dir.path / "bare.log").read_text()[-2000:]
-    return float(json.loads(result.read_text()))
+    tokens = [sum(len(s) for row in taken[i : i + BATCH] for s in row) for i in range(0, len(taken), BATCH)]
+    return pace(run_dir, tokens)
 
 
 def first_step_ours(folder: Path, number: int) -> float:
@@ -201,7 +229,10 @@ def first_step_bare(folder: Path) -> float:
     return elapsed
 
 
-def pairs(count: int, left: Callable[[int], float], right: Callable[[int], float]) -> list[tuple[float, float]]:
+Figure = tuple[float, ...]
+
+
+def pairs(count: int, left: Callable[[int], Figure], right: Callable[[int], Figure]) -> list[tuple[Figure, Figure]]:
     """Alternating pairs; which side goes first alternates too."""
     found = []
     for number in range(count):
@@ -211,26 +242,26 @@ def pairs(count: int, left: Callable[[int], float], right: Callable[[int], float
         else:
             first = left(number)
             found.append((first, right(number)))
-        print(f"  {number + 1}/{count}  {found[-1][0]:.2f}  {found[-1][1]:.2f}", file=sys.stderr, flush=True)
+        print(f"  {number + 1}/{count}  {found[-1]}", file=sys.stderr, flush=True)
     return found
 
 
-def summary(found: list[tuple[float, float]], bar: str) -> dict[str, Any]:
-    """Median ratio with a bootstrap 95 % interval."""
-    import statistics
-
-    ratios = [a / b for a, b in found]
+def ratio(found: list[tuple[Figure, Figure]], figure: int) -> dict[str, Any]:
+    """Median ratio of the pairs with a bootstrap 95 % interval."""
+    ratios = [a[figure] / b[figure] for a, b in found]
     generator = random.Random(0)
     boots = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(10_000))
     return {
-        "bar": bar,
-        "pairs": len(found),
-        "ratio_median": statistics.median(ratios),
-        "interval_95": [boots[250], boots[9750]],
-        "ours_median": statistics.median(a for a, _ in found),
-        "bare_median": statistics.median(b for _, b in found),
-        "values": found,
+        "ratio_median": round(statistics.median(ratios), 4),
+        "interval_95": [round(boots[250], 4), round(boots[9750], 4)],
+        "ours_median": statistics.median(a[figure] for a, _ in found),
+        "bare_median": statistics.median(b[figure] for _, b in found),
     }
+
+
+def summary(found: list[tuple[Figure, Figure]], bar: str, figures: tuple[str, ...]) -> dict[str, Any]:
+    by_figure = {name: ratio(found, number) for number, name in enumerate(figures)}
+    return {"bar": bar, "pairs": len(found), **by_figure, "values": found}
 
 
 def main() -> None:
@@ -243,6 +274,7 @@ def main() -> None:
     wanted = options.only or ["same", "default", "start"]
     os.environ["OMP_NUM_THREADS"] = options.threads
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' machines keep compiled modules
     report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.platform()}",
@@ -261,19 +293,24 @@ def main() -> None:
         if "same" in wanted:
             run_dir = prepared(folder, "same", "true", "micro: 1, arrange: rows")
             found = pairs(options.pairs, lambda _: ours(run_dir), lambda _: bare(run_dir, padded=False))
-            report["results"]["same"] = summary(found, "ratio >= 0.98")
+            report["results"]["same"] = summary(found, "ratio >= 0.98", PACES)
         if "default" in wanted:
             packed, plain = prepared(folder, "packed", "true", ""), prepared(folder, "plain", "false", "")
             found = pairs(options.pairs, lambda _: ours(packed), lambda _: bare(plain, padded=True))
-            report["results"]["default"] = summary(found, "ratio >= 1.8")
+            report["results"]["default"] = summary(found, "ratio >= 1.8", PACES)
         if "start" in wanted:
-            found = pairs(options.pairs, lambda n: first_step_ours(folder, n), lambda _: first_step_bare(folder))
-            report["results"]["start"] = summary(found, "ratio <= 1.3")
+            found = pairs(options.pairs, lambda n: (first_step_ours(folder, n),), lambda _: (first_step_bare(folder),))
+            report["results"]["start"] = summary(found, "ratio <= 1.3", ("wall_seconds",))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for name, result in report["results"].items():
-        low, high = result["interval_95"]
-        print(f"{name}: {result['ratio_median']:.3f} [{low:.3f}, {high:.3f}], {result['bar']}, {result['pairs']} pairs")
+        for figure in (*PACES, "wall_seconds"):
+            if figure in result:
+                low, high = result[figure]["interval_95"]
+                median = result[figure]["ratio_median"]
+                print(
+                    f"{name} {figure}: {median:.3f} [{low:.3f}, {high:.3f}], {result['bar']}, {result['pairs']} pairs"
+                )
 
 
 if __name__ == "__main__":
