@@ -3,15 +3,20 @@ set positional-arguments
 export OMP_NUM_THREADS := "1"
 export HF_HUB_OFFLINE := "1"
 
-# What CI runs before the engine tests: format, lint, types, rooms, light tests.
-check:
+# Exactly what CI runs: lint, documentation, every test.
+check: lint docs test
+
+# Before each commit: lint and the tests that need no training.
+quick: lint
+    pytest -q tests/unit tests/cli tests/architecture -m "not engine"
+
+lint:
     ruff format --check .
     ruff check .
     mypy
     lint-imports
     python tools/known_options.py --check
     python tools/reference.py --check
-    pytest -q tests/unit tests/cli tests/architecture
 
 # Torch on CPU: prepare, train, resume, the README's tour.
 engine:
@@ -37,16 +42,17 @@ setup:
 # Generated files: reference pages, known options, frozen surface.
 generate:
     python tools/known_options.py
+    python tests/architecture/test_surface.py --write
     python tools/reference.py
 
 # Speed against the bare Trainer, >= 20 alternating pairs (docs/evidence/overhead.json).
 overhead *args:
     python benchmarks/overhead.py "$@"
 
-# LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.md).
+# LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
     python benchmarks/smollm2.py "$@"
 
 # The documentation site.
 docs:
-    mkdocs build --strict
+    mkdocs build --quiet --strict

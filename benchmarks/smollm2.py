@@ -96,7 +96,7 @@ def ask(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> tuple[int, li
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=12,
                 do_sample=False,
-                eos_token_id=generate.stop_ids(tokenizer),
+                eos_token_id=generate.stop_ids(model, tokenizer),
                 pad_token_id=tokenizer.pad_token_id,
                 use_cache=True,
             )

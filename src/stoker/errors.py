@@ -17,8 +17,6 @@ EXIT_SURPRISE = 2
 EXIT_STOPPED = 75
 """Stopped with a committed checkpoint: the same command goes on."""
 
-EXIT_CODES = (EXIT_DONE, EXIT_USER, EXIT_SURPRISE, EXIT_STOPPED)
-
 
 class StokerError(Exception):
     """Something the user can fix, named by code.

@@ -1,6 +1,7 @@
 """The docs say what the code does, in both languages: YAML loads, links lead somewhere, reference pages are current."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ ENGLISH_ONLY = ("adr", "evidence")
 """Decisions and measurements are written for people who change the code."""
 
 BLOCK = re.compile(r"^```[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
+YAML = re.compile(r"^ *```ya?ml(?P<about>[^\n]*)\n(?P<body>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -37,12 +39,14 @@ def named(path: Path) -> str:
 
 
 def run_files() -> list[tuple[str, str]]:
-    """Every YAML block that is a run file, with the place it stands."""
+    """Every YAML block, with the place it stands; one that is no run file is marked so: ```yaml fragment."""
     found = []
     for page in [*pages(), *sorted(ROOT.glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
-        blocks = re.finditer(r"^```yaml[^\n]*\n(model:.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        found += [(f"{named(page)}:{1 + text.count(chr(10), 0, block.start())}", block.group(1)) for block in blocks]
+        for block in YAML.finditer(text):
+            if "fragment" not in block["about"].split():
+                place = f"{named(page)}:{1 + text.count(chr(10), 0, block.start())}"
+                found.append((place, textwrap.dedent(block["body"])))
     return found
 
 

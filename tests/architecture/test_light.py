@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,6 +74,15 @@ def test_every_recipe_plans_for_an_rtx4090_where_nothing_heavy_is_installed(tmp_
     commands = [["plan", name, "--card", "RTX4090", "--json"] for name in load.recipe_names()]
     assert len(commands) > 0
     assert run(commands, tmp_path, missing=True) == ([0] * len(commands), [])
+
+
+def test_help_takes_at_most_half_a_second(tmp_path: Path) -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "stoker", "--help"], cwd=tmp_path, capture_output=True, check=True)
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(5)) <= 0.5
 
 
 def light_files() -> list[Path]:

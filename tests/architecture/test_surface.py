@@ -51,7 +51,7 @@ def surface() -> dict[str, Any]:
         "run_file": keys(Run.model_json_schema()),
         "plan": keys(Plan.model_json_schema()),
         "errors": reference.error_codes(),
-        "exit_codes": list(errors.EXIT_CODES),
+        "exit_codes": sorted(value for name, value in vars(errors).items() if name.startswith("EXIT_")),
         "environment": [variable.name for variable in env.VARIABLES],
     }
 

@@ -167,6 +167,28 @@ def test_a_folder_is_no_run_file(terminal: Terminal) -> None:
     terminal.refuses([err("STK119", "", "`.`")], "plan", ".")
 
 
+def test_a_data_file_named_by_mistake_is_not_read_for_hours(terminal: Terminal) -> None:
+    terminal.write("[" + '{"text": "a"},\n' * 100_000 + "{}]", "train.json")
+    terminal.refuses([err("STK118", "train.json", "`model:`")], "train", "train.json")
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_surprise(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal.write(BOTH)
+    monkeypatch.setenv("STOKER_RUNS", str(terminal.write("", "a file") / "runs"))
+    place = str(terminal.folder / "a file" / "runs" / "run")
+    terminal.refuses([err("STK507", "", f"`{place}", "STOKER_RUNS")], "prepare", "run.yaml")
+
+
+def test_a_surprise_is_shown_with_its_traceback_and_ends_with_2(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cli.describe.schema", lambda: 1 / 0)
+    code, _, talk = terminal.run("en", "schema")
+    assert code == 2
+    assert "Traceback" in talk
+    assert "ZeroDivisionError: division by zero  [STK900]" in talk
+
+
 @pytest.mark.parametrize(("encoding", "line"), [("gbk", 2), ("utf-16", 1)])
 def test_a_run_file_must_be_utf8(terminal: Terminal, encoding: str, line: int) -> None:
     (terminal.folder / "run.yaml").write_bytes(f"{MODEL}# 数据\n{DATA}".encode(encoding))

@@ -129,6 +129,72 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_words(tmp_path: Path, base: P
     assert last_error(run_dir) == "STK405"
 
 
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from stoker.engine import trainer
+
+    run_dir = make(tmp_path, base)
+    plain = trainer.ExactSteps._clip_grad_norm
+
+    def poisoned(self: Any, model: Any) -> torch.Tensor:
+        if self.state.global_step == 3:  # the fourth step is a save step
+            self._trainable[0].grad[0] = float("nan")
+        return plain(self, model)
+
+    monkeypatch.setattr(trainer.ExactSteps, "_clip_grad_norm", poisoned)
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK416"
+    assert not checkpoints.committed(run_dir.checkpoints)
+
+
+def test_a_second_trainer_in_the_same_directory_leaves_at_once(tmp_path: Path, base: Path) -> None:
+    from stoker.rundir import lock
+
+    run_dir = make(tmp_path, base)
+    with lock.held(run_dir.lock_file):
+        assert tiny_run.train(run_dir) == 1
+    assert not run_dir.events_file.exists()
+
+
+def test_the_stop_file_is_a_stop(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.engine import callbacks
+
+    run_dir = make(tmp_path, base)
+    plain = callbacks.Schedule.on_step_end
+
+    def asked(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if state.global_step == 6:
+            run_dir.stop_file.touch()
+        return plain(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(callbacks.Schedule, "on_step_end", asked)
+    assert tiny_run.train(run_dir) == 75
+    monkeypatch.undo()
+    assert tiny_run.train(run_dir) == 0
+    assert [e["resumed_step"] for e in events.read(run_dir.events_file) if e["event"] == "attempt"] == [0, 6]
+
+
+def test_a_cut_data_file_is_refused(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    tokens = run_dir.data / "eval/shard-00000/tokens.bin"
+    tokens.write_bytes(tokens.read_bytes()[:-4])
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK311"
+
+
+def test_another_base_model_is_not_called_exact(tmp_path: Path) -> None:
+    first = tiny_run.make_base_model(tmp_path / "base")
+    run_dir = make(tmp_path / "run", first)
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    tiny_run.make_base_model(tmp_path / "base", seed=1)
+    assert tiny_run.train(run_dir) == 0
+    tiers = [e["tier"] for e in events.read(run_dir.events_file) if e["event"] == "attempt"]
+    assert tiers == ["EXACT", "SAMPLE-EXACT"]
+
+
 def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path: Path, base: Path) -> None:
     run_dir = make(tmp_path, base)
     assert tiny_run.train(run_dir) == 0

@@ -25,7 +25,7 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
                 assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
                 answers[command] = done.stdout.strip()
     assert answers['stoker chat questions "Who is the wife of Marcius?"'] == "Virgilia."
-    assert (
-        "{+Virgilia." in answers["stoker prepare questions.yaml --show 2"]
-        or "Volumnia" in answers["stoker prepare questions.yaml --show 2"]
-    )
+    shown = answers["stoker prepare questions.yaml --show 2"]
+    trained = re.findall(r"\{\+(.*?)\+\}", shown, re.S)
+    assert trained == ["Volumnia.<|im_end|>", "Tullus Aufidius.<|im_end|>", "text"], "two completions, then the legend"
+    assert "Who is the mother of Marcius?" in shown

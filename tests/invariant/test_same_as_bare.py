@@ -65,10 +65,27 @@ def test_losses_are_bit_identical_without_accumulation(
     assert found[-1] < found[0]
 
 
+def test_dropout_of_the_base_model_is_active(tmp_path: Path) -> None:
+    """What the comparison below relies on: without it, full tuning would be compared without any randomness."""
+    with_dropout, without = (
+        ours(
+            tmp_path / f"run-{dropout}",
+            tiny_run.make_base_model(tmp_path / f"base-{dropout}", dropout=dropout),
+            "full",
+            2,
+            0.1,
+            3,
+        )[0]
+        for dropout in (0.1, 0.0)
+    )
+    assert tiny_run.losses(with_dropout) != tiny_run.losses(without)
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_losses_agree_with_accumulation_and_dropout(tmp_path: Path, base_model: Path, method: str) -> None:
-    run_dir, _ = ours(tmp_path, base_model, method, 2, 0.1, 3)
-    expected = np.array(theirs(run_dir, base_model, method, 2, 0.1))
+def test_losses_agree_with_accumulation_and_dropout(tmp_path: Path, method: str) -> None:
+    base = tiny_run.make_base_model(tmp_path / "base", dropout=0.1)
+    run_dir, _ = ours(tmp_path / "run", base, method, 2, 0.1, 3)
+    expected = np.array(theirs(run_dir, base, method, 2, 0.1))
     found = np.array([float.fromhex(h) for h in tiny_run.losses(run_dir).values()])
     relative = (found - expected) / expected
     assert np.abs(relative).max() <= 1e-6

@@ -19,15 +19,17 @@ def chat(name: str, prompt: str | None, max_tokens: int, *, as_json: bool) -> No
     with local.open_engine("chat", run_dir) as process:
         ready = _read(process, run_dir)
         history: list[dict[str, str]] = []
+        said: list[dict[str, str]] = []
         questions = [prompt] if prompt is not None else iter(console.ask, "")
         for question in questions:
             history.append({"role": "user", "content": question})
             answer = _answer(process, run_dir, history, max_tokens, echo=not as_json)
             history.append({"role": "assistant", "content": answer})
+            said += history[-2:]
             if ready["plain"]:
                 history.clear()
         if as_json:
-            console.data_json(history or {"prompt": prompt, "text": answer})
+            console.data_json(said)
 
 
 def _answer(

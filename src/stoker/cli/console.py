@@ -1,5 +1,6 @@
 """The only place that prints: data to stdout, talk to stderr, errors in one shape."""
 
+import errno
 import io
 import json
 import sys
@@ -18,6 +19,8 @@ from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR}
 
 # Without `emoji=False` rich turns the `:100:` of `run.yaml:100: key` into a picture.
 stdout = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -142,7 +145,15 @@ def guarded(command: Callable[[], None]) -> int:
         sys.stderr.close()
         return 0
     except Exception as surprise:  # noqa: BLE001  # the outermost net: everything unforeseen ends here
-        traceback.print_exc()
-        show_error(StokerError("STK900", reason=f"{type(surprise).__name__}: {surprise}"))
-        return EXIT_SURPRISE
+        return _unforeseen(surprise)
     return 0
+
+
+def _unforeseen(error: Exception) -> int:
+    """A disk that is full or may not be written to is the user's to mend; all else is a surprise."""
+    if isinstance(error, OSError) and error.errno in _DISK and error.filename:
+        show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
+        return EXIT_USER
+    traceback.print_exception(error)
+    show_error(StokerError("STK900", reason=f"{type(error).__name__}: {error}"))
+    return EXIT_SURPRISE

@@ -8,8 +8,9 @@ from rich.text import Text
 from stoker import messages
 from stoker.cli import console
 from stoker.config import load
-from stoker.launch import local
-from stoker.rundir import layout, prepared
+from stoker.errors import StokerError
+from stoker.launch import local, training
+from stoker.rundir import checkpoints, layout, prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -37,6 +38,11 @@ def ensure_prepared(run_dir: RunDir) -> Report:
     report = prepared.current_report(run_dir.data, run, folder)
     if report is not None:
         return report
+    running = training.running_pid(run_dir)
+    if running:
+        raise StokerError("STK411", pid=running, name=run_dir.name)
+    if checkpoints.committed(run_dir.checkpoints):
+        raise StokerError("STK415", name=run_dir.name)
     with console.status() as status:
         status.show(messages.text("prepare.starting"))
         local.run_engine("prepare", run_dir, lambda event: _progress(event, status))

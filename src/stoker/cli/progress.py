@@ -27,6 +27,7 @@ class Progress:
     checkpoint: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
+    rejected: list[dict[str, Any]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     read_bytes: int = 0
@@ -50,6 +51,8 @@ class Progress:
         if kind == "attempt":
             self.attempt, self.end, self.error = event, {}, {}
             self.recent.clear()
+        elif kind == "rejected":
+            self.rejected.append(event)
         elif kind == "step":
             self.step = event
             self.recent.append(event)
@@ -59,7 +62,7 @@ class Progress:
             self.evaluation = event
         elif kind == "checkpoint":
             self.checkpoint = event
-        elif kind == "error":
+        elif kind == "error" and event["program"] in ("train", "prepare"):
             self.error = event["error"]
         elif kind == "end":
             self.end = event

@@ -12,23 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from stoker import messages
+from stoker.config import layouts
 from stoker.config.run import Shape
 from stoker.errors import StokerError
 from stoker.facts import shapes
 from stoker.rundir import inputs
-
-CONVERSATIONS = ("messages", "sharegpt")
-_SIGNS = (
-    ("messages", ("messages",)),
-    ("sharegpt", ("conversations",)),
-    ("alpaca", ("instruction", "output")),
-    ("prompt_completion", ("prompt", "completion")),
-    ("prompt_completion", ("question", "answer")),
-    ("prompt_completion", ("query", "response")),
-    ("prompt_completion", ("prompt", "response")),
-    ("text", ("text",)),
-)
-"""Keys and the layout they speak for, as the engine's `formats.py` has them; a test holds the two together."""
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS_WITH_MEANING = {"null", "true", "false"}
@@ -121,7 +109,7 @@ def guess(answers: Answers, folder: Path) -> Guess:
     layout, reason = _layout(answers.data, files)
     rows, tokens = _count(files)
     if isinstance(answers.model, Size):
-        key = "init.why.conversations" if layout in CONVERSATIONS else "init.why.scratch"
+        key = "init.why.conversations" if layout in layouts.CONVERSATIONS else "init.why.scratch"
         return Guess("pretrain", Reason(key, {}), "full", Reason("init.why.full", {}), rows, tokens)
     objective = "pretrain" if layout == "text" else "sft"
     method, method_reason = _method(answers.model, answers.target, folder)
@@ -143,7 +131,7 @@ def _layout(data: str, files: list[Path]) -> tuple[str | None, Reason]:
     keys = _first_keys(files[0])
     if keys is None:
         return None, Reason("init.why.unread", {"path": files[0].name})
-    for layout, signs in _SIGNS:
+    for layout, signs in layouts.SIGNS:
         if set(signs) <= set(keys):
             key = "init.why.text" if layout == "text" else "init.why.rows"
             return layout, Reason(key, {"keys": ", ".join(signs)})

@@ -13,7 +13,7 @@ def stop(name: str) -> None:
     if pid is None:
         console.talk("stop.idle", name=run_dir.name)
         return
-    training.ask_to_stop(pid)
+    training.ask_to_stop(run_dir)
     console.talk("train.stopping")
     while training.running_pid(run_dir) == pid:
         wait_a_little()

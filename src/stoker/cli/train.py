@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 from stoker import messages
 from stoker.cli import console
@@ -37,6 +38,7 @@ def train(name: str, overrides: list[str], *, detach: bool) -> None:
 def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     """The run directory with its data prepared, and the plan for this machine."""
     _check_served(run_file.run)
+    _check_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
     run_dir = layout.create(run_file, overrides)
     ensure_prepared(run_dir)
     machine = gather.machine(None, 1)
@@ -60,6 +62,13 @@ def _check_served(run: Run) -> None:
             raise StokerError("STK213", word=word)
 
 
+def _check_idle(run_dir: RunDir) -> None:
+    """Nothing of a run is touched while it is being trained."""
+    running = training.running_pid(run_dir)
+    if running:
+        raise StokerError("STK411", pid=running, name=run_dir.name)
+
+
 def _check(plan: Plan) -> None:
     if plan.batch.devices > 1:
         raise StokerError("STK211", count=plan.batch.devices)
@@ -74,11 +83,12 @@ def _check(plan: Plan) -> None:
 
 def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progress) -> int:
     """Show progress until the process ends; Ctrl-C asks it to commit and stop."""
-    asked = False
+    asked, told = False, dict(progress.attempt)
     with console.status() as status:
         while process.poll() is None:
             try:
                 if progress.update():
+                    told = _tell(progress, told)
                     status.show(progress.line())
                 wait_a_little()
             except KeyboardInterrupt:  # noqa: PERF203  # the loop waits anyway
@@ -86,18 +96,32 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
                     raise
                 asked = True
                 console.talk("train.stopping")
-                training.ask_to_stop(process.pid)
+                training.ask_to_stop(run_dir)
     progress.update()
     return _ended(run_dir, process.returncode, progress)
 
 
+def _tell(progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
+    """Say once per attempt how exactly it goes on, and what was passed over."""
+    if progress.attempt == told:
+        return told
+    for one in progress.rejected:
+        console.talk("train.rejected", path=one["path"], reason=one["reason"])
+    attempt = progress.attempt
+    if attempt["resumed_step"]:
+        console.talk("train.tier", tier=attempt["tier"], step=attempt["resumed_step"])
+        if attempt["changed"]:
+            console.talk("train.tier_changed", changed=", ".join(attempt["changed"]))
+    return attempt
+
+
 def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:
-    if progress.error:
-        raise StokerError.from_json(progress.error)
     if code == EXIT_DONE:
         console.talk("train.done", name=run_dir.name, step=progress.done_steps, path=run_dir.final)
     elif code == EXIT_STOPPED:
         console.talk("train.stopped", step=progress.done_steps)
+    elif progress.error:
+        raise StokerError.from_json(progress.error)
     else:
         raise StokerError("STK409", program="train", exit_code=code, log=training.newest_log(run_dir))
     return code

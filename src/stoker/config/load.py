@@ -27,6 +27,9 @@ _ABOUT = {
     "STK210": "where.precision",
     "STK211": "where.gpus",
     "STK212": "where.attention",
+    "STK213": "{word}",
+    "STK214": "data.length",
+    "STK215": "{word}",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",
@@ -38,7 +41,7 @@ _ABOUT = {
     "STK316": "tokenizer.vocab",
     "STK413": "model",
 }
-"""The word of the run file that an error of a later room is about."""
+"""The word of the run file that an error of a later room is about; `{word}` where the error names it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class RunFile:
     def _locate(self, error: StokerError) -> None:
         if not error.where and error.code in _ABOUT:
             named = [path for path, value in _leaves(self.document.values) if value == error.fields.get("path")]
-            error.where = self.document.where(named[0] if named else tuple(_ABOUT[error.code].split(".")))
+            about = _ABOUT[error.code].format(**error.fields)
+            error.where = self.document.where(named[0] if named else tuple(about.split(".")))
 
 
 def recipe_names() -> list[str]:

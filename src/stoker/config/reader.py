@@ -23,6 +23,8 @@ _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _NULL = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}
 _FALSE = {"false", "False", "FALSE"}
+_LARGEST_BYTES = 1 << 20
+"""A larger file is data that was named by mistake, and YAML reads it for hours."""
 _DEEPEST = 30
 """Nesting beyond this is no run file, and would exhaust Python's stack."""
 
@@ -65,6 +67,8 @@ def read_text(path: Path) -> str:
     """A run file's text; UTF-8 only, with or without a byte-order mark."""
     if path.is_dir():
         raise StokerError("STK119", path=path)
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise StokerError("STK118", path.name)
     try:
         content = path.read_bytes()
     except OSError as error:

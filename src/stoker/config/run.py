@@ -252,7 +252,7 @@ class Where(_Section):
         | Annotated[Annotated[str, Field(pattern=values.DEVICES_PATTERN)], Tag("text")],
         Discriminator(_number_kind),
     ] = "all"
-    """`all`, a count, or device numbers such as `0,2`. 0 means the CPU."""
+    """`all`, a count, or device numbers in quotes: `'0,2'`, or `'0'` for the first. The number 0 means the CPU."""
     micro: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
         Discriminator(_auto_kind),

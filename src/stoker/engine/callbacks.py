@@ -17,6 +17,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -33,16 +34,22 @@ _FULL_LIST = 1024
 
 
 class StopRequest:
-    """Set by SIGTERM and SIGINT; read at the step boundary."""
+    """Asked for by a signal or by the run directory's stop file; read at the step boundary."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._signalled = False
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self._signalled = True
+
+    @property
+    def requested(self) -> bool:
+        """Whether to commit and end now."""
+        return self._signalled or self._file.exists()
 
 
 class Schedule(TrainerCallback):
@@ -58,13 +65,13 @@ class Schedule(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Set the Trainer's flags; it evaluates before it saves."""
         step, per_epoch = state.global_step, self._plan.steps.per_epoch
-        last = step >= self._plan.steps.total
+        last, stop = step >= self._plan.steps.total, self._stop.requested
         # The Trainer sees the whole run as one pass; the epoch people mean is ours.
         state.epoch = step / per_epoch
         elapsed = time.monotonic() - self._saved_at
         control.should_evaluate = _due(self._evaluate, step, per_epoch) or (last and self._evaluate.kind != "never")
-        control.should_save = last or self._stop.requested or _due(self._save, step, per_epoch, elapsed)
-        control.should_training_stop = last or self._stop.requested
+        control.should_save = last or stop or _due(self._save, step, per_epoch, elapsed)
+        control.should_training_stop = last or stop
         if control.should_save:
             self._saved_at = time.monotonic()
         return control
@@ -99,6 +106,7 @@ class Recorder(TrainerCallback):
         self._steps_per_epoch = steps_per_epoch
         self._flush_every = flush_every
         self._pending: list[tuple[dict[str, Any], list[torch.Tensor], torch.Tensor | None]] = []
+        self._learning_rate = 0.0
         self.trainer: Any = None
         self._started = time.perf_counter()
 
@@ -106,13 +114,17 @@ class Recorder(TrainerCallback):
         """Start the step's clock; the wait for data came just before."""
         self._started = time.perf_counter() - self.trainer.wait_seconds
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The rate of this step: the scheduler moves on before the step ends."""
+        self._learning_rate = self.trainer.lr_scheduler.get_last_lr()[0]
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remember the step; write when enough have gathered or something else is about to happen."""
         item = self.trainer.last_item
         fields = {
             "step": state.global_step,
             "epoch": state.global_step / self._steps_per_epoch,
-            "learning_rate": self.trainer.lr_scheduler.get_last_lr()[0],
+            "learning_rate": self._learning_rate,
             "sequences": item.sequences if len(item.sequences) <= _FULL_LIST else len(item.sequences),
             "micro_batches": len(item.micro_batches),
             "tokens": item.tokens,
@@ -134,6 +146,9 @@ class Recorder(TrainerCallback):
             self._events.write("step", **fields, loss=_json(value), grad_norm=_json(norm_value))
             if not math.isfinite(value):
                 raise StokerError("STK405", step=fields["step"], loss=value)
+            # With a loss scaler such a step is left out by design; without one it would poison the weights.
+            if norm_value is not None and not math.isfinite(norm_value) and self.trainer.accelerator.scaler is None:
+                raise StokerError("STK416", step=fields["step"], norm=norm_value)
         self._pending.clear()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:

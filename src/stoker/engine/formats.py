@@ -8,19 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker import messages
+from stoker.config import layouts
 
 Row = dict[str, Any]
 Message = dict[str, Any]
-
-_PAIRS = (("prompt", "completion"), ("question", "answer"), ("query", "response"), ("prompt", "response"))
-_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("messages", ("messages",)),
-    ("sharegpt", ("conversations",)),
-    ("alpaca", ("instruction", "output")),
-    *(("prompt_completion", pair) for pair in _PAIRS),
-    ("text", ("text",)),
-)
-"""Which keys speak for which layout; the first that matches counts."""
 
 _ROLES = {
     "system": "system",
@@ -93,12 +84,12 @@ class Layout:
     @property
     def is_conversation(self) -> bool:
         """Whether such rows need a chat template."""
-        return self.format in ("messages", "sharegpt")
+        return self.format in layouts.CONVERSATIONS
 
 
 def detect(row: Row) -> Layout | None:
     """The layout a row's keys speak for."""
-    for format_, keys in _SIGNS:
+    for format_, keys in layouts.SIGNS:
         if all(key in row for key in keys):
             return Layout(format_, "detect.keys", list(keys))
     return None
@@ -152,13 +143,13 @@ def _alpaca(row: Row, *, has_template: bool) -> Document:
 
 
 def _prompt_completion(row: Row, *, has_template: bool) -> Document:
-    prompt_key, completion_key = _pair(row) or _PAIRS[0]
+    prompt_key, completion_key = _pair(row) or layouts.PAIRS[0]
     prompt, completion = _text(row, prompt_key), _text(row, completion_key)
     return Chat(_turn(prompt, completion)) if has_template else Pair(prompt, completion)
 
 
 def _pair(row: Row) -> tuple[str, str] | None:
-    return next((pair for pair in _PAIRS if pair[0] in row and pair[1] in row), None)
+    return next((pair for pair in layouts.PAIRS if pair[0] in row and pair[1] in row), None)
 
 
 def _turn(user: str, assistant: str) -> list[Message]:

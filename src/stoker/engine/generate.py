@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, TextIteratorStreamer
 
 from stoker.engine import models
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, inputs
+from stoker.plan.plan import Plan
+from stoker.rundir import checkpoints, files
 from stoker.rundir.layout import RunDir
 
 Messages = list[dict[str, str]]
@@ -32,9 +33,9 @@ def load(run_dir: RunDir) -> tuple[Any, Any]:
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        base_path = inputs.model_path(str(run_dir.run().model), run_dir.folder())
-        base = AutoModelForCausalLM.from_pretrained(base_path, use_safetensors=True)
-        model = PeftModel.from_pretrained(base, folder)
+        # As trained: the same revision, precision and 4-bit weights.
+        plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+        model = PeftModel.from_pretrained(models.load_base(run_dir.run(), plan, run_dir.folder()), folder)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
     device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -62,18 +63,39 @@ def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *,
         "use_cache": True,
         "streamer": pieces,
         "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": stop_ids(tokenizer),
+        "eos_token_id": stop_ids(model, tokenizer),
     }
-    thread = Thread(target=model.generate, kwargs=options, daemon=True)
+    failed: list[Exception] = []
+
+    def answer() -> None:
+        try:
+            with models.evaluating(model):
+                model.generate(**options)
+        except Exception as error:  # noqa: BLE001  # handed to the caller below
+            failed.append(error)
+        finally:
+            pieces.end()
+
+    thread = Thread(target=answer, daemon=True)
     thread.start()
     yield from pieces
     thread.join()
+    if failed:
+        raise failed[0]
 
 
-def stop_ids(tokenizer: Any) -> list[int]:
-    """Tokens that end an answer: end of text, and the template's end of turn where there is one."""
-    ids = {tokenizer.eos_token_id}
-    turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    if turn_end is not None and turn_end != tokenizer.unk_token_id:
-        ids.add(turn_end)
+def stop_ids(model: Any, tokenizer: Any) -> list[int]:
+    """Tokens that end an answer: end of text, what the model names, and the end of turn of the chat template."""
+    named = model.generation_config.eos_token_id
+    ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named]), _turn_end(tokenizer)}
     return sorted(i for i in ids if i is not None)
+
+
+def _turn_end(tokenizer: Any) -> int | None:
+    """The special token behind an assistant's words, as the template writes it."""
+    if not tokenizer.chat_template:
+        return None
+    turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ids = tokenizer(tokenizer.apply_chat_template(turn, tokenize=False), add_special_tokens=False).input_ids
+    special = [i for i in ids if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder]
+    return special[-1] if special else None

@@ -3,6 +3,7 @@
 Options come from `plan.native` as they are. Options the installed engine refuses are named, not traced.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from stoker.config.run import Run, Shape
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import inputs
+from stoker.rundir import files, inputs
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -25,7 +26,7 @@ def load_tokenizer(folder: Path) -> Any:
 def build(run: Run, plan: Plan, folder: Path) -> Any:
     """The model as training starts with it."""
     torch.manual_seed(run.train.seed)
-    model = _from_shape(plan) if isinstance(run.model, Shape) else _from_weights(run, plan, folder)
+    model = _from_shape(plan) if isinstance(run.model, Shape) else load_base(run, plan, folder)
     model.config.use_cache = False
     if run.tune.method == "full":
         return model
@@ -52,6 +53,17 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
+def base_digest(run: Run, folder: Path) -> str:
+    """What the weights started from: a local model's content, a hub model's revision; empty for a shape."""
+    if isinstance(run.model, Shape):
+        return ""
+    path = Path(inputs.model_path(run.model, folder))
+    if not path.is_dir():
+        return str(AutoConfig.from_pretrained(run.model)._commit_hash)
+    parts = [files.content_digest(file) for file in sorted(path.glob("*.safetensors"))]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
 def _from_shape(plan: Plan) -> Any:
     options = dict(plan.native.model)
     attention = options.pop("attn_implementation")
@@ -59,7 +71,8 @@ def _from_shape(plan: Plan) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
-def _from_weights(run: Run, plan: Plan, folder: Path) -> Any:
+def load_base(run: Run, plan: Plan, folder: Path) -> Any:
+    """The trained model a run starts from, in the precision and bits the plan states."""
     options = dict(plan.native.model)
     options["dtype"] = getattr(torch, options["dtype"])
     if plan.native.quantization:

@@ -420,9 +420,10 @@ def _finish(job: Job) -> None:
     job.bad.sync()
     run, state = job.run, job.state
     train = shards.as_split("train", state.train)
+    held = shards.as_split("eval", state.eval) if state.eval else None
     counted = shards.statistics(job.data, train, job.tokenizer.vocab)
     report = Report(
-        digest=_digest(job.data, train.files),
+        digest=_digest(job.data, {**train.files, **(held.files if held else {})}),
         key=state.key,
         length=run.data.length,
         packed=run.data.pack,
@@ -436,7 +437,7 @@ def _finish(job: Job) -> None:
         pack_efficiency=train.tokens / (train.sequences * run.data.length),
         unigram_entropy=counted.unigram_entropy,
         train=train,
-        eval=shards.as_split("eval", state.eval) if state.eval else None,
+        eval=held,
     )
     files.write_json(prepared.report_file(job.data), report.model_dump())
     _state_file(job.data).unlink()
@@ -457,9 +458,9 @@ def _check_splits(job: Job) -> None:
         raise StokerError("STK304", ", ".join(one.path for one in job.inputs if one.split == "train"))
 
 
-def _digest(data: Path, train_files: dict[str, str]) -> str:
-    """SHA-256 over the training files, the tokenizer and the format: what data order and resume are tied to."""
-    parts = [f"{name} {digest}" for name, digest in sorted(train_files.items())]
+def _digest(data: Path, split_files: dict[str, str]) -> str:
+    """SHA-256 over both splits' files, the tokenizer and the format: what data order and resume are tied to."""
+    parts = [f"{name} {digest}" for name, digest in sorted(split_files.items())]
     parts += [f"tokenizer {files.sha256(data / 'tokenizer' / 'tokenizer.json')}", f"format {prepared.FORMAT}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -30,5 +30,5 @@ def run(main: Callable[[Path], int]) -> int:
     traceback.print_exc()
     with closing(EventLog(RunDir(path).events_file)) as log:
         for problem in problems:
-            log.error(problem)
+            log.error(problem, Path(sys.argv[0]).stem)
     return EXIT_USER

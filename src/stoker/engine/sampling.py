@@ -1,6 +1,9 @@
 """Which rows are taken: a pure function of (seed, source, row number), so that any machine takes the same ones."""
 
-_MASK = (1 << 64) - 1
+from stoker.plan import order
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""SplitMix64's step: 2^64 over the golden ratio."""
 _ONE = 1 << 32
 """Shares are counted in 2^-32ths, in whole numbers: no rounding anywhere."""
 
@@ -9,10 +12,7 @@ def mix(*numbers: int) -> int:
     """64 well-mixed bits of some whole numbers (SplitMix64, chained)."""
     state = 0
     for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = order.mix(state, number + _GOLDEN)
     return state
 
 

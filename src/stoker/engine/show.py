@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 
 from stoker.engine import program
+from stoker.engine.dataset import PreparedSplit, Segment
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.rundir import prepared
 from stoker.rundir.layout import RunDir
@@ -35,27 +35,14 @@ def main(path: Path) -> int:
 def shown_rows(data: Path, report: Report, count: int) -> list[dict[str, object]]:
     """`count` rows of the training split, evenly spread, as text."""
     tokenizer = tokenizers.Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
-    total = report.train.sequences
-    numbers = sorted({place * total // count for place in range(count)})
+    split = PreparedSplit(data / "train", report.train)
+    numbers = sorted({place * len(split) // count for place in range(count)})
     return [
-        {"row": number, "segments": [_runs(segment, tokenizer) for segment in _segments(data, report, number)]}
-        for number in numbers
+        {"row": number, "segments": [_runs(segment, tokenizer) for segment in split.row(number)]} for number in numbers
     ]
 
 
-def _segments(data: Path, report: Report, number: int) -> list[np.ndarray]:
-    for name in report.train.shards:
-        folder = data / "train" / name
-        rows = np.memmap(folder / "rows.bin", dtype="<i8", mode="r")
-        if number < len(rows) - 1:
-            edges = np.memmap(folder / "segments.bin", dtype="<i8", mode="r")[rows[number] : rows[number + 1] + 1]
-            tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")
-            return [tokens[start:end] for start, end in itertools.pairwise(edges)]
-        number -= len(rows) - 1
-    raise AssertionError(number)
-
-
-def _runs(segment: np.ndarray, tokenizer: tokenizers.Tokenizer) -> Runs:
+def _runs(segment: Segment, tokenizer: tokenizers.Tokenizer) -> Runs:
     """Neighbouring tokens that are all trained or all not, as text."""
     groups = itertools.groupby(segment.tolist(), key=lambda token: token >= 0)
     return [

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,12 @@ from stoker.config.run import Run
 from stoker.engine import callbacks, models, program
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
 from stoker.engine.trainer import ExactTrainer, SaveHook
-from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
+from stoker.facts.machine import installed
 from stoker.plan import order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
-from stoker.rundir import checkpoints, files, prepared
+from stoker.rundir import checkpoints, files, lock, prepared
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -49,11 +49,15 @@ class Opened:
         """Everything that decides the bits of a step."""
         plan = self.plan
         cuda = plan.device == "cuda"
+        libraries = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
         return {
-            "device": torch.cuda.get_device_name() if cuda else plan.device,
+            "device": torch.cuda.get_device_name() if cuda else plan.card,
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
             "torch": torch.__version__,
             "cuda": str(torch.version.cuda),
-            "transformers": version("transformers"),
+            **installed(libraries),
+            "base": models.base_digest(self.run, self.run_dir.folder()),
             "precision": plan.precision,
             "attention": plan.attention,
             "arrange": plan.arrange,
@@ -68,9 +72,20 @@ class Opened:
 
 
 def main(path: Path) -> int:
-    """Train until done or asked to stop."""
-    opened = _open(RunDir(path))
-    stop = callbacks.StopRequest()
+    """Train until done or asked to stop, alone in the run directory."""
+    run_dir = RunDir(path)
+    with lock.held(run_dir.lock_file) as alone:
+        if not alone:
+            # Said in this attempt's log only: the events belong to the one that trains.
+            sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
+            return EXIT_USER
+        return _train(run_dir)
+
+
+def _train(run_dir: RunDir) -> int:
+    run_dir.stop_file.unlink(missing_ok=True)
+    stop = callbacks.StopRequest(run_dir.stop_file)
+    opened = _open(run_dir)
     found = _newest(opened)
     if found is None or found.step < opened.plan.steps.total:
         step = _fit(opened, stop, found)
@@ -99,7 +114,9 @@ def _open(run_dir: RunDir) -> Opened:
     report = prepared.read_report(run_dir.data)
     if report is None:
         raise StokerError("STK206")
-    prepared.check_sizes(run_dir.data, report.train)
+    prepared.check_sizes(run_dir.data, "train", report.train)
+    if report.eval is not None:
+        prepared.check_sizes(run_dir.data, "eval", report.eval)
     _check_machine(plan, report)
     torch.set_num_threads(plan.threads)
     return Opened(run_dir, run, plan, report, EventLog(run_dir.events_file))
@@ -248,6 +265,8 @@ def _finish(opened: Opened) -> None:
     chosen = by_step[opened.plan.steps.total]
     if opened.run.save.best:
         chosen = by_step[files.read_json(chosen.path / "trainer_state.json")["best_global_step"]]
+    if checkpoints.verify(chosen):
+        raise StokerError("STK403", folder=chosen.path)
     aside = opened.run_dir.artifacts / ".final.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -267,11 +286,12 @@ def _finish(opened: Opened) -> None:
 def _rehearse(opened: Opened, trainer: ExactTrainer, *, first: bool) -> None:
     """The longest batch forward and backward, an eval batch and, in a new run, a save; nothing of it stays."""
     longest = opened.report.train.longest
-    _part(opened, "step", lambda: _rehearse_step(opened, trainer, longest))
+    _part(opened, "step", lambda: _rehearse_step(opened, trainer, longest, first=first))
     if opened.report.eval is not None:
         longest_eval = opened.report.eval.longest
-        micro = _synthetic(opened.plan, longest_eval, opened.report.vocab)
+        micro = _synthetic(opened, longest_eval)
         _part(opened, "eval", lambda: _rehearse_eval(trainer, micro))
+    _check_disk(opened, first=first)
     if first:
         _part(opened, "save", lambda: _rehearse_save(opened, trainer))
 
@@ -288,23 +308,25 @@ def _part(opened: Opened, name: str, rehearse: Any) -> None:
     opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
 
 
-def _synthetic(plan: Plan, longest: int, vocab: int) -> MicroBatch:
-    """A micro batch as large as any the run will see."""
-    count, length = plan.batch.micro, longest
-    if plan.attention == "flash_attention_2":
-        count, length = 1, plan.batch.micro * longest
-    ids = torch.arange(count * length).reshape(count, length) % vocab
+def _synthetic(opened: Opened, longest: int) -> MicroBatch:
+    """A micro batch as large as any the run will see, with packed rows' positions where it has them."""
+    plan = opened.plan
+    flat = plan.attention == "flash_attention_2"
+    count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
+    ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
     micro = {"input_ids": ids, "labels": ids.clone()}
-    if plan.attention == "flash_attention_2":
-        micro["position_ids"] = (torch.arange(length) % longest)[None]
+    if plan.arrange == "rows" and (flat or opened.report.packed):
+        micro["position_ids"] = (torch.arange(length) % max(1, longest // 2)).expand(count, length)
     return micro
 
 
-def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int) -> None:
-    # The optimizer's state does not exist yet; hold its room, so that the peak is the real one.
-    room = opened.plan.memory.parts["optimizer"] if opened.plan.device == "cuda" else 0
-    held = torch.empty(room, dtype=torch.uint8, device=trainer.args.device)
-    micro = _synthetic(opened.plan, longest, opened.report.vocab)
+def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int, *, first: bool) -> None:
+    # Hold the room of what later steps have and this one has not: gradient sums and, in a new run, optimizer state.
+    parts, cuda = opened.plan.memory.parts, opened.plan.device == "cuda"
+    own_gradients = 4 * opened.plan.model.trainable_parameters
+    room = parts["gradients"] - own_gradients + (parts["optimizer"] if first else 0)
+    held = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
+    micro = _synthetic(opened, longest)
     trainer.model.train()
     trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
     trainer.model_wrapped.zero_grad()
@@ -316,14 +338,22 @@ def _rehearse_eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
         trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
 
 
-def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
-    """Room for all checkpoints, then the real writer into a folder that goes away."""
+def _check_disk(opened: Opened, *, first: bool) -> None:
+    """Room for what is still to be written: all checkpoints and the result, or one checkpoint more."""
     folder = opened.run_dir.checkpoints
     folder.mkdir(parents=True, exist_ok=True)
+    if first:
+        needed = opened.plan.disk_bytes - sum(f.stat().st_size for f in opened.run_dir.data.rglob("*") if f.is_file())
+    else:
+        needed = checkpoints.committed(folder)[-1].commit.total_bytes
     free = shutil.disk_usage(folder).free
-    if free < opened.plan.disk_bytes:
-        needed, free_gb = f"{opened.plan.disk_bytes / 1e9:.1f}", f"{free / 1e9:.1f}"
-        raise StokerError("STK407", needed=needed, free=free_gb, folder=folder)
+    if free < needed:
+        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=folder)
+
+
+def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
+    """The real writer into a folder that goes away."""
+    folder = opened.run_dir.checkpoints
     aside = folder / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
     aside.mkdir()
     try:

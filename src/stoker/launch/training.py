@@ -1,7 +1,6 @@
 """Starts the training program on this machine and watches over it through files: never through a pipe (law 9)."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from stoker import env
 from stoker.errors import StokerError
 from stoker.launch import local
 from stoker.plan.plan import Plan
-from stoker.rundir import files
+from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
 
 _NEW_PROCESS_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -19,9 +18,6 @@ _NEW_PROCESS_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
 def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     """Start training in a session of its own, so that a closed terminal changes nothing."""
-    running = running_pid(run_dir)
-    if running:
-        raise StokerError("STK411", pid=running, name=run_dir.name)
     local.check_engine()
     attempt = next_attempt(run_dir)
     log = run_dir.log_file(attempt)
@@ -29,7 +25,7 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     settings = {**plan.env, env.TENSORBOARD_LOGGING_DIR.name: str((run_dir.logs / "tensorboard").resolve())}
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, *plan.argv, str(run_dir.path.resolve())],
+            [sys.executable, "-X", "utf8", *plan.argv, str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -41,12 +37,9 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     return process
 
 
-def ask_to_stop(pid: int) -> None:
+def ask_to_stop(run_dir: RunDir) -> None:
     """Ask for a committed checkpoint at the next step boundary and an end."""
-    if os.name == "nt":
-        os.kill(pid, signal.CTRL_BREAK_EVENT)  # type: ignore[attr-defined]  # Windows only
-    else:
-        os.kill(pid, signal.SIGTERM)
+    run_dir.stop_file.touch()
 
 
 def running_pid(run_dir: RunDir) -> int | None:
@@ -55,7 +48,7 @@ def running_pid(run_dir: RunDir) -> int | None:
         pid = int(files.read_json(run_dir.process_file)["pid"])
     except (OSError, ValueError, KeyError):
         return None
-    return pid if _is_training(pid, run_dir.path) else None
+    return pid if _is_training(pid, run_dir) else None
 
 
 def next_attempt(run_dir: RunDir) -> int:
@@ -71,17 +64,15 @@ def newest_log(run_dir: RunDir) -> Path:
     return logs[-1]
 
 
-def _is_training(pid: int, run_dir: Path) -> bool:
-    """Whether the process is alive and, where the system tells, is ours: pids are used again after a reboot."""
-    command_line = Path(f"/proc/{pid}/cmdline")
-    if Path("/proc/self/cmdline").exists():
-        try:
-            words = command_line.read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return b"stoker.engine.train" in words and str(run_dir.resolve()).encode() in words
+def _is_training(pid: int, run_dir: RunDir) -> bool:
+    """Whether the process is alive and ours: pids are used again.
+
+    Linux says what a process runs from its first moment; elsewhere the trainer's lock does, a few seconds later.
+    """
+    if not Path("/proc/self/cmdline").exists():
+        return lock.is_held(run_dir.lock_file)
     try:
-        os.kill(pid, 0)
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return True
+    return b"stoker.engine.train" in words and str(run_dir.path.resolve()).encode() in words

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts.machine import Machine
+from stoker.facts.machine import Device, Machine
 from stoker.plan.plan import Reason
 
 T = TypeVar("T")
@@ -35,19 +35,23 @@ def machine(run: Run, found: Machine) -> Choice[Machine]:
     if wanted == 0:
         without = found.model_copy(update={"kind": "cpu", "devices": ()})
         return _because(without, "batch.devices", "why.asked", word="where.gpus")
-    if found.kind != "cuda":
-        return _because(found, "batch.devices", "why.devices.one", kind=found.kind)
-    if isinstance(wanted, str) and "," in wanted:
-        numbers = {int(number) for number in wanted.split(",")}
-        chosen = [device for device in found.devices if device.index in numbers]
-        count = len(numbers)
-    else:
-        count = len(found.devices) if wanted == "all" else int(wanted)
-        chosen = list(found.devices[:count])
+    count, chosen = _chosen(wanted, found.devices)
     if count > len(chosen):
         raise StokerError("STK208", count=count, found=len(found.devices))
+    if found.kind != "cuda":
+        return _because(found, "batch.devices", "why.devices.one", kind=found.kind)
     part = found.model_copy(update={"devices": tuple(chosen)})
     return _because(part, "batch.devices", "why.devices.cuda", count=count, found=len(found.devices))
+
+
+def _chosen(wanted: int | str, devices: tuple[Device, ...]) -> tuple[int, list[Device]]:
+    """How many devices were asked for, and those of them that are there: a number counts, a text names them."""
+    if wanted == "all":
+        return len(devices), list(devices)
+    if isinstance(wanted, int):
+        return wanted, list(devices[:wanted])
+    numbers = {int(number) for number in wanted.split(",")}
+    return len(numbers), [device for device in devices if device.index in numbers]
 
 
 def precision(run: Run, machine: Machine) -> Choice[str]:

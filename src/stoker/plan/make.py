@@ -120,16 +120,16 @@ def _size(inputs: Inputs, share: int, precision: str) -> tuple[int, bool, Memory
     sizes = choices.micro_candidates(run, machine, share)
     for checkpointing in ladder:
         for micro in sizes:
-            used = _memory(inputs, micro, precision, checkpointing=checkpointing)
+            used = _memory(inputs, share, micro, precision, checkpointing=checkpointing)
             if memory.fits(used):
                 return micro, checkpointing, used, _size_reasons(inputs, micro, checkpointing=checkpointing)
     micro, checkpointing = sizes[-1], ladder[-1]
-    used = _memory(inputs, micro, precision, checkpointing=checkpointing)
+    used = _memory(inputs, share, micro, precision, checkpointing=checkpointing)
     reasons = _size_reasons(inputs, micro, checkpointing=checkpointing, smallest=True)
     return micro, checkpointing, used, [*reasons, Reason(about="fits", key="why.fits.not", fields=_gib(used))]
 
 
-def _memory(inputs: Inputs, micro: int, precision: str, *, checkpointing: bool) -> Memory:
+def _memory(inputs: Inputs, share: int, micro: int, precision: str, *, checkpointing: bool) -> Memory:
     load = memory.Load(
         shape=inputs.shape.shape,
         run=inputs.run,
@@ -138,6 +138,7 @@ def _memory(inputs: Inputs, micro: int, precision: str, *, checkpointing: bool) 
         micro=micro,
         length=inputs.data.longest,
         gradient_checkpointing=checkpointing,
+        gradient_sets=memory.gradient_sets(share // micro, exact=choices.exact(inputs.run).value),
     )
     return memory.estimate(load, inputs.machine.memory_per_device)
 

@@ -30,6 +30,8 @@ class Load:
     micro: int
     length: int
     gradient_checkpointing: bool
+    gradient_sets: int
+    """Gradient copies that live together: one, or the canonical tree's."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def estimate(load: Load, available_bytes: int) -> Memory:
     trainable = trainable_parameters(load.shape, load.run)
     parts = {
         "weights": _weight_bytes(load, trainable),
-        "gradients": trainable * _FP32,
+        "gradients": trainable * _FP32 * load.gradient_sets,
         "optimizer": int(trainable * _OPTIMIZER_BYTES[load.run.train.optimizer]),
         "activations": _activation_bytes(load),
         "logits": _logit_bytes(load),
@@ -103,6 +105,11 @@ def estimate(load: Load, available_bytes: int) -> Memory:
         available_bytes=available_bytes,
         parts=parts,
     )
+
+
+def gradient_sets(micro_batches: int, *, exact: bool) -> int:
+    """The tree holds a sum per level and the newest leaf."""
+    return (micro_batches - 1).bit_length() + 1 if exact else 1
 
 
 def fits(memory: Memory) -> bool:

@@ -28,10 +28,6 @@ class Order:
         """ceil(sequences / batch): the last step of an epoch is short, never dropped or padded."""
         return -(-self.num_sequences // self.batch)
 
-    def epoch_of(self, step: int) -> int:
-        """The epoch that step number `step` (from 0) belongs to."""
-        return step // self.steps_per_epoch
-
     def sequences(self, step: int) -> list[int]:
         """The sequence ids of step number `step` (from 0), in order."""
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -53,7 +49,7 @@ def _round_keys(digest: str, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(raw[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS))
 
 
-def _mix(value: int, key: int) -> int:
+def mix(value: int, key: int) -> int:
     """A 64-bit finaliser (the one of splitmix64) over value and key."""
     value = (value + key) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -68,7 +64,7 @@ def _permute(index: int, size: int, keys: Sequence[int]) -> int:
     while True:
         left, right = index >> half_bits, index & half_mask
         for key in keys:
-            left, right = right, left ^ (_mix(right, key) & half_mask)
+            left, right = right, left ^ (mix(right, key) & half_mask)
         index = left << half_bits | right
         if index < size:
             return index

@@ -2,13 +2,16 @@
 
 Kinds and their fields (a reader ignores what it does not know):
     prepare     done_rows, rows (estimated; 0 where unknown), tokens
-    attempt     attempt, pid, world, tier, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
+    prepare     done_rows, rows, tokens
+    attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
+    rejected    path, reason: a checkpoint that did not verify
     rehearsal   part, seconds
-    step        step, epoch, loss, grad_norm, learning_rate, sequences, tokens, trained_tokens, padded_tokens,
-                seconds, wait_seconds, memory_bytes
-    eval        step, eval_loss, perplexity, trained_tokens, seconds
+    step        step, epoch, loss, grad_norm, learning_rate, sequences, micro_batches, tokens, trained_tokens,
+                padded_tokens, seconds, wait_seconds, memory_bytes
+    eval        step, eval_loss, perplexity, seconds
     checkpoint  step, seconds, bytes, best
-    error       error (StokerError.to_json)
+    evaluated   eval_loss, perplexity, trained_tokens, sequences, seconds: by `stoker eval`
+    error       program, error (StokerError.to_json)
     end         status (done | stopped), step
 After a resume, steps since the checkpoint are written again: the last line of a step counts.
 """
@@ -40,9 +43,9 @@ class EventLog:
         self._file.write(line + "\n")
         self._file.flush()
 
-    def error(self, error: StokerError) -> None:
+    def error(self, error: StokerError, program: str) -> None:
         """Append an error, for the light world to show in the user's language."""
-        self.write("error", error=error.to_json())
+        self.write("error", program=program, error=error.to_json())
 
     def close(self) -> None:
         """Close the file."""

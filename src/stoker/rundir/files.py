@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _CHUNK_BYTES = 1 << 22
+_WHOLE_BYTES = 1 << 26
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 20
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,6 +43,19 @@ def sha256(path: Path) -> str:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
+    return digest.hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """A digest that follows the content, not the clock: whole up to 64 MiB, of evenly spread blocks beyond."""
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return sha256(path)
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for block in range(_BLOCKS):
+            file.seek((size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
+            digest.update(file.read(_BLOCK_BYTES))
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from stoker.config import load
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
 from stoker.rundir import layout
+from stoker.rundir.files import content_digest
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 REMOTE = ("hub:", "modelscope:")
@@ -89,7 +90,7 @@ def label(path: Path, folder: Path) -> str:
 
 
 def facts(run: Run, folder: Path) -> list[list[Any]]:
-    """Name, size and time of every local file that `prepare` would read."""
+    """Name, size and content digest of every local file that `prepare` would read."""
     sources = train_sources(run)
     own_eval = eval_source(run)
     paths = [source.path for source in [*sources, *([own_eval] if own_eval else [])]]
@@ -98,8 +99,7 @@ def facts(run: Run, folder: Path) -> list[list[Any]]:
 
 
 def _facts(file: Path, folder: Path) -> list[Any]:
-    status = file.stat()
-    return [label(file, folder), status.st_size, status.st_mtime_ns]
+    return [label(file, folder), file.stat().st_size, content_digest(file)]
 
 
 def _tokenizer_files(run: Run, folder: Path) -> list[Path]:

@@ -101,6 +101,16 @@ class RunDir:
         """Who is training here now: pid and attempt."""
         return self.path / "process.json"
 
+    @property
+    def lock_file(self) -> Path:
+        """Held by the trainer as long as it lives."""
+        return self.path / "train.lock"
+
+    @property
+    def stop_file(self) -> Path:
+        """Its presence asks the trainer to commit and end; works from any system and over any line."""
+        return self.path / "stop"
+
     def log_file(self, attempt: int, rank: int = 0) -> Path:
         """The log of one rank in one attempt."""
         return self.logs / f"train-{attempt}-rank{rank}.log"

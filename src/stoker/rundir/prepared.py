@@ -54,7 +54,7 @@ class Report(BaseModel):
     digest: str
     """SHA-256 over all of the set: what data order and resume are tied to."""
     key: str
-    """Digest of what was asked and of the sources' sizes and times: equal key, nothing to do."""
+    """Digest of what was asked and of the sources' content: equal key, nothing to do."""
     length: int
     packed: bool
     vocab: int
@@ -90,7 +90,7 @@ def read_report(data: Path) -> Report | None:
 
 
 def key(run: Run, folder: Path) -> str:
-    """Digest of what `prepare` was asked and of its sources' sizes and times: equal key, nothing to do."""
+    """Digest of what `prepare` was asked and of its sources' content: equal key, nothing to do."""
     asked = {
         "format": FORMAT,
         "data": run.data.model_dump(exclude={"rows", "tokens"}),
@@ -121,8 +121,20 @@ def current_report(data: Path, run: Run, folder: Path) -> Report | None:
     return report if report.key == wanted else None
 
 
-def check_sizes(data: Path, split: Split) -> None:
-    """Every listed file is there; a cheap check before training (digests are checked by `stoker verify`)."""
-    for name in split.files:
-        if not (data / name).is_file():
-            raise StokerError("STK311", str(data / name), reason=f"{name} is missing", folder=data)
+def check_sizes(data: Path, split_name: str, split: Split) -> None:
+    """Every file is there and as large as the counts say: a cheap check before training."""
+    shards = len(split.shards)
+    expected = {
+        "tokens.bin": 4 * split.tokens,
+        "segments.bin": 8 * (split.segments + shards),
+        "rows.bin": 8 * (split.sequences + shards),
+        "trained.bin": 4 * split.sequences,
+    }
+    for name, size in expected.items():
+        paths = [data / split_name / shard / name for shard in split.shards]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise StokerError("STK311", str(missing[0]), reason=f"{name} is missing", folder=data)
+        found = sum(path.stat().st_size for path in paths)
+        if found != size:
+            raise StokerError("STK311", str(paths[0]), reason=f"{found} bytes instead of {size}", folder=data)

@@ -43,6 +43,18 @@ def test_a_shape_takes_the_options_of_its_configuration(family: str) -> None:
     ]
 
 
+def test_options_that_work_beside_the_plan_stay_free() -> None:
+    free = (
+        "use_liger_kernel",
+        "torch_compile",
+        "neftune_noise_alpha",
+        "logging_steps",
+        "logging_first_step",
+        "report_to",
+    )
+    assert set(free) <= set(native.known_options()["trainer"]) - set(native.OWNED["trainer"])
+
+
 def test_what_could_execute_or_leak_cannot_be_set() -> None:
     names = ("trust_remote_code", "use_safetensors", "weights_only", "token")
     assert [problems(f"{{model: {{{name}: x}}}}")[0][0] for name in names] == ["STK112"] * 4

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.config import reader
@@ -72,11 +72,13 @@ def test_keys_are_text_whatever_they_look_like() -> None:
     assert reader.parse("1: a\ntrue: b\nnull: c\n'x': d", "f").values == {"1": "a", "true": "b", "null": "c", "x": "d"}
 
 
+@settings(deadline=None)
 @given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_that_python_writes_is_read_back(number: float) -> None:
     assert reader.scalar(repr(number)) == number
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_scalar_is_read_as_something(text: str) -> None:
     assert isinstance(reader.scalar(text), str | int | float | bool | None)
@@ -161,7 +163,7 @@ def test_a_small_file_cannot_expand_without_bound() -> None:
 def test_nesting_is_bounded() -> None:
     assert reader.parse("[" * 20 + "]" * 20, "f").values
     with pytest.raises(StokerError) as caught:
-        reader.parse("[" * 100_000, "f")
+        reader.parse("[" * 5000, "f")
     assert caught.value.code == "STK102"
 
 
@@ -181,12 +183,14 @@ def problems(text: str) -> list[StokerError]:
     return []
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused_in_our_words(text: str) -> None:
     assert {error.code for error in problems(text)} <= {"STK102", "STK103", "STK114"}
     assert all(error.where.startswith("f:") and error.what for error in problems(text))
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab:-{}[],'\"&*!#|>%@` \n\t\\?~", max_size=40))
 def test_any_yaml_like_text_is_read_or_refused_in_our_words(text: str) -> None:
     assert {error.code for error in problems(text)} <= {"STK102", "STK103", "STK114"}

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.config import values
@@ -69,16 +69,19 @@ def test_an_interval_may_be_never_where_it_measures() -> None:
     assert not re.match(values.EVERY_PATTERN, "never")
 
 
+@settings(deadline=None)
 @given(st.from_regex(values.EVERY_PATTERN, fullmatch=True) | st.from_regex(values.INTERVAL_PATTERN, fullmatch=True))
 def test_all_that_the_pattern_lets_in_can_be_read(text: str) -> None:
     assert values.every(text).amount >= 0
 
 
+@settings(deadline=None)
 @given(st.from_regex(values.DURATION_PATTERN, fullmatch=True))
 def test_all_durations_that_the_pattern_lets_in_can_be_read(text: str) -> None:
     assert values.duration_seconds(text) >= 0
 
 
+@settings(deadline=None)
 @given(st.from_regex(values.MONEY_PATTERN, fullmatch=True))
 def test_all_money_that_the_pattern_lets_in_can_be_read(text: str) -> None:
     amount, currency = values.money(text)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import StokerError
@@ -59,9 +59,10 @@ def test_losses_keep_every_bit_even_if_they_are_no_numbers(path: Path) -> None:
 
 def test_an_error_is_written_for_the_light_world(path: Path) -> None:
     log = EventLog(path)
-    log.error(StokerError("STK405", step=3, loss="nan"))
+    log.error(StokerError("STK405", step=3, loss="nan"), "train")
     log.close()
     (event,) = events.read(path)
+    assert event["program"] == "train"
     again = StokerError.from_json(event["error"])
     assert (again.code, again.fields) == ("STK405", {"step": 3, "loss": "nan"})
 
@@ -124,6 +125,7 @@ def test_whether_any_step_was_done(path: Path) -> None:
     assert events.has_steps(path)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "eval", "checkpoint", "attempt"]), max_size=30))
 def test_skimming_keeps_everything_but_steps_that_another_step_follows(kinds: list[str]) -> None:
     import tempfile

@@ -80,9 +80,11 @@ def test_the_key_follows_the_files_and_hub_sources_need_none(folder: Path) -> No
     first = prepared.key(asked, folder)
     assert prepared.key(asked, folder) == first
     os.utime(folder / "data/b.jsonl", ns=(1, 1))
-    touched = prepared.key(asked, folder)
+    assert prepared.key(asked, folder) == first, "copied files have other times and the same content"
+    (folder / "data/b.jsonl").write_text("y", encoding="utf-8")
+    changed = prepared.key(asked, folder)
     (folder / "data/g.jsonl").write_text("x", encoding="utf-8")
-    assert len({first, touched, prepared.key(asked, folder)}) == 3
+    assert len({first, changed, prepared.key(asked, folder)}) == 3
     hub = [prepared.key(run(f"{{train: {{path: 'hub:a/b', split: {split}}}}}"), folder) for split in ("train", "test")]
     assert len(set(hub)) == 2
 

@@ -125,7 +125,7 @@ def test_a_committed_checkpoint_counts_as_trained_even_if_the_events_are_gone(fo
 def test_before_the_first_step_the_run_file_may_still_be_mended(folder: Path) -> None:
     run_dir = create()
     log = events.EventLog(run_dir.events_file)
-    log.error(StokerError("STK302", "a.jsonl:3", reason="x"))
+    log.error(StokerError("STK302", "a.jsonl:3", reason="x"), "prepare")
     log.close()
     assert create(TEXT, "data.on_bad_row=skip").run().data.on_bad_row == "skip"
     assert create(TEXT.replace("model: m", "model: n")).run().model == "n"

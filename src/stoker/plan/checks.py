@@ -1,0 +1,40 @@
+"""What is asked but cannot be done: by the model's own limits, or for want of a package on this machine. Pure."""
+
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts.machine import Machine
+from stoker.facts.shapes import ModelShape
+
+
+def check(run: Run, machine: Machine, shape: ModelShape) -> None:
+    """Refuse what would fail later, before anything is paid for."""
+    _check_length(run, shape)
+    # Without torch the machine only plans; what else is missing there does not matter.
+    if machine.examined and "torch" in machine.packages:
+        _check_packages(run, machine)
+
+
+def _check_length(run: Run, shape: ModelShape) -> None:
+    """A learned position table has no row beyond its end; rotary positions go on."""
+    if 0 < shape.learned_positions < run.data.length:
+        raise StokerError("STK214", length=run.data.length, positions=shape.learned_positions)
+
+
+def _check_packages(run: Run, machine: Machine) -> None:
+    for word, asked, package in _needed(run):
+        if package not in machine.packages:
+            raise StokerError("STK215", word=word, asked=asked, package=package)
+
+
+def _needed(run: Run) -> list[tuple[str, str, str]]:
+    """Word of the run file, what it asks for, and the package that does it."""
+    needed: list[tuple[str, str, str]] = []
+    if run.tune.method != "full":
+        needed.append(("tune.method", run.tune.method, "peft"))
+    if run.tune.method == "qlora":
+        needed.append(("tune.method", run.tune.method, "bitsandbytes"))
+    if run.train.optimizer.endswith("_8bit"):
+        needed.append(("train.optimizer", run.train.optimizer, "bitsandbytes"))
+    if "report_to" not in run.native.trainer:
+        needed.append(("native.trainer.report_to", "tensorboard", "tensorboard"))
+    return needed

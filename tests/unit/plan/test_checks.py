@@ -1,0 +1,99 @@
+"""What is refused before anything is paid for."""
+
+from pathlib import Path
+
+import pytest
+from plan_case import machine, processor
+
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.errors import StokerError
+from stoker.facts import shapes
+from stoker.facts.machine import Machine
+from stoker.plan import checks
+
+ALL = {"torch": "2", "peft": "1", "bitsandbytes": "1", "tensorboard": "2"}
+
+
+def check(
+    text: str, on: Machine | None = None, model: str = "Qwen/Qwen2.5-0.5B", length: int = 1024
+) -> StokerError | None:
+    run = load.parse(f"model: {model}\ndata: {{train: a.jsonl, length: {length}}}\n{text}", "run.yaml")
+    shape = shapes.resolve(run.model, Path("nowhere"), run.tokenizer, run.data.length).shape
+    try:
+        checks.check(run, on or machine(), shape)
+    except StokerError as error:
+        return error
+    return None
+
+
+def without(*missing: str) -> Machine:
+    return processor(examined=True, packages={name: version for name, version in ALL.items() if name not in missing})
+
+
+def test_a_length_beyond_the_learned_positions_is_refused() -> None:
+    found = check("", model="gpt2", length=1025)
+    assert found is not None
+    assert (found.code, found.fields) == ("STK214", {"length": 1025, "positions": 1024})
+
+
+def test_learned_positions_that_reach_and_rotary_ones_pass() -> None:
+    assert check("", model="gpt2", length=1024) is None
+    assert check("", length=1_000_000) is None
+    shape = "{shape: gpt2, layers: 1, width: 64, heads: 1}\ntokenizer: {train: bpe, vocab: 300}"
+    assert check("", model=shape, length=5000) is None, "made as long as asked"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing", "word"),
+    [
+        ("tune: {method: lora}", "peft", "tune.method"),
+        ("tune: {method: qlora}", "peft", "tune.method"),
+        ("tune: {method: qlora}", "bitsandbytes", "tune.method"),
+        ("train: {optimizer: adamw_8bit}", "bitsandbytes", "train.optimizer"),
+        ("train: {optimizer: paged_adamw_8bit}", "bitsandbytes", "train.optimizer"),
+        ("", "tensorboard", "native.trainer.report_to"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_word_and_the_command(text: str, missing: str, word: str) -> None:
+    found = check(text, without(missing))
+    assert found is not None
+    assert (found.code, found.fields["word"], found.fields["package"]) == ("STK215", word, missing)
+    assert f"pip install {missing}" in found.hint
+    assert check(text, without()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("tune: {method: lora}", "bitsandbytes"),
+        ("train: {optimizer: adafactor}", "bitsandbytes"),
+        ("tune: {method: full}", "peft"),
+        ("native: {trainer: {report_to: []}}", "tensorboard"),
+    ],
+)
+def test_a_package_that_is_not_needed_may_be_missing(text: str, missing: str) -> None:
+    assert check(text, without(missing)) is None
+
+
+def test_packages_matter_only_where_training_can_happen() -> None:
+    asked = "tune: {method: qlora}"
+    assert check(asked, machine()) is None, "a card of the catalogue: nothing is known of its packages"
+    assert check(asked, without(*ALL)) is None, "a laptop without torch plans for others"
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        (StokerError("STK214", length=2048, positions=1024), "run.yaml:2: data.length"),
+        (StokerError("STK215", word="tune.method", asked="qlora", package="peft"), "run.yaml:3: tune.method"),
+        (StokerError("STK213", word="save.store"), "run.yaml:4: save.store"),
+    ],
+)
+def test_the_error_names_the_line(tmp_path: Path, error: StokerError, where: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: gpt2\ndata: {train: a, length: 2048}\ntune: {method: qlora}\nsave: {store: out}\n")
+    read: RunFile = load.load(str(file))
+    with pytest.raises(StokerError), read.located():
+        raise error
+    assert error.where == where
