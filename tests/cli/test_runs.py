@@ -7,7 +7,11 @@ import pytest
 from made_runs import CommandLine, attempt, checkpoint, end, evaluation, make_run, step, training, write_events
 from rich.cells import cell_len
 
-ERROR = {"event": "error", "error": {"code": "STK405", "where": "", "fields": {"step": 3, "loss": "nan"}}}
+ERROR = {
+    "event": "error",
+    "program": "train",
+    "error": {"code": "STK405", "where": "", "fields": {"step": 3, "loss": "nan"}},
+}
 
 
 def make_some(runs: Path) -> None:

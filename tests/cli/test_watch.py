@@ -27,7 +27,11 @@ from stoker.cli import keyboard, watch
 from stoker.doctor import load
 from stoker.doctor.load import GpuLoad
 
-ERROR = {"event": "error", "error": {"code": "STK405", "where": "", "fields": {"step": 3, "loss": "nan"}}}
+ERROR = {
+    "event": "error",
+    "program": "train",
+    "error": {"code": "STK405", "where": "", "fields": {"step": 3, "loss": "nan"}},
+}
 
 
 def make_running(runs: Path, **fields: object) -> Path:
