@@ -9,7 +9,7 @@ from stoker.errors import StokerError
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import choices, memory, native, speed
+from stoker.plan import checks, choices, memory, native, speed
 from stoker.plan.data import DataFacts
 from stoker.plan.order import Order
 from stoker.plan.plan import Batch, DataPlan, Intervals, Memory, ModelPlan, Plan, Reason, Steps
@@ -34,6 +34,7 @@ def make_plan(inputs: Inputs) -> Plan:
     """Decide everything the run file left open."""
     run, data = inputs.run, inputs.data
     trains = choices.machine(run, inputs.machine)
+    checks.check(run, trains.value, inputs.shape.shape)
     inputs = dataclasses.replace(inputs, machine=trains.value, shape=_with_vocab(inputs))
     machine, devices = trains.value, max(1, len(trains.value.devices))
     share = _share(run.train.batch, devices)

@@ -1,7 +1,6 @@
 """`events.jsonl`: append-only, one JSON object a line. The engine writes; watch, runs and report read.
 
 Kinds and their fields (a reader ignores what it does not know):
-    prepare     done_rows, rows (estimated; 0 where unknown), tokens
     prepare     done_rows, rows, tokens
     attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
     rejected    path, reason: a checkpoint that did not verify
