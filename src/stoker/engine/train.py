@@ -45,30 +45,8 @@ class Opened:
     report: Report
     events: EventLog
 
-    def fingerprint(self) -> dict[str, str]:
-        """Everything that decides the bits of a step."""
-        plan = self.plan
-        cuda = plan.device == "cuda"
-        libraries = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
-        return {
-            "device": torch.cuda.get_device_name() if cuda else plan.card,
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
-            "torch": torch.__version__,
-            "cuda": str(torch.version.cuda),
-            **installed(libraries),
-            "base": models.base_digest(self.run, self.run_dir.folder()),
-            "precision": plan.precision,
-            "attention": plan.attention,
-            "arrange": plan.arrange,
-            "strategy": plan.strategy,
-            "micro": str(plan.batch.micro),
-            "checkpointing": str(plan.gradient_checkpointing),
-            "exact": str(plan.exact),
-            "deterministic": str(plan.deterministic),
-            "threads": str(torch.get_num_threads()),
-            "compile": str(plan.native.trainer.get("torch_compile", False)),
-        }
+    fingerprint: dict[str, str]
+    """Everything that decides the bits of a step."""
 
 
 def main(path: Path) -> int:
@@ -83,7 +61,6 @@ def main(path: Path) -> int:
 
 
 def _train(run_dir: RunDir) -> int:
-    run_dir.stop_file.unlink(missing_ok=True)
     stop = callbacks.StopRequest(run_dir.stop_file)
     opened = _open(run_dir)
     found = _newest(opened)
@@ -91,6 +68,7 @@ def _train(run_dir: RunDir) -> int:
         step = _fit(opened, stop, found)
         if step < opened.plan.steps.total:
             opened.events.write("end", status="stopped", step=step)
+            run_dir.stop_file.unlink(missing_ok=True)
             return EXIT_STOPPED
     _finish(opened)
     opened.events.write("end", status="done", step=opened.plan.steps.total)
@@ -119,7 +97,31 @@ def _open(run_dir: RunDir) -> Opened:
         prepared.check_sizes(run_dir.data, "eval", report.eval)
     _check_machine(plan, report)
     torch.set_num_threads(plan.threads)
-    return Opened(run_dir, run, plan, report, EventLog(run_dir.events_file))
+    return Opened(run_dir, run, plan, report, EventLog(run_dir.events_file), _fingerprint(run_dir, run, plan))
+
+
+def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
+    cuda = plan.device == "cuda"
+    libraries = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
+    return {
+        "device": torch.cuda.get_device_name() if cuda else plan.card,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        **installed(libraries),
+        "base": models.base_digest(run, run_dir.folder()),
+        "precision": plan.precision,
+        "attention": plan.attention,
+        "arrange": plan.arrange,
+        "strategy": plan.strategy,
+        "micro": str(plan.batch.micro),
+        "checkpointing": str(plan.gradient_checkpointing),
+        "exact": str(plan.exact),
+        "deterministic": str(plan.deterministic),
+        "threads": str(torch.get_num_threads()),
+        "compile": str(plan.native.trainer.get("torch_compile", False)),
+    }
 
 
 def _check_machine(plan: Plan, report: Report) -> None:
@@ -158,14 +160,14 @@ def _newest(opened: Opened) -> Checkpoint | None:
 
 def _tier(opened: Opened, found: Checkpoint | None) -> str:
     """How exactly the run goes on, said honestly."""
-    same = found is None or found.commit.fingerprint == opened.fingerprint()
+    same = found is None or found.commit.fingerprint == opened.fingerprint
     provable = opened.plan.device == "cpu" or (opened.plan.device == "cuda" and opened.plan.deterministic)
     return "EXACT" if same and provable else "SAMPLE-EXACT"
 
 
 def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:
-    before = found.commit.fingerprint if found else opened.fingerprint()
-    changed = [f"{k}: {before.get(k)} -> {v}" for k, v in opened.fingerprint().items() if before.get(k) != v]
+    before = found.commit.fingerprint if found else opened.fingerprint
+    changed = [f"{k}: {before.get(k)} -> {v}" for k, v in opened.fingerprint.items() if before.get(k) != v]
     opened.events.write(
         "attempt",
         pid=os.getpid(),
@@ -243,7 +245,7 @@ def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
         "data_digest": opened.report.digest,
         "order_version": order.VERSION,
         "world": 1,
-        "fingerprint": opened.fingerprint(),
+        "fingerprint": opened.fingerprint,
     }
     with checkpoints.writing(folder, step, **facts) as aside:
         write(aside)

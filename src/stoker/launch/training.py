@@ -19,6 +19,7 @@ _NEW_PROCESS_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     """Start training in a session of its own, so that a closed terminal changes nothing."""
     local.check_engine()
+    run_dir.stop_file.unlink(missing_ok=True)
     attempt = next_attempt(run_dir)
     log = run_dir.log_file(attempt)
     log.parent.mkdir(parents=True, exist_ok=True)
