@@ -450,4 +450,9 @@ ENGLISH: dict[str, str] = {
     "train.tier": "{tier}: goes on from step {step}.",
     "train.tier_changed": "Different from before: {changed}",
     "train.rejected": "Checkpoint {path} passed over: {reason}",
+    "why.strategy.single": "one process: there is one device",
+    "why.strategy.ddp": "a process per device, weights on each",
+    "why.threads": "{threads} CPU threads per process, of {cpus}; part of the numeric fingerprint",
+    "why.pinned.cuda": "memory is pinned, so that copies to the GPU overlap with computing",
+    "why.pinned.none": "memory is not pinned: there is no copy to a GPU",
 }

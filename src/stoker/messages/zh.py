@@ -450,4 +450,9 @@ CHINESE: dict[str, str] = {
     "train.tier": "{tier}：从第 {step} 步继续。",
     "train.tier_changed": "与之前不同：{changed}",
     "train.rejected": "跳过检查点 {path}：{reason}",
+    "why.strategy.single": "单进程：只有一个设备",
+    "why.strategy.ddp": "每个设备一个进程，各自持有权重",
+    "why.threads": "每个进程 {threads} 个 CPU 线程（共 {cpus} 个）；属于数值指纹",
+    "why.pinned.cuda": "使用锁页内存，向 GPU 的拷贝可与计算重叠",
+    "why.pinned.none": "不使用锁页内存：没有到 GPU 的拷贝",
 }

@@ -106,11 +106,15 @@ def exact(run: Run) -> Choice[bool]:
 def workers(run: Run, machine: Machine, devices: int) -> Choice[int]:
     """Processes that read data."""
     if run.where.workers != "auto":
-        return _because(int(run.where.workers), "native.trainer", "why.asked", word="where.workers")
+        return _because(
+            int(run.where.workers), "native.trainer.dataloader_num_workers", "why.asked", word="where.workers"
+        )
     if machine.kind != "cuda":
-        return _because(0, "native.trainer", "why.workers.none")
+        return _because(0, "native.trainer.dataloader_num_workers", "why.workers.none")
     count = max(1, min(4, machine.cpu_count // devices - 1))
-    return _because(count, "native.trainer", "why.workers.cuda", count=count, cpus=machine.cpu_count)
+    return _because(
+        count, "native.trainer.dataloader_num_workers", "why.workers.cuda", count=count, cpus=machine.cpu_count
+    )
 
 
 def save_interval(run: Run) -> Choice[str]:

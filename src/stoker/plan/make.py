@@ -97,7 +97,12 @@ def make_plan(inputs: Inputs) -> Plan:
         disk_bytes=_disk_bytes(inputs),
         fits=memory.fits(used) and supported,
         estimated=_estimated(data),
-        reasons=[_batch_reason(batch), *reasons, *_support_reasons(machine, supported=supported)],
+        reasons=[
+            _batch_reason(batch),
+            *reasons,
+            *_machine_reasons(machine, batch),
+            *_support_reasons(machine, supported=supported),
+        ],
         argv=["-m", "stoker.engine.train"],
         env=_environment(run, machine),
         native=native.options(run, decisions),
@@ -200,6 +205,17 @@ def _estimated(data: DataFacts) -> list[str]:
 
 def _batch_reason(batch: Batch) -> Reason:
     return Reason(about="batch", key="why.batch", fields=batch.model_dump())
+
+
+def _machine_reasons(machine: Machine, batch: Batch) -> list[Reason]:
+    """Why one process or several, how many threads, and whether memory is pinned."""
+    pinned = "why.pinned.cuda" if machine.kind == "cuda" else "why.pinned.none"
+    strategy = "why.strategy.single" if batch.devices == 1 else "why.strategy.ddp"
+    return [
+        Reason(about="strategy", key=strategy, fields={}),
+        Reason(about="threads", key="why.threads", fields={"threads": machine.threads, "cpus": machine.cpu_count}),
+        Reason(about="native.trainer.dataloader_pin_memory", key=pinned, fields={}),
+    ]
 
 
 def _support_reasons(machine: Machine, *, supported: bool) -> list[Reason]:

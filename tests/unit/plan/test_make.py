@@ -401,7 +401,8 @@ PLANS = {
 def test_every_choice_has_one_reason_in_both_languages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = PLANS[name]()
     decided = {"batch", "batch.devices", "batch.micro", "precision", "attention", "arrange", "exact"}
-    decided |= {"gradient_checkpointing", "native.trainer", "intervals.save"}
+    decided |= {"gradient_checkpointing", "intervals.save", "strategy", "threads"}
+    decided |= {f"native.trainer.dataloader_{name}" for name in ("num_workers", "pin_memory")}
     about = [one.about for one in made.reasons]
     assert decided <= set(about)
     assert [key for key in decided if about.count(key) != 1] == []
