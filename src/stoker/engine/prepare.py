@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from stoker import messages
 from stoker.config import values
 from stoker.config.run import Run
-from stoker.engine import formats, program, sampling, shards, sources, tokenizer
+from stoker.engine import _compat, formats, program, sampling, shards, sources, tokenizer
 from stoker.engine.formats import BadRow, Chat, Document, Layout, Pair, Text
 from stoker.engine.rendering import Renderer
 from stoker.engine.shards import ShardWriter
@@ -474,4 +474,5 @@ def _bad_rows_file(data: Path) -> Path:
 
 
 if __name__ == "__main__":
+    _compat.hide_torch()
     sys.exit(program.run(main))
