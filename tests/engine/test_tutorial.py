@@ -29,3 +29,13 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
     trained = re.findall(r"\{\+(.*?)\+\}", shown, re.S)
     assert trained == ["Volumnia.<|im_end|>", "Tullus Aufidius.<|im_end|>", "text"], "two completions, then the legend"
     assert "Who is the mother of Marcius?" in shown
+
+
+@pytest.mark.parametrize("page", ["plan-for-a-card", "data-formats", "resume"])
+def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
+    text = (PAGE.parents[1] / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+    commands = [line for kind, _, body in BLOCK.findall(text) if kind == "console" for line in body.splitlines()]
+    assert commands
+    for command in commands:
+        done = run(command, tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
