@@ -38,9 +38,7 @@ def ensure_prepared(run_dir: RunDir) -> Report:
     report = prepared.current_report(run_dir.data, run, folder)
     if report is not None:
         return report
-    running = training.running_pid(run_dir)
-    if running:
-        raise StokerError("STK411", pid=running, name=run_dir.name)
+    training.require_idle(run_dir)
     if checkpoints.committed(run_dir.checkpoints):
         raise StokerError("STK415", name=run_dir.name)
     with console.status() as status:

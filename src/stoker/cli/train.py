@@ -28,6 +28,7 @@ def train(name: str, overrides: list[str], *, detach: bool) -> None:
     show(plan)
     progress = Progress(run_dir)
     progress.update()
+    progress.rejected.clear()  # said in earlier attempts
     process = training.start(run_dir, plan)
     if detach:
         console.talk("train.detached", name=run_dir.name, pid=process.pid)
@@ -38,7 +39,7 @@ def train(name: str, overrides: list[str], *, detach: bool) -> None:
 def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     """The run directory with its data prepared, and the plan for this machine."""
     _check_served(run_file.run)
-    _check_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
+    training.require_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
     run_dir = layout.create(run_file, overrides)
     ensure_prepared(run_dir)
     machine = gather.machine(None, 1)
@@ -60,13 +61,6 @@ def _check_served(run: Run) -> None:
     ]:
         if value is not None:
             raise StokerError("STK213", word=word)
-
-
-def _check_idle(run_dir: RunDir) -> None:
-    """Nothing of a run is touched while it is being trained."""
-    running = training.running_pid(run_dir)
-    if running:
-        raise StokerError("STK411", pid=running, name=run_dir.name)
 
 
 def _check(plan: Plan) -> None:

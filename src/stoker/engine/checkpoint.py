@@ -81,7 +81,7 @@ def _optimizer_index(model: torch.nn.Module, optimizer: torch.optim.Optimizer, t
         for field, value in state.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}/{field}"] = value.detach().cpu()
-                entry[field] = {"tensor": f"{name}/{field}", "device": value.device.type}
+                entry[field] = {"tensor": f"{name}/{field}"}
             else:
                 entry[field] = {"value": value}
         parameters[name] = entry

@@ -52,6 +52,13 @@ def running_pid(run_dir: RunDir) -> int | None:
     return pid if _is_training(pid, run_dir) else None
 
 
+def require_idle(run_dir: RunDir) -> None:
+    """Nothing of a run is touched while it is being trained."""
+    running = running_pid(run_dir)
+    if running:
+        raise StokerError("STK411", pid=running, name=run_dir.name)
+
+
 def next_attempt(run_dir: RunDir) -> int:
     """Attempts are numbered by their logs, from 1."""
     return 1 + len(list(run_dir.logs.glob("train-*-rank0.log")))
