@@ -59,6 +59,13 @@ TENSORBOARD_LOGGING_DIR = Variable(
     "由 Stoker 为训练进程设置，使 TensorBoard 文件写入运行目录。",
 )
 
+TOOLS = Variable(
+    "STOKER_TOOLS",
+    "Folder with the environments of tools that must not share ours (`vllm`, `llamacpp`, `llmcompressor`). "
+    "Default: `~/.stoker/tools`.",
+    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`）的文件夹。默认：`~/.stoker/tools`。",
+)
+
 LC_ALL = Variable("LC_ALL", "The system's locale, before `LANG`.", "系统区域设置，优先于 `LANG`。")
 SYSTEM_LANG = Variable("LANG", "The system's locale.", "系统区域设置。")
 
@@ -71,6 +78,7 @@ VARIABLES: tuple[Variable, ...] = (
     CUDA_VISIBLE_DEVICES,
     OMP_NUM_THREADS,
     TENSORBOARD_LOGGING_DIR,
+    TOOLS,
     LC_ALL,
     SYSTEM_LANG,
 )

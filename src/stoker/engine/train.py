@@ -25,7 +25,7 @@ from stoker.facts.machine import installed
 from stoker.plan import order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
-from stoker.rundir import checkpoints, files, lock, prepared
+from stoker.rundir import artifacts, checkpoints, files, lock, prepared
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -269,17 +269,12 @@ def _finish(opened: Opened) -> None:
         chosen = by_step[files.read_json(chosen.path / "trainer_state.json")["best_global_step"]]
     if checkpoints.verify(chosen):
         raise StokerError("STK403", folder=chosen.path)
-    aside = opened.run_dir.artifacts / ".final.tmp"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    aside = artifacts.begin(opened.run_dir, "final")
     for name in chosen.commit.files:
         if name not in _NOT_IN_FINAL:
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(chosen.path / name, aside / name)
-            files.sync_file(aside / name)
-    shutil.rmtree(opened.run_dir.final, ignore_errors=True)
-    aside.rename(opened.run_dir.final)
-    files.sync_folder(opened.run_dir.artifacts)
+    artifacts.accept(opened.run_dir, "final")
 
 
 # ---- rehearse (law 11)

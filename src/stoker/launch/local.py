@@ -29,7 +29,7 @@ def check_engine() -> None:
         raise StokerError("STK406", missing=", ".join(missing))
 
 
-def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None]) -> int:
+def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None], *arguments: str) -> int:
     """Run `stoker.engine.<program>` to its end; its words go to `logs/<program>.log`.
 
     Returns:
@@ -39,7 +39,7 @@ def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None])
     start = seen = _end(run_dir)
     with _log(program, run_dir).open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            _command(program, run_dir), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            _command(program, run_dir, *arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         with _ended(process):
             while process.poll() is None:

@@ -455,4 +455,6 @@ ENGLISH: dict[str, str] = {
     "why.threads": "{threads} CPU threads per process, of {cpus}; part of the numeric fingerprint",
     "why.pinned.cuda": "memory is pinned, so that copies to the GPU overlap with computing",
     "why.pinned.none": "memory is not pinned: there is no copy to a GPU",
+    "STK601": "{tool} is not installed: no environment at {folder}",
+    "STK601.hint": "Make one: python -m venv {folder} && {folder}/bin/pip install {packages}",
 }

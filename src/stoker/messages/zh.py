@@ -455,4 +455,6 @@ CHINESE: dict[str, str] = {
     "why.threads": "每个进程 {threads} 个 CPU 线程（共 {cpus} 个）；属于数值指纹",
     "why.pinned.cuda": "使用锁页内存，向 GPU 的拷贝可与计算重叠",
     "why.pinned.none": "不使用锁页内存：没有到 GPU 的拷贝",
+    "STK601": "未安装 {tool}：{folder} 没有对应的环境",
+    "STK601.hint": "创建环境：python -m venv {folder} && {folder}/bin/pip install {packages}",
 }

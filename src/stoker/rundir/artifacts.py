@@ -1,0 +1,55 @@
+"""Finished things of a run: `artifacts/<name>/`. Each is made aside, compared with the trained model, then accepted.
+
+artifacts/final          what training made: a model, or an adapter
+artifacts/merged         the adapter inside its base
+artifacts/<quantised>    int8, gguf-q8_0, ...
+artifacts/parity.json    by name, how each compares with the trained model
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from stoker.rundir import files
+from stoker.rundir.layout import RunDir
+
+
+def folder(run_dir: RunDir, name: str) -> Path:
+    """Where an accepted artifact stands."""
+    return run_dir.artifacts / name
+
+
+def aside(run_dir: RunDir, name: str) -> Path:
+    """Where an artifact stands until it is accepted."""
+    return run_dir.artifacts / f".{name}.tmp"
+
+
+def begin(run_dir: RunDir, name: str) -> Path:
+    """An empty folder to make the artifact in."""
+    path = aside(run_dir, name)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def accept(run_dir: RunDir, name: str) -> Path:
+    """Sync what was made and put it in its place, instead of an earlier one."""
+    made, place = aside(run_dir, name), folder(run_dir, name)
+    for path in made.rglob("*"):
+        if path.is_file():
+            files.sync_file(path)
+    shutil.rmtree(place, ignore_errors=True)
+    made.rename(place)
+    files.sync_folder(run_dir.artifacts)
+    return place
+
+
+def parity(run_dir: RunDir) -> dict[str, Any]:
+    """How the artifacts compare with the trained model, by name."""
+    path = run_dir.artifacts / "parity.json"
+    return files.read_json(path) if path.is_file() else {}
+
+
+def record_parity(run_dir: RunDir, name: str, result: dict[str, Any]) -> None:
+    """Write down how one artifact compares."""
+    files.write_json(run_dir.artifacts / "parity.json", {**parity(run_dir), name: result})
