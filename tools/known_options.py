@@ -1,7 +1,8 @@
 """Writes src/stoker/config/known_options.json: the option names of the tested engines, read from their source.
 
 The installed packages are parsed, not imported, so no torch is needed and nothing of theirs runs.
-Run it after an upgrade of transformers or peft; `--check` only compares (exit 1 where they differ).
+Run it after an upgrade of transformers, peft or vLLM; `--check` only compares (exit 1 where they differ). vLLM has an
+environment of its own; where it is not installed, its recorded names stay as they are.
 """
 
 import ast
@@ -10,6 +11,8 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+
+from stoker.launch import tools
 
 TARGET = Path(__file__).parent.parent / "src" / "stoker" / "config" / "known_options.json"
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
@@ -45,11 +48,52 @@ def collect() -> dict[str, object]:
         | _fields(peft / "config.py", "PeftConfigMixin"),
         "quantization": _parameters(quantization, "BitsAndBytesConfig", "__init__"),
     }
+    options["fsdp"] = _fsdp()
+    vllm_version, options["vllm"] = _vllm()
     return {
         "versions": {name: importlib.metadata.version(name) for name in ("transformers", "peft")},
+        "tools": {"vllm": vllm_version},
         "options": {block: sorted(names) for block, names in options.items()},
         "shapes": {family: sorted(_family_fields(transformers, family) | shared) for family in FAMILIES},
     }
+
+
+def _fsdp() -> set[str]:
+    """Parameters of torch's `fully_shard`, and its precision policy's fields instead of the policy."""
+    folder = _package("torch") / "distributed" / "fsdp" / "_fully_shard"
+    tree = _tree(folder / "_fully_shard.py")
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fully_shard"]
+    parameters = {argument.arg for argument in [*functions[-1].args.args, *functions[-1].args.kwonlyargs]}
+    return parameters | _fields(folder / "_fsdp_api.py", "MixedPrecisionPolicy")
+
+
+def _vllm() -> tuple[str, set[str]]:
+    """vLLM's version and the flags of its OpenAI server, by their names in Python."""
+    found = tools.package_folder(tools.VLLM)
+    if found is None:
+        recorded = json.loads(TARGET.read_text(encoding="utf-8"))
+        return recorded["tools"]["vllm"], set(recorded["options"]["vllm"])
+    server, engine = found / "entrypoints/launchers/cli_args.py", found / "engine/arg_utils.py"
+    version = next(iter(found.parent.glob("vllm*.dist-info"))).name.removesuffix(".dist-info").partition("-")[2]
+    return version, {
+        *_fields(server, "BaseFrontendArgs"),
+        *_fields(server, "FrontendArgs"),
+        *_flags(server),
+        *_flags(engine),
+    }
+
+
+def _flags(file: Path) -> set[str]:
+    """Flags that a module adds to a parser."""
+    calls = [node for node in ast.walk(_tree(file)) if isinstance(node, ast.Call)]
+    words = [
+        word.value
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        for word in call.args
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    ]
+    return {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
 
 
 def _package(name: str) -> Path:

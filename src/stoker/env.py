@@ -66,6 +66,71 @@ TOOLS = Variable(
     "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`）的文件夹。默认：`~/.stoker/tools`。",
 )
 
+API_TOKEN = Variable(
+    "STOKER_API_TOKEN",
+    "The token that `stoker serve` asks clients for. Without it one is drawn and kept in the run directory "
+    "(`serve.token`, readable by its owner only).",
+    "`stoker serve` 要求客户端出示的令牌。未设置时随机生成，并保存在运行目录中（`serve.token`，仅本人可读）。",
+)
+VLLM_API_KEY = Variable(
+    "VLLM_API_KEY",
+    "Set by Stoker for the server: the token, so that it stands in no command line.",
+    "由 Stoker 为服务进程设置：令牌经此传递，不出现在命令行里。",
+)
+VLLM_NO_USAGE_STATS = Variable(
+    "VLLM_NO_USAGE_STATS",
+    "Set by Stoker for the server: vLLM sends no usage report.",
+    "由 Stoker 为服务进程设置：vLLM 不发送使用统计。",
+)
+VLLM_HOST_IP = Variable(
+    "VLLM_HOST_IP",
+    "Set by Stoker for the server: its own processes meet on the loopback address.",
+    "由 Stoker 为服务进程设置：其内部进程只在回环地址上通信。",
+)
+GLOO_SOCKET_IFNAME = Variable(
+    "GLOO_SOCKET_IFNAME",
+    "Set by Stoker for processes of one machine that work together: they meet on the loopback interface.",
+    "由 Stoker 为同一台机器上协作的进程设置：只使用回环网络接口。",
+)
+NCCL_SOCKET_IFNAME = Variable(
+    "NCCL_SOCKET_IFNAME",
+    "Set by Stoker for the server: NCCL listens on the loopback interface.",
+    "由 Stoker 为服务进程设置：NCCL 只在回环网络接口上监听。",
+)
+PYTHONPATH = Variable(
+    "PYTHONPATH",
+    "Set by Stoker for the server: where the check of the token is found.",
+    "由 Stoker 为服务进程设置：用于找到检查令牌的模块。",
+)
+
+RENDEZVOUS = Variable(
+    "STOKER_RENDEZVOUS",
+    "Set by Stoker: the folder in which the processes of one training meet.",
+    "由 Stoker 设置：同一次训练的各进程会合所用的文件夹。",
+)
+ATTEMPT = Variable(
+    "STOKER_ATTEMPT",
+    "Set by Stoker: the number of this attempt, for the names of the ranks' logs.",
+    "由 Stoker 设置：本次尝试的编号，用于各进程日志的文件名。",
+)
+
+RANK = Variable(
+    "RANK", "Set by torchrun: which process of a training this is.", "由 torchrun 设置：当前是第几个训练进程。"
+)
+WORLD_SIZE = Variable(
+    "WORLD_SIZE", "Set by torchrun: how many processes train together.", "由 torchrun 设置：共有几个进程一起训练。"
+)
+LOCAL_RANK = Variable(
+    "LOCAL_RANK",
+    "Set by torchrun: which GPU of this machine a process uses.",
+    "由 torchrun 设置：进程使用本机的第几块 GPU。",
+)
+RESTART_COUNT = Variable(
+    "TORCHELASTIC_RESTART_COUNT",
+    "Set by torchrun: how often it has started the processes again.",
+    "由 torchrun 设置：进程被重新启动的次数。",
+)
+
 LC_ALL = Variable("LC_ALL", "The system's locale, before `LANG`.", "系统区域设置，优先于 `LANG`。")
 SYSTEM_LANG = Variable("LANG", "The system's locale.", "系统区域设置。")
 
@@ -79,6 +144,19 @@ VARIABLES: tuple[Variable, ...] = (
     OMP_NUM_THREADS,
     TENSORBOARD_LOGGING_DIR,
     TOOLS,
+    RENDEZVOUS,
+    ATTEMPT,
+    RANK,
+    WORLD_SIZE,
+    LOCAL_RANK,
+    RESTART_COUNT,
+    API_TOKEN,
+    VLLM_API_KEY,
+    VLLM_NO_USAGE_STATS,
+    VLLM_HOST_IP,
+    GLOO_SOCKET_IFNAME,
+    NCCL_SOCKET_IFNAME,
+    PYTHONPATH,
     LC_ALL,
     SYSTEM_LANG,
 )

@@ -29,16 +29,70 @@ def reference(leaves: list) -> object:
 def test_the_tree_is_the_one_defined(count: int) -> None:
     import torch
 
-    from stoker.engine.exact import GradientTree
+    from stoker.engine.exact import gradient_tree
 
     torch.manual_seed(count)
     leaves = [torch.randn(1000) * 10.0 ** torch.randint(-3, 4, (1000,)) for _ in range(count)]
-    tree = GradientTree()
-    for leaf in leaves:
-        tree.add([leaf.clone(), None])
-    found, nothing = tree.total()
-    assert nothing is None
+    tree = gradient_tree()
+    for number, leaf in enumerate(leaves):
+        tree.add(number, 0, [leaf.clone()])
+    (found,) = tree.total()
     assert torch.equal(found, reference(leaves))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16, 31])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_nodes_of_any_ranges_join_to_the_same_tree(count: int, ranks: int) -> None:
+    """What the ranks have added for themselves are nodes of the one tree, whoever had which range."""
+    import torch
+
+    from stoker.engine.exact import Tree, aligned_nodes
+    from stoker.engine.parallel import Ranks
+
+    torch.manual_seed(count)
+    leaves = [torch.randn(1000) * 10.0 ** torch.randint(-3, 4, (1000,)) for _ in range(count)]
+    joined: Tree[torch.Tensor] = Tree(torch.add)
+    for rank in range(ranks):
+        own: Tree[torch.Tensor] = Tree(torch.add)
+        leaves_of = Ranks(rank, ranks).ranges(count)[rank]
+        for number in leaves_of:
+            own.add(number, 0, leaves[number])
+        assert [node[:2] for node in own.nodes] == aligned_nodes(leaves_of.start, leaves_of.stop)
+        for node in own.nodes:
+            joined.add(*node)
+    assert torch.equal(joined.total(), reference(leaves))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 3, 8, 21])
+def test_turns_of_neighbouring_leaves_are_nodes_of_the_same_tree(count: int, ranks: int) -> None:
+    """As shards are reduced: each turn adds one leaf of every rank and is itself a node, short or not."""
+    import torch
+
+    from stoker.engine.exact import Tree
+
+    torch.manual_seed(count)
+    leaves = [torch.randn(1000) * 10.0 ** torch.randint(-3, 4, (1000,)) for _ in range(count)]
+    whole: Tree[torch.Tensor] = Tree(torch.add)
+    for first in range(0, count, ranks):
+        turn: Tree[torch.Tensor] = Tree(torch.add)
+        for number, leaf in enumerate(leaves[first : first + ranks]):
+            turn.add(number, 0, leaf)
+        whole.add(first, ranks.bit_length() - 1, turn.total())
+    assert torch.equal(whole.total(), reference(leaves))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_leaf_is_computed_by_exactly_one_rank(world: int, count: int, *, interleaved: bool) -> None:
+    from stoker.engine.parallel import Ranks
+
+    ranks = [Ranks(rank, world, interleaved) for rank in range(world)]
+    assert sorted(leaf for one in ranks for leaf in one.leaves(count)) == list(range(count))
+    assert all(len(one.leaves(count)) <= one.turns(count) for one in ranks)
+    if interleaved:
+        assert len({one.turns(count) for one in ranks}) == 1
 
 
 def test_plain_accumulation_has_other_bits() -> None:
@@ -56,12 +110,12 @@ def test_plain_accumulation_has_other_bits() -> None:
 def test_at_most_log2_plus_one_gradient_sets_are_held() -> None:
     import torch
 
-    from stoker.engine.exact import GradientTree
+    from stoker.engine.exact import gradient_tree
 
-    tree = GradientTree()
+    tree = gradient_tree()
     for count in range(1, 65):
-        tree.add([torch.ones(1)])
-        assert len(tree._pending) == bin(count).count("1") <= 7
+        tree.add(count - 1, 0, [torch.ones(1)])
+        assert len(tree.nodes) == bin(count).count("1") <= 7
 
 
 def test_streams_depend_on_place_only() -> None:

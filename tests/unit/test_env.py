@@ -37,10 +37,11 @@ def test_every_variable_is_listed_once_and_explained_in_both_languages() -> None
 
 
 def test_nothing_else_in_the_house_reads_the_environment() -> None:
+    """What runs in another tool's environment has nothing of ours to import."""
     readers = re.compile(r"os\.environ|getenv\(")
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
-        if path.name != "env.py" and readers.search(path.read_text(encoding="utf-8"))
+        if path.name != "env.py" and path.parent.name != "foreign" and readers.search(path.read_text(encoding="utf-8"))
     }
     assert found == set()

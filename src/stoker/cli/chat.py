@@ -2,28 +2,43 @@
 
 import json
 import subprocess
+from dataclasses import dataclass
 from typing import IO, Any
 
 from stoker.cli import console
+from stoker.cli.evaluate import check_artifact
 from stoker.errors import StokerError
 from stoker.launch import local
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 
 
-def chat(name: str, prompt: str | None, max_tokens: int, *, as_json: bool) -> None:
+@dataclass(frozen=True)
+class Way:
+    """How to talk."""
+
+    system: str | None
+    max_tokens: int
+    artifact: str | None
+
+
+def chat(name: str, prompt: str | None, way: Way, *, as_json: bool) -> None:
     """One answer to `prompt`, or a conversation until an empty line or end of input."""
     run_dir = layout.find(name)
     if not run_dir.final.is_dir() and not run_dir.checkpoints.is_dir():
         raise StokerError("STK502", name=run_dir.name)
-    with local.open_engine("chat", run_dir) as process:
+    check_artifact(run_dir, way.artifact)
+    with local.open_engine("chat", run_dir, *([way.artifact] if way.artifact else [])) as process:
         ready = _read(process, run_dir)
-        history: list[dict[str, str]] = []
-        said: list[dict[str, str]] = []
+        if way.system and ready["plain"]:
+            raise StokerError("STK511", name=run_dir.name)
+        opening = [{"role": "system", "content": way.system}] if way.system else []
+        history = list(opening)
+        said = list(opening)
         questions = [prompt] if prompt is not None else iter(console.ask, "")
         for question in questions:
             history.append({"role": "user", "content": question})
-            answer = _answer(process, run_dir, history, max_tokens, echo=not as_json)
+            answer = _answer(process, run_dir, history, way.max_tokens, echo=not as_json)
             history.append({"role": "assistant", "content": answer})
             said += history[-2:]
             if ready["plain"]:

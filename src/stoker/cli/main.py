@@ -25,7 +25,22 @@ Existing = Annotated[str, typer.Argument(metavar="NAME", help="A run's name (see
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a word of the run file.")
 ]
+Gpus = Annotated[str | None, typer.Option(metavar="N", help="`all`, a count, or numbers such as `0,2`; 0 is the CPU.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Artifact = Annotated[
+    str | None, typer.Option(metavar="NAME", help="merged, export or int8 in place of the trained model.")
+]
+
+
+def _with_gpus(overrides: list[str] | None, gpus: str | None) -> list[str]:
+    """`--gpus` is the short form of a word of the run file."""
+    if gpus is None:
+        return overrides or []
+    from stoker.config import values
+
+    if not values.is_devices(gpus):
+        raise typer.BadParameter(gpus, param_hint="--gpus")
+    return [*(overrides or []), f"where.gpus={gpus}"]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback signature
@@ -69,13 +84,13 @@ def plan(
     run: RunName,
     set_: Overrides = None,
     card: Annotated[str | None, typer.Option(help="Plan for this card instead of this machine.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many of that card.")] = 1,
+    gpus: Gpus = None,
     json: Json = False,
 ) -> None:
     """Say what will happen: fits? how long? how much? and why."""
     from stoker.cli import plan as body
 
-    body.plan(run, set_ or [], card, gpus, as_json=json)
+    body.plan(run, _with_gpus(set_, gpus), card, as_json=json)
 
 
 @app.command()
@@ -95,33 +110,118 @@ def prepare(
 def train(
     run: RunName,
     set_: Overrides = None,
+    gpus: Gpus = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `stoker watch`.")] = False,
 ) -> None:
     """Train, or go on where training stopped."""
     from stoker.cli import train as body
 
-    body.train(run, set_ or [], detach=detach)
+    body.train(run, _with_gpus(set_, gpus), detach=detach)
 
 
 @app.command()
 def chat(
     name: Existing,
     prompt: Annotated[str | None, typer.Argument(help="Ask once and exit; without it, a conversation.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 200,
+    artifact: Artifact = None,
     json: Json = False,
 ) -> None:
     """Talk with a trained model."""
     from stoker.cli import chat as body
 
-    body.chat(name, prompt, max_tokens, as_json=json)
+    body.chat(name, prompt, body.Way(system, max_tokens, artifact), as_json=json)
+
+
+@app.command()
+def merge(name: Existing, json: Json = False) -> None:
+    """Put a trained adapter into its base model's weights, and check that it answers the same."""
+    from stoker.cli import merge as body
+
+    body.merge(name, as_json=json)
+
+
+@app.command()
+def quantize(
+    name: Existing,
+    gguf: Annotated[str | None, typer.Option(metavar="q8_0|q4_k_m", help="A GGUF file for llama.cpp.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit weights for transformers on a processor.")] = False,
+    gptq: Annotated[bool, typer.Option("--gptq", help="4-bit weights for vLLM, calibrated on the run's data.")] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="8-bit floats for vLLM.")] = False,
+    json: Json = False,
+) -> None:
+    """Make the trained model smaller, and measure what that costs."""
+    from stoker.cli import quantize as body
+
+    body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
+
+
+@app.command()
+def export(
+    name: Existing,
+    folder: Annotated[
+        str | None, typer.Argument(metavar="FOLDER", help="Where to put it. Default: artifacts/export of the run.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a folder that transformers and vLLM load as it is, with a model card."""
+    from stoker.cli import export as body
+
+    body.export(name, folder, as_json=json)
 
 
 @app.command("eval")
-def evaluate(name: Existing, json: Json = False) -> None:
-    """Measure a trained model's loss on its eval split."""
+def evaluate(
+    name: Existing,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Questions with answers (jsonl): exact match or multiple choice."),
+    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", min=0, help="Show N answers before and after training.")] = 0,
+    harness: Annotated[
+        str | None, typer.Option(metavar="TASKS", help="Tasks of lm-evaluation-harness, comma-separated.")
+    ] = None,
+    artifact: Artifact = None,
+    json: Json = False,
+) -> None:
+    """Measure a trained model: loss on its eval split, tasks, samples."""
     from stoker.cli import evaluate as body
 
-    body.evaluate(name, as_json=json)
+    body.evaluate(name, body.Asked(artifact, task or [], samples, harness), as_json=json)
+
+
+@app.command()
+def serve(
+    name: Existing,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen, on 127.0.0.1 only.")] = 8000,
+    set_: Overrides = None,
+    gpus: Gpus = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the server instead.")] = False,
+    json: Json = False,
+) -> None:
+    """Serve a trained model as an OpenAI endpoint, with a token."""
+    from stoker.cli import serve as body
+
+    body.serve(name, port, _with_gpus(set_, gpus), stop=stop, as_json=json)
+
+
+@app.command()
+def bench(
+    name: Existing,
+    clients: Annotated[
+        str, typer.Option(metavar="N,N", help="How many ask at once, one measurement each.")
+    ] = "1,2,4,8",
+    requests: Annotated[int, typer.Option(min=1, help="Requests per measurement, at least two per client.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 64,
+    set_: Overrides = None,
+    gpus: Gpus = None,
+    json: Json = False,
+) -> None:
+    """Measure how fast a trained model is served: transformers, vLLM, vLLM batched."""
+    from stoker.cli import bench as body
+
+    body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
 
 
 @app.command()

@@ -10,11 +10,11 @@ from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 
 
-def plan(name: str, overrides: list[str], card: str | None, count: int, *, as_json: bool) -> None:
+def plan(name: str, overrides: list[str], card: str | None, *, as_json: bool) -> None:
     """Print the plan of a run file or recipe for a card or this machine."""
     run_file = load.load(name, overrides)
     with run_file.located():
-        made = make_plan(gather.inputs(run_file, None, gather.machine(card, count)))
+        made = make_plan(gather.inputs(run_file, None, gather.machine(card, run_file.run)))
     if as_json:
         console.data_json(to_json(made))
     else:

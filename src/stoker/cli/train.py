@@ -42,7 +42,7 @@ def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     training.require_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
     run_dir = layout.create(run_file, overrides)
     ensure_prepared(run_dir)
-    machine = gather.machine(None, 1)
+    machine = gather.machine(None, run_file.run)
     plan = make_plan(gather.inputs(run_file, run_dir, machine))
     _check(plan)
     files.write_json(run_dir.plan_file, plan.model_dump())
@@ -64,8 +64,6 @@ def _check_served(run: Run) -> None:
 
 
 def _check(plan: Plan) -> None:
-    if plan.batch.devices > 1:
-        raise StokerError("STK211", count=plan.batch.devices)
     for reason in plan.reasons:
         if reason.key == "why.card.old":
             raise StokerError("STK204", **reason.fields)
@@ -92,7 +90,9 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
                 console.talk("train.stopping")
                 training.ask_to_stop(run_dir)
     progress.update()
-    return _ended(run_dir, process.returncode, progress)
+    # torchrun knows success and failure only; that several processes stopped as asked is in the events.
+    stopped = process.returncode == EXIT_DONE and progress.end.get("status") == "stopped"
+    return _ended(run_dir, EXIT_STOPPED if stopped else process.returncode, progress)
 
 
 def _tell(progress: Progress, told: dict[str, Any]) -> dict[str, Any]:

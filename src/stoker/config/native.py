@@ -15,6 +15,85 @@ from stoker.errors import StokerError
 
 PLAN = "plan"
 """Decided by the plan from the hardware; there is no word to write."""
+SERVE = "serve"
+"""Decided by `stoker serve`: what is served, where it listens, who may ask, and what could run foreign code."""
+
+_SERVED = (
+    # What is served, and that it is what was trained.
+    "model",
+    "revision",
+    "code_revision",
+    "hf_config_path",
+    "tokenizer",
+    "tokenizer_revision",
+    "tokenizer_mode",
+    "skip_tokenizer_init",
+    "served_model_name",
+    "dtype",
+    "load_format",
+    "config_format",
+    "chat_template",
+    "generation_config",
+    "enable_lora",
+    "lora_modules",
+    "max_lora_rank",
+    "lora_target_modules",
+    "runner",
+    "convert",
+    "tokens_only",
+    # Where it listens and who may ask: loopback, one port, a token.
+    "host",
+    "port",
+    "uds",
+    "api_key",
+    "hf_token",
+    "middleware",
+    "config",
+    "headless",
+    "grpc",
+    "grpc_port",
+    "api_server_count",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_ciphers",
+    "enable_ssl_refresh",
+    "kv_events_config",
+    # One machine, its GPUs by the plan.
+    "tensor_parallel_size",
+    "device_ids",
+    "distributed_executor_backend",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "data_parallel_address",
+    "data_parallel_backend",
+    "data_parallel_external_lb",
+    "data_parallel_hybrid_lb",
+    "data_parallel_multi_port_external_lb",
+    "data_parallel_rank",
+    "data_parallel_rpc_port",
+    "data_parallel_size_local",
+    "data_parallel_start_rank",
+    "data_parallel_supervisor_port",
+    # What could load and run code from elsewhere.
+    "trust_remote_code",
+    "tool_parser_plugin",
+    "reasoning_parser_plugin",
+    "io_processor_plugin",
+    "logits_processors",
+    "worker_cls",
+    "worker_extension_cls",
+    "scheduler_cls",
+    "model_class_overrides",
+    "tool_server",
+    "kv_transfer_config",
+    "ec_transfer_config",
+    "log_config_file",
+    "logging_config",
+)
 
 OWNED: dict[str, dict[str, str]] = {
     "trainer": {
@@ -96,10 +175,10 @@ OWNED: dict[str, dict[str, str]] = {
         "trackio_bucket_id": PLAN,
         "trackio_space_id": PLAN,
         "trackio_static_space_id": PLAN,
-        # One device in this version.
-        "deepspeed": PLAN,
-        "fsdp": PLAN,
-        "fsdp_config": PLAN,
+        # How devices work together: `where.strategy`; details in blocks of their own.
+        "deepspeed": "native.deepspeed",
+        "fsdp": "where.strategy",
+        "fsdp_config": "native.fsdp",
         "parallelism_config": PLAN,
         "ddp_backend": PLAN,
         "ddp_broadcast_buffers": PLAN,
@@ -136,6 +215,11 @@ OWNED: dict[str, dict[str, str]] = {
         "base_model_name_or_path": "model",
     },
     "quantization": {"load_in_4bit": "tune.method", "load_in_8bit": "tune.method"},
+    "fsdp": dict.fromkeys(
+        ("module", "mesh", "mp_policy", "shard_placement_fn", "ignored_params", "cast_forward_inputs", "dp_mesh_dims"),
+        PLAN,
+    ),
+    "vllm": dict.fromkeys(_SERVED, SERVE),
 }
 
 OWNED_BY_SHAPE = {
@@ -201,6 +285,6 @@ def _rules(block: str, model: Any) -> tuple[dict[str, str], list[str]]:
 
 
 def _owned(block: str, name: str, owner: str, where: str) -> StokerError:
-    if owner == PLAN:
-        return StokerError("STK112", where, option=name, block=block)
+    if owner in (PLAN, SERVE):
+        return StokerError("STK112" if owner == PLAN else "STK122", where, option=name, block=block)
     return StokerError("STK110", where, option=name, owner=owner)

@@ -94,6 +94,9 @@ _EXAMPLES = {
     "native.model": "`{revision: main}`",
     "native.lora": "`{use_rslora: true}`",
     "native.quantization": "`{bnb_4bit_use_double_quant: false}`",
+    "native.fsdp": "`{reshard_after_forward: false}`",
+    "native.deepspeed": "`ds_config.json`",
+    "native.vllm": "`{max_num_seqs: 64}`",
 }
 """How a value is written, where the default does not show it."""
 
@@ -237,7 +240,7 @@ def _elsewhere(name: str) -> list[str]:
         return [_ELSEWHERE[name]]
     if name in _keys_by_name():
         return _keys_by_name()[name]
-    owners = {block[name] for block in native.OWNED.values() if name in block} - {native.PLAN}
+    owners = {block[name] for block in native.OWNED.values() if name in block} - {native.PLAN, native.SERVE}
     if owners:
         return sorted(owners)
     return [f"native.{block}.{name}" for block, options in native.known_options().items() if name in options]

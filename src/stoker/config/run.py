@@ -253,6 +253,13 @@ class Where(_Section):
         Discriminator(_number_kind),
     ] = "all"
     """`all`, a count, or device numbers in quotes: `'0,2'`, or `'0'` for the first. The number 0 means the CPU."""
+    strategy: Literal["auto", "ddp", "fsdp2", "zero2", "zero3"] = "auto"
+    """How several devices work together. `auto`: the whole model on each while it fits, else sharded by fsdp2."""
+    processes: Annotated[
+        Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
+        Discriminator(_auto_kind),
+    ] = "auto"
+    """On a CPU, how many processes train together. With GPUs there is one for each."""
     micro: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
         Discriminator(_auto_kind),
@@ -298,6 +305,14 @@ class Native(_Section):
     """`peft.LoraConfig`."""
     quantization: NativeBlock = Field(default_factory=dict)
     """`transformers.BitsAndBytesConfig`."""
+    fsdp: NativeBlock = Field(default_factory=dict)
+    """`torch.distributed.fsdp.fully_shard` and its `MixedPrecisionPolicy`; types by name, `offload_policy: cpu`."""
+    deepspeed: Annotated[
+        Annotated[NonEmpty, Tag("text")] | Annotated[NativeBlock, Tag("mapping")], Discriminator(_kind)
+    ] = Field(default_factory=dict)
+    """DeepSpeed's configuration, or the path of a `ds_config.json`. Its `auto` values are ours to fill in."""
+    vllm: NativeBlock = Field(default_factory=dict)
+    """vLLM's OpenAI server: its flags, with `_` for `-`. Read by `stoker serve`; never changes what is trained."""
 
 
 class Run(_Section):

@@ -25,6 +25,11 @@ class Every:
     amount: float = 0
 
 
+def is_devices(text: str) -> bool:
+    """Whether a text names GPUs: all, a count, or numbers."""
+    return re.match(DEVICES_PATTERN, text) is not None
+
+
 def duration_seconds(text: str) -> float:
     """`10m` as 600.0."""
     number, unit = re.fullmatch(r"([0-9.]+) *([smhd])", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern

@@ -25,6 +25,7 @@ import torch
 from transformers import TrainerCallback
 
 from stoker.config.values import Every
+from stoker.engine.parallel import Ranks
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir.events import EventLog
@@ -55,8 +56,9 @@ class StopRequest:
 class Schedule(TrainerCallback):
     """Decides at each step boundary whether to evaluate, to save and to stop."""
 
-    def __init__(self, plan: Plan, save: Every, evaluate: Every, stop: StopRequest) -> None:
+    def __init__(self, plan: Plan, save: Every, evaluate: Every, stop: StopRequest, ranks: Ranks) -> None:
         self._plan = plan
+        self._ranks = ranks
         self._save = save
         self._evaluate = evaluate
         self._stop = stop
@@ -65,12 +67,13 @@ class Schedule(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Set the Trainer's flags; it evaluates before it saves."""
         step, per_epoch = state.global_step, self._plan.steps.per_epoch
-        last, stop = step >= self._plan.steps.total, self._stop.requested
+        last = step >= self._plan.steps.total
         # The Trainer sees the whole run as one pass; the epoch people mean is ours.
         state.epoch = step / per_epoch
         elapsed = time.monotonic() - self._saved_at
+        save, stop = self._ranks.agree([_due(self._save, step, per_epoch, elapsed), self._stop.requested])
         control.should_evaluate = _due(self._evaluate, step, per_epoch) or (last and self._evaluate.kind != "never")
-        control.should_save = last or stop or _due(self._save, step, per_epoch, elapsed)
+        control.should_save = last or stop or save
         control.should_training_stop = last or stop
         if control.should_save:
             self._saved_at = time.monotonic()
@@ -105,7 +108,7 @@ class Recorder(TrainerCallback):
         self._events = events
         self._steps_per_epoch = steps_per_epoch
         self._flush_every = flush_every
-        self._pending: list[tuple[dict[str, Any], list[torch.Tensor], torch.Tensor | None]] = []
+        self._pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor | None]] = []
         self._learning_rate = 0.0
         self.trainer: Any = None
         self._started = time.perf_counter()
@@ -126,7 +129,7 @@ class Recorder(TrainerCallback):
             "epoch": state.global_step / self._steps_per_epoch,
             "learning_rate": self._learning_rate,
             "sequences": item.sequences if len(item.sequences) <= _FULL_LIST else len(item.sequences),
-            "micro_batches": len(item.micro_batches),
+            "micro_batches": item.leaves,
             "tokens": item.tokens,
             "trained_tokens": item.trained_tokens,
             "padded_tokens": item.padded_tokens,
@@ -141,7 +144,7 @@ class Recorder(TrainerCallback):
     def flush(self) -> None:
         """Write what is pending; a loss that is not finite ends the run."""
         for fields, losses, norm in self._pending:
-            value = sum(loss.item() for loss in losses)
+            value = sum(losses.tolist())
             norm_value = None if norm is None else norm.item()
             self._events.write("step", **fields, loss=_json(value), grad_norm=_json(norm_value))
             if not math.isfinite(value):

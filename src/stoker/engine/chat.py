@@ -15,8 +15,8 @@ from stoker.rundir.layout import RunDir
 def main(path: Path) -> int:
     """Answer until stdin ends."""
     run_dir = RunDir(path)
-    model, tokenizer = generate.load(run_dir)
-    plain = run_dir.run().train.objective == "pretrain" or not tokenizer.chat_template
+    model, tokenizer = generate.load(run_dir, sys.argv[2] if len(sys.argv) > 2 else None)
+    plain = generate.is_plain(run_dir, tokenizer)
     _say({"ready": True, "plain": plain})
     for line in sys.stdin:
         request = json.loads(line)

@@ -7,6 +7,7 @@ No pickle is written or read. Names, not positions, so that another strategy or 
 """
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from stoker.engine import parallel
 from stoker.rundir import files
 
 FORMAT = 1
@@ -24,33 +27,74 @@ TENSORS_NAME = "state.safetensors"
 Tensors = dict[str, torch.Tensor]
 
 
-def save_state(
-    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, scaler: Any
-) -> None:
-    """Write optimizer, scheduler, scaler and random state into `folder`."""
-    tensors: Tensors = {}
-    index = {
-        "format": FORMAT,
-        "optimizer": _optimizer_index(model, optimizer, tensors),
-        "scheduler": scheduler.state_dict(),
-        "scaler": scaler.state_dict() if scaler is not None else None,
-        "rng": _rng_index(tensors),
-    }
+@dataclass(frozen=True)
+class State:
+    """All that training remembers beside the weights."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    scaler: Any
+
+    def gather(self, *, keep: bool) -> tuple[dict[str, Any], Tensors]:
+        """The index and its tensors. All ranks take part; those that do not write keep nothing."""
+        tensors: Tensors = {}
+        index = {
+            "format": FORMAT,
+            "optimizer": self.gather_optimizer(tensors, keep=keep),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "rng": _rng_index(tensors),
+        }
+        return index, tensors
+
+    def load(self, folder: Path) -> None:
+        """Put optimizer, scheduler, scaler and random state back."""
+        index = files.read_json(folder / INDEX_NAME)
+        with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
+            self.load_optimizer(index["optimizer"], tensors)
+            _load_rng(index["rng"], tensors)
+        self.scheduler.load_state_dict(index["scheduler"])
+        if self.scaler is not None and index["scaler"] is not None:
+            self.scaler.load_state_dict(index["scaler"])
+
+    def gather_optimizer(self, tensors: Tensors, *, keep: bool) -> dict[str, Any]:
+        """The optimizer's groups and per-parameter state by parameter name."""
+        return _optimizer_index(self.model, self.optimizer, tensors, keep=keep)
+
+    def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
+        """The same back."""
+        _load_optimizer(self.model, self.optimizer, index, tensors)
+
+
+def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
+    """Write what `State.gather` gave into `folder`."""
     save_file(_unshared(tensors), folder / TENSORS_NAME)
     files.write_json(folder / INDEX_NAME, index)
 
 
-def load_state(
-    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, scaler: Any
-) -> None:
-    """Put optimizer, scheduler, scaler and random state back."""
-    index = files.read_json(folder / INDEX_NAME)
-    with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
-        _load_optimizer(model, optimizer, index["optimizer"], tensors)
-        _load_rng(index["rng"], tensors)
-    scheduler.load_state_dict(index["scheduler"])
-    if scaler is not None and index["scaler"] is not None:
-        scaler.load_state_dict(index["scaler"])
+def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
+    """A sharded model's weights, put together on the rank that keeps them; of an adapter, its own only.
+
+    Names that share one parameter share one tensor here too, so that it is written once.
+    """
+    adapter = hasattr(model, "peft_config")
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gathered: dict[int, torch.Tensor] = {}
+    weights: Tensors = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if adapter and name not in trained:
+            continue
+        if id(tensor) not in gathered:
+            gathered[id(tensor)] = kept(tensor, keep=keep)
+        weights[name] = gathered[id(tensor)]
+    return weights
+
+
+def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
+    """A tensor in whole on the host; nothing of it on a rank that does not write."""
+    complete = parallel.whole(tensor.detach())
+    return complete.cpu() if keep else complete.new_empty(0)
 
 
 def _unshared(tensors: Tensors) -> Tensors:
@@ -68,7 +112,9 @@ def _names(model: torch.nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
-def _optimizer_index(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> dict[str, Any]:
+def _optimizer_index(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors, *, keep: bool
+) -> dict[str, Any]:
     names = _names(model)
     groups = []
     for group in optimizer.param_groups:
@@ -80,7 +126,7 @@ def _optimizer_index(model: torch.nn.Module, optimizer: torch.optim.Optimizer, t
         entry: dict[str, Any] = {}
         for field, value in state.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{name}/{field}"] = value.detach().cpu()
+                tensors[f"{name}/{field}"] = kept(value, keep=keep)
                 entry[field] = {"tensor": f"{name}/{field}"}
             else:
                 entry[field] = {"value": value}
@@ -102,17 +148,24 @@ def _load_optimizer(
         for parameter in group["params"]:
             entry = index["parameters"].get(names[id(parameter)])
             if entry is not None:
-                state[position] = {field: _value(item, tensors) for field, item in entry.items()}
+                state[position] = {field: _value(item, tensors, parameter) for field, item in entry.items()}
             position += 1
         options = {key: value for key, value in group.items() if key != "params"}
         if group["params"]:
-            options |= saved_options[names[id(group["params"][0])]]
+            options |= saved_options.get(names[id(group["params"][0])], {})
         groups.append({**options, "params": list(range(first, position))})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _value(item: dict[str, Any], tensors: Any) -> Any:
-    return tensors.get_tensor(item["tensor"]) if "tensor" in item else item["value"]
+def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
+    """A saved value; sharded as its parameter is, where it has the parameter's shape."""
+    if "tensor" not in item:
+        return item["value"]
+    tensor = tensors.get_tensor(item["tensor"])
+    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+        on_device = tensor.to(parameter.device)
+        return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return tensor
 
 
 def _rng_index(tensors: Tensors) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Prepared data as the trainer reads it: memory-mapped rows, and one item per optimizer step.
 
 `Steps[k]` is a pure function of (prepared set, seed, k): the step's sequences by `plan.order`, arranged into numbered
-logical micro batches. Knows nothing of devices, ranks or what was read before; any worker process may compute any step.
+logical micro batches, of which a rank is handed its own. Knows nothing of what was read before; any worker process may
+compute any step.
 
 Shapes: B sequences of a micro batch, L tokens of the longest of them.
 """
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from stoker.engine.parallel import ALONE, Ranks
 from stoker.plan.order import Order
 from stoker.rundir.prepared import Split
 
@@ -80,7 +82,12 @@ class StepItem:
     tokens: int
     trained_tokens: int
     padded_tokens: int
+    leaves: int
+    """How many micro batches the step has over all ranks."""
+    numbers: list[int]
+    """Which of them this rank computes."""
     micro_batches: list[MicroBatch]
+    """Those, in order; then stand-ins without weight, where ranks must run equally often."""
 
     def pin_memory(self) -> "StepItem":
         """Called by the loader where memory is pinned."""
@@ -170,41 +177,49 @@ class Arrangement:
 class Steps(Dataset[StepItem]):
     """All steps of a run, as a virtual dataset."""
 
-    def __init__(self, split: PreparedSplit, order: Order, arrangement: Arrangement, total: int) -> None:
+    def __init__(self, split: PreparedSplit, order: Order, arrangement: Arrangement, total: int, ranks: Ranks) -> None:
         self._split = split
         self._order = order
         self._arrangement = arrangement
         self._total = total
+        self._ranks = ranks
 
     def __len__(self) -> int:
         return self._total
 
     def __getitem__(self, step: int) -> StepItem:
-        return make_item(self._split, self._order.sequences(step), self._arrangement, step)
+        return make_item(self._split, self._order.sequences(step), self._arrangement, step, self._ranks)
 
 
-def make_item(split: PreparedSplit, sequences: list[int], arrangement: Arrangement, step: int) -> StepItem:
-    """The sequences as one step."""
+def make_item(
+    split: PreparedSplit, sequences: list[int], arrangement: Arrangement, step: int, ranks: Ranks
+) -> StepItem:
+    """The sequences as one step, as far as this rank computes it."""
     rows = [split.row(index) for index in sequences]
     micro_batches = arrangement.micro_batches(rows)
     tokens = sum(len(segment) for row in rows for segment in row)
+    numbers = ranks.leaves(len(micro_batches))
+    stand_ins = ranks.turns(len(micro_batches)) - len(numbers)
     return StepItem(
         step=step,
         sequences=sequences,
         tokens=tokens,
         trained_tokens=sum(split.trained_tokens(index) for index in sequences),
         padded_tokens=sum(micro["input_ids"].numel() for micro in micro_batches) - tokens,
-        micro_batches=micro_batches,
+        leaves=len(micro_batches),
+        numbers=numbers,
+        micro_batches=[micro_batches[i] for i in numbers] + [micro_batches[-1]] * stand_ins,
     )
 
 
 class InOrder(Sequence[StepItem]):
     """A whole split in its own order, so many sequences an item: for evaluation."""
 
-    def __init__(self, split: PreparedSplit, arrangement: Arrangement, batch: int) -> None:
+    def __init__(self, split: PreparedSplit, arrangement: Arrangement, batch: int, ranks: Ranks = ALONE) -> None:
         self._split = split
         self._arrangement = arrangement
         self._batch = batch
+        self._ranks = ranks
 
     def __len__(self) -> int:
         return -(-len(self._split) // self._batch)
@@ -213,7 +228,7 @@ class InOrder(Sequence[StepItem]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         last = min((index + 1) * self._batch, len(self._split))
-        return make_item(self._split, list(range(index * self._batch, last)), self._arrangement, index)
+        return make_item(self._split, list(range(index * self._batch, last)), self._arrangement, index, self._ranks)
 
 
 class FromStep(Sampler[int]):

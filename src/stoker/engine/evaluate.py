@@ -1,43 +1,79 @@
-"""The eval program: mean loss over the trained tokens of the eval split, of the trained model on disk."""
+"""The eval program: mean loss over the trained tokens of the eval split, of the trained model on disk.
 
+Beside it, where asked for: answers to task files, and samples before and after training.
+"""
+
+import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from stoker.engine import generate, models, program
+from stoker.engine import generate, models, program, samples, tasks
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, StepItem
+from stoker.engine.parallel import ALONE, Ranks
 from stoker.errors import StokerError
-from stoker.rundir import prepared
+from stoker.rundir import files, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Split
 
 _TOKENS_AT_ONCE = 4096
+_TELL_SECONDS = 2.0
 
 
-def mean_loss(items: Iterable[StepItem], summed_loss: Callable[[MicroBatch], torch.Tensor]) -> float:
-    """Mean loss per trained token; sums in double precision."""
-    total, count = 0.0, 0
+def mean_loss(
+    items: Iterable[StepItem], summed_loss: Callable[[MicroBatch], torch.Tensor], ranks: Ranks = ALONE
+) -> float:
+    """Mean loss per trained token; sums in double precision and in the order of the items, whoever computed them."""
+    sums, count = [], 0
     for item in items:
-        total += sum(summed_loss(micro).item() for micro in item.micro_batches)
+        own = torch.zeros(item.leaves, dtype=torch.float64)
+        for turn, micro in enumerate(item.micro_batches):
+            value = summed_loss(micro).item()
+            if turn < len(item.numbers):
+                own[item.numbers[turn]] = value
+        sums.append(own)
         count += item.trained_tokens
-    return total / count
+    return sum(ranks.gather(torch.cat(sums)).tolist()) / count
 
 
 def main(path: Path) -> int:
-    """Evaluate and write the figures as an event."""
+    """Evaluate and write the figures as events.
+
+    What beside the loss is a JSON object on the command line: `artifact`, `tasks` (files) and `samples` (a number).
+    """
     run_dir = RunDir(path)
+    asked = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    questions = {name: tasks.read(Path(name)) for name in asked.get("tasks", [])}
     report = prepared.read_report(run_dir.data)
-    if report is None or report.eval is None:
+    if not (questions or asked.get("samples")) and (report is None or report.eval is None):
         raise StokerError("STK503", name=run_dir.name)
-    model, tokenizer = generate.load(run_dir)
+    model, tokenizer = generate.load(run_dir, asked.get("artifact"))
+    with closing(EventLog(run_dir.events_file)) as log:
+        if report and report.eval:
+            log.write("evaluated", artifact=asked.get("artifact"), **_figures(run_dir, report.eval, model, tokenizer))
+        for name, rows in questions.items():
+            judged = tasks.judge(model, tokenizer, rows, plain=generate.is_plain(run_dir, tokenizer))
+            figures = {"artifact": asked.get("artifact"), "task": Path(name).name, "measure": rows[0].kind}
+            _answer(run_dir, log, figures, judged, len(rows))
+        if report and asked.get("samples"):
+            for sample in samples.make(run_dir, report, model, tokenizer, asked["samples"]):
+                log.write("sample", **sample)
+    return 0
+
+
+def _figures(run_dir: RunDir, split: Split, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Loss and perplexity over the eval split."""
     started = time.perf_counter()
-    micro = max(1, _TOKENS_AT_ONCE // report.eval.longest)
-    arrangement = Arrangement("grouped", micro, report.eval.longest, flatten=False, pad=tokenizer.pad_token_id or 0)
-    items = InOrder(PreparedSplit(run_dir.data / "eval", report.eval), arrangement, micro)
+    micro = max(1, _TOKENS_AT_ONCE // split.longest)
+    arrangement = Arrangement("grouped", micro, split.longest, flatten=False, pad=tokenizer.pad_token_id or 0)
+    items = InOrder(PreparedSplit(run_dir.data / "eval", split), arrangement, micro)
 
     def summed_loss(batch: MicroBatch) -> torch.Tensor:
         on_device = {name: tensor.to(model.device) for name, tensor in batch.items()}
@@ -45,15 +81,31 @@ def main(path: Path) -> int:
 
     with models.evaluating(model):
         loss = mean_loss(items, summed_loss)
-    EventLog(run_dir.events_file).write(
-        "evaluated",
-        eval_loss=loss,
-        perplexity=math.exp(min(loss, 700)),
-        trained_tokens=report.eval.trained_tokens,
-        sequences=report.eval.sequences,
-        seconds=round(time.perf_counter() - started, 3),
-    )
-    return 0
+    return {
+        "eval_loss": loss,
+        "perplexity": math.exp(min(loss, 700)),
+        "trained_tokens": split.trained_tokens,
+        "sequences": split.sequences,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _answer(
+    run_dir: RunDir, log: EventLog, figures: dict[str, Any], judged: Iterable[dict[str, Any]], count: int
+) -> None:
+    """Answer a task's questions; every answer is kept beside the figures."""
+    started = told = time.perf_counter()
+    answers = []
+    for answer in judged:
+        answers.append(answer)
+        if time.perf_counter() - told > _TELL_SECONDS:
+            told = time.perf_counter()
+            log.write("evaluating", task=figures["task"], done=len(answers), of=count)
+    kept = run_dir.path / "evals" / f"{Path(figures['task']).stem}-{figures['artifact'] or 'trained'}.json"
+    files.write_json(kept, answers)
+    right = sum(answer["right"] for answer in answers)
+    seconds = round(time.perf_counter() - started, 3)
+    log.write("task", **figures, rows=count, right=right, answers=str(kept), seconds=seconds)
 
 
 if __name__ == "__main__":

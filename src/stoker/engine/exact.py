@@ -1,46 +1,87 @@
 """The exact step: one canonical order of gradient additions, and randomness keyed by place, not by history.
 
-Leaves of the tree are the step's numbered micro batches. A node at level l covers leaves [i * 2^l, (i+1) * 2^l);
-what is left over at the right edge is folded from right to left. The tree depends on the number of leaves only, so
-whoever computes a leaf, the sum has the same bits. Keeps at most log2(leaves) + 1 gradient sets.
+Leaves of the tree are the step's numbered micro batches. A node (start, level) covers leaves [start, start + 2^level)
+with start a multiple of 2^level; what is left over at the right edge is folded from right to left. The tree depends on
+the number of leaves only, so whoever computes a leaf, the sum has the same bits. One process keeps at most
+log2(leaves) + 1 gradient sets.
+
+Between processes only whole nodes travel, and every element is added by one process in the order of the tree: an
+all-to-all hands each process its slice of every node. Ranks that hold whole gradients (`reduce_nodes`) share out the
+slices again; ranks that hold shards (`CanonicalReduceScatter`) keep theirs.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from stoker.plan.order import stream_seed
 
-Gradients = list[torch.Tensor | None]
+Gradients = list[torch.Tensor]
+T = TypeVar("T")
+
+_BUCKET_ELEMENTS = 1 << 24
+"""Gradients travel in pieces of at most this many elements, so that the copies stay small."""
 
 
-class GradientTree:
-    """Adds per-micro-batch gradients in the canonical binary-tree order."""
+class Tree(Generic[T]):
+    """Adds what its nodes hold in the canonical order. Nodes come in the order of their first leaf."""
 
-    def __init__(self) -> None:
-        self._pending: list[tuple[int, Gradients]] = []
+    def __init__(self, add: Callable[[T, T], T]) -> None:
+        self._add = add
+        self.nodes: list[tuple[int, int, T]] = []
+        """(start, level, sum) of what could not be joined yet."""
 
-    def add(self, gradients: Gradients) -> None:
-        """Add the next leaf."""
-        level = 0
-        while self._pending and self._pending[-1][0] == level:
-            gradients = _sum(self._pending.pop()[1], gradients)
-            level += 1
-        self._pending.append((level, gradients))
+    def add(self, start: int, level: int, value: T) -> None:
+        """Put the next node in; join it with its left neighbours as far as they form larger nodes."""
+        while self.nodes:
+            left_start, left_level, left = self.nodes[-1]
+            if left_level != level or left_start % 2 ** (level + 1):
+                break
+            self.nodes.pop()
+            start, level, value = left_start, level + 1, self._add(left, value)
+        self.nodes.append((start, level, value))
 
-    def total(self) -> Gradients:
+    def total(self) -> T:
         """The sum over all leaves."""
-        _, gradients = self._pending.pop()
-        while self._pending:
-            gradients = _sum(self._pending.pop()[1], gradients)
-        return gradients
+        _, _, value = self.nodes.pop()
+        while self.nodes:
+            value = self._add(self.nodes.pop()[2], value)
+        return value
+
+
+def aligned_nodes(first: int, last: int) -> list[tuple[int, int]]:
+    """The nodes (start, level) into which a tree joins the leaves [first, last)."""
+    tree: Tree[None] = Tree(lambda left, right: None)  # noqa: ARG005  # only the shape matters
+    for leaf in range(first, last):
+        tree.add(leaf, 0, None)
+    return [(start, level) for start, level, _ in tree.nodes]
+
+
+def gradient_tree() -> Tree[Gradients]:
+    """A tree of gradient sets; sums are made in place of the left one."""
+    return Tree(_add_in_place)
+
+
+def _add_in_place(left: Gradients, right: Gradients) -> Gradients:
+    for a, b in zip(left, right, strict=True):
+        local(a).add_(local(b))
+    return left
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def take_gradients(parameters: Iterable[torch.nn.Parameter]) -> Gradients:
-    """Detach the gradients from their parameters."""
+    """Detach the gradients from their parameters; a parameter the micro batch did not reach has a gradient of zero."""
     gradients: Gradients = []
     for parameter in parameters:
-        gradients.append(parameter.grad)
+        gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         parameter.grad = None
     return gradients
 
@@ -56,9 +97,125 @@ def seed_stream(seed: int, step: int, micro: int) -> None:
     torch.manual_seed(stream_seed(seed, step, micro))
 
 
-def _sum(left: Gradients, right: Gradients) -> Gradients:
-    """Left plus right, in place of left where both are there."""
-    out: Gradients = []
-    for a, b in zip(left, right, strict=True):
-        out.append(b if a is None else a if b is None else a.add_(b))
+# ---- between ranks that hold whole gradients
+
+
+def reduce_nodes(tree: Tree[Gradients], ranges: Sequence[range], like: Gradients) -> Gradients:
+    """The sum over the leaves of all ranks, on every rank.
+
+    Args:
+        tree: What this rank added: the leaves of its range. Empty where the range is.
+        ranges: Every rank's leaves, in the order of the ranks.
+        like: Tensors of the gradients' shapes and types, for a rank that has none.
+    """
+    mine = [value for _, _, value in tree.nodes]
+    held = [aligned_nodes(leaves.start, leaves.stop) for leaves in ranges]
+    out = mine[0] if mine else [torch.empty_like(gradient) for gradient in like]
+    for bucket in _buckets(like):
+        flat = _reduce_bucket([[value[i] for i in bucket] for value in mine], held, [like[i] for i in bucket])
+        parts = flat.split([like[i].numel() for i in bucket])
+        for i, part in zip(bucket, parts, strict=True):
+            out[i].copy_(part.view_as(out[i]))
     return out
+
+
+def _buckets(tensors: Gradients) -> list[list[int]]:
+    """Positions of neighbouring tensors of one type, at most so many elements together (or a single one)."""
+    buckets: list[list[int]] = []
+    elements = 0
+    for i, tensor in enumerate(tensors):
+        same = bool(buckets) and tensors[buckets[-1][0]].dtype == tensor.dtype
+        if not same or elements + tensor.numel() > _BUCKET_ELEMENTS:
+            buckets.append([])
+            elements = 0
+        buckets[-1].append(i)
+        elements += tensor.numel()
+    return buckets
+
+
+def _reduce_bucket(mine: list[Gradients], held: list[list[tuple[int, int]]], like: Gradients) -> torch.Tensor:
+    world = len(held)
+    elements = sum(tensor.numel() for tensor in like)
+    size = -(-elements // world)
+    received: dict[tuple[int, int], torch.Tensor] = {}
+    for turn in range(max(map(len, held))):
+        sent = like[0].new_zeros(size * world)
+        if turn < len(mine):
+            torch.cat([tensor.reshape(-1) for tensor in mine[turn]], out=sent[:elements])
+        slices = torch.empty_like(sent)
+        dist.all_to_all_single(slices, sent)
+        for nodes, piece in zip(held, slices.view(world, size), strict=True):
+            if turn < len(nodes):
+                received[nodes[turn]] = piece
+    tree: Tree[torch.Tensor] = Tree(torch.add)
+    for start, level in sorted(received):
+        tree.add(start, level, received[start, level])
+    whole = like[0].new_empty(size * world)
+    dist.all_gather_into_tensor(whole, tree.total().contiguous())
+    return whole[:elements]
+
+
+# ---- between ranks that hold shards
+
+
+class CanonicalReduceScatter:
+    """FSDP2's reduce-scatter with one order of additions: the ranks' leaves are neighbours and form one node.
+
+    Handed to `FSDPModule.set_custom_reduce_scatter`. Holds for a power of two of ranks; rank r computes leaf
+    `turn * ranks + r`.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: int | None = None
+        """How many ranks hold a leaf in this turn, from the first one on; the others only take part. None: all."""
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer of its own for every call."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,  # noqa: ARG002  # FSDP is told to sum
+        async_op: bool = False,  # noqa: FBT001, ARG002  # FSDP's signature; it never asks for it
+    ) -> None:
+        """Sum the leaves' slices in the order of the tree."""
+        slices = torch.empty_like(input_tensor)
+        dist.all_to_all_single(slices, input_tensor, group=group)
+        tree: Tree[torch.Tensor] = Tree(torch.add)
+        for leaf, piece in enumerate(slices.view(group.size(), -1)[: self.leaves]):
+            tree.add(leaf, 0, piece)
+        output_tensor.copy_(tree.total())
+
+
+def sharded_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
+    """The norm of gradients whose rows lie on several ranks, the same for every number of ranks.
+
+    Rows are never cut: each row's sum of squares is computed where the row lies, all of them are gathered and added on
+    every rank in the order of rows and parameters. In double precision, so that a kernel's own order inside a row,
+    which may follow the number of rows, cannot show.
+    """
+    mesh = gradients[0].device_mesh
+    shares = [-(-gradient.shape[0] // mesh.size()) for gradient in gradients]
+    own = gradients[0].to_local().new_zeros(sum(shares), dtype=torch.float64)
+    for gradient, place in zip(gradients, own.split(shares), strict=True):
+        part = gradient.to_local()
+        place[: len(part)] = part.double().square().reshape(len(part), -1).sum(dim=1)
+    everywhere = own.new_empty(mesh.size() * len(own))
+    dist.all_gather_into_tensor(everywhere, own, group=mesh.get_group())
+    by_gradient = everywhere.view(mesh.size(), -1).split(shares, dim=1)
+    rows = [part.reshape(-1)[: len(gradient)] for gradient, part in zip(gradients, by_gradient, strict=True)]
+    return torch.cat(rows).sum().sqrt().float()
+
+
+def clip_shards(gradients: Sequence[DTensor], norm: torch.Tensor, largest: float) -> None:
+    """Scale gradients down to the largest norm, as `clip_grads_with_norm_` does with whole ones."""
+    scale = torch.clamp(largest / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_([gradient.to_local() for gradient in gradients], scale)
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether so many ranks form a node of the tree."""
+    return number == 2 ** int(math.log2(number))

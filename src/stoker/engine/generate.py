@@ -6,12 +6,12 @@ from threading import Thread
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, TextIteratorStreamer
+from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
 
 from stoker.engine import models
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import checkpoints, files
+from stoker.rundir import artifacts, checkpoints, files
 from stoker.rundir.layout import RunDir
 
 Messages = list[dict[str, str]]
@@ -27,28 +27,55 @@ def trained_folder(run_dir: RunDir) -> Path:
     return newest.path
 
 
-def load(run_dir: RunDir) -> tuple[Any, Any]:
-    """The trained model and its tokenizer, ready to answer."""
-    folder = trained_folder(run_dir)
+def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
+    """The trained model, or an artifact made of it, and its tokenizer, ready to answer."""
+    folder = artifacts.folder(run_dir, artifact) if artifact else trained_folder(run_dir)
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        # As trained: the same revision, precision and 4-bit weights.
-        plan = Plan.model_validate(files.read_json(run_dir.plan_file))
-        model = PeftModel.from_pretrained(models.load_base(run_dir.run(), plan, run_dir.folder()), folder)
+        model = PeftModel.from_pretrained(load_base(run_dir), folder)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return model.to(device).eval(), models.load_tokenizer(folder)
+    return model.to(_device()).eval(), models.load_tokenizer(folder)
+
+
+def load_base(run_dir: RunDir) -> Any:
+    """What the run started from, as training saw it: the same revision, precision and 4-bit weights."""
+    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    return models.load_base(run_dir.run(), plan, run_dir.folder()).to(_device()).eval()
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def is_plain(run_dir: RunDir, tokenizer: Any) -> bool:
+    """Whether the model only goes on writing, without a chat template."""
+    return run_dir.run().train.objective == "pretrain" or not tokenizer.chat_template
 
 
 def prompt_ids(tokenizer: Any, messages: Messages, *, plain: bool) -> torch.Tensor:
-    """The conversation as tokens: through the chat template, or plain text for a model that only goes on writing."""
+    """The conversation as tokens."""
+    return text_ids(tokenizer, prompt_text(tokenizer, messages, plain=plain), plain=plain)
+
+
+def prompt_text(tokenizer: Any, messages: Messages, *, plain: bool) -> str:
+    """The conversation through the chat template, or plain text for a model that only goes on writing."""
     if plain:
-        text = "".join(message["content"] for message in messages)
-        return tokenizer(text, return_tensors="pt").input_ids
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        return "".join(message["content"] for message in messages)
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def text_ids(tokenizer: Any, text: str, *, plain: bool) -> torch.Tensor:
+    """Text as tokens; what a template wrote has its special tokens already."""
+    return tokenizer(text, return_tensors="pt", add_special_tokens=plain).input_ids
+
+
+def answer(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) -> str:
+    """The whole greedy answer."""
+    with models.evaluating(model):
+        ids = model.generate(**_options(model, tokenizer, prompt, max_tokens), do_sample=False)
+    return tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
 
 
 def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *, sample: bool) -> Iterator[str]:
@@ -56,18 +83,13 @@ def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *,
     torch.manual_seed(0)
     pieces = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     options = {
-        "input_ids": prompt.to(model.device),
-        "attention_mask": torch.ones_like(prompt).to(model.device),
-        "max_new_tokens": max_tokens,
+        **_options(model, tokenizer, prompt, max_tokens),
         **({"do_sample": True, "temperature": 0.8, "top_k": 50} if sample else {"do_sample": False}),
-        "use_cache": True,
         "streamer": pieces,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": stop_ids(model, tokenizer),
     }
     failed: list[Exception] = []
 
-    def answer() -> None:
+    def generate() -> None:
         try:
             with models.evaluating(model):
                 model.generate(**options)
@@ -76,7 +98,7 @@ def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *,
         finally:
             pieces.end()
 
-    thread = Thread(target=answer, daemon=True)
+    thread = Thread(target=generate, daemon=True)
     thread.start()
     yield from pieces
     thread.join()
@@ -84,11 +106,43 @@ def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *,
         raise failed[0]
 
 
+def _options(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) -> dict[str, Any]:
+    return {
+        "input_ids": prompt.to(model.device),
+        "attention_mask": torch.ones_like(prompt).to(model.device),
+        "max_new_tokens": max_tokens,
+        "use_cache": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": stop_ids(model, tokenizer),
+    }
+
+
 def stop_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer: end of text, what the model names, and the end of turn of the chat template."""
-    named = model.generation_config.eos_token_id
+    """Tokens that end an answer of this model."""
+    return end_ids(model.generation_config, tokenizer)
+
+
+def end_ids(settings: Any, tokenizer: Any) -> list[int]:
+    """End of text, what the model's generation settings name, and the end of turn of the chat template."""
+    named = settings.eos_token_id
     ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named]), _turn_end(tokenizer)}
-    return sorted(i for i in ids if i is not None)
+    # A configuration's default may name a token that a small vocabulary does not have.
+    return sorted(i for i in ids if i is not None and i < len(tokenizer))
+
+
+def write_settings(source: Path, config: Any, folder: Path) -> None:
+    """The model's generation settings, with every token that ends an answer."""
+    tokenizer = models.load_tokenizer(folder)
+    try:
+        settings = GenerationConfig.from_pretrained(source)
+    except OSError:
+        settings = GenerationConfig.from_model_config(config)
+    settings.eos_token_id = end_ids(settings, tokenizer)
+    if tokenizer.pad_token_id is not None:
+        settings.pad_token_id = tokenizer.pad_token_id
+    settings.use_cache = True
+    settings._from_model_config = False  # else transformers would make it anew from config.json
+    settings.to_json_file(folder / "generation_config.json")
 
 
 def _turn_end(tokenizer: Any) -> int | None:

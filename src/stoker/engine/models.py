@@ -76,7 +76,7 @@ def load_base(run: Run, plan: Plan, folder: Path) -> Any:
     options = dict(plan.native.model)
     options["dtype"] = getattr(torch, options["dtype"])
     if plan.native.quantization:
-        options["quantization_config"] = _quantization(plan)
+        options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
     path = inputs.model_path(run.model, folder)
     try:
@@ -87,7 +87,8 @@ def load_base(run: Run, plan: Plan, folder: Path) -> Any:
         raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
 
 
-def _quantization(plan: Plan) -> Any:
+def quantization(plan: Plan) -> Any:
+    """How the plan holds frozen weights in 4 bits."""
     from transformers import BitsAndBytesConfig
 
     options = dict(plan.native.quantization)

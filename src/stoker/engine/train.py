@@ -3,10 +3,12 @@
 It decides nothing: every choice is in plan.json. Started again, it goes on from the newest checkpoint that verifies.
 """
 
+import copy
 import os
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from stoker import messages
+from stoker import env, messages
 from stoker.config import values
 from stoker.config.run import Run
-from stoker.engine import callbacks, models, program
+from stoker.engine import callbacks, models, parallel, program
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
-from stoker.engine.trainer import ExactTrainer, SaveHook
+from stoker.engine.parallel import Ranks
+from stoker.engine.trainer import ExactTrainer, SaveHook, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.facts.machine import installed
 from stoker.plan import order
@@ -43,7 +46,9 @@ class Opened:
     run: Run
     plan: Plan
     report: Report
+    ranks: Ranks
     events: EventLog
+    """Nowhere but on the first rank."""
 
     fingerprint: dict[str, str]
     """Everything that decides the bits of a step."""
@@ -52,25 +57,38 @@ class Opened:
 def main(path: Path) -> int:
     """Train until done or asked to stop, alone in the run directory."""
     run_dir = RunDir(path)
-    with lock.held(run_dir.lock_file) as alone:
-        if not alone:
+    _log_apart(run_dir)
+    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    torch.set_num_threads(plan.threads)
+    stop = callbacks.StopRequest(run_dir.stop_file)
+    with parallel.joined(plan) as ranks, lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone:
+        if not all(ranks.agree([alone])):
             # Said in this attempt's log only: the events belong to the one that trains.
             sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
             return EXIT_USER
-        return _train(run_dir)
+        return _train(_open(run_dir, plan, ranks), stop)
 
 
-def _train(run_dir: RunDir) -> int:
-    stop = callbacks.StopRequest(run_dir.stop_file)
-    opened = _open(run_dir)
+def _log_apart(run_dir: RunDir) -> None:
+    """Every rank but the first, which inherits the attempt's, has a log of its own."""
+    rank = int(env.read(env.RANK, "0"))
+    if rank and env.read(env.ATTEMPT):
+        with run_dir.log_file(int(env.read(env.ATTEMPT)), rank).open("ab") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+
+
+def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
     found = _newest(opened)
     if found is None or found.step < opened.plan.steps.total:
         step = _fit(opened, stop, found)
         if step < opened.plan.steps.total:
             opened.events.write("end", status="stopped", step=step)
-            run_dir.stop_file.unlink(missing_ok=True)
-            return EXIT_STOPPED
-    _finish(opened)
+            opened.run_dir.stop_file.unlink(missing_ok=True)
+            # torchrun knows success and failure only; the light world reads the event.
+            return EXIT_STOPPED if opened.ranks.world == 1 else EXIT_DONE
+    if opened.ranks.first:
+        _finish(opened)
     opened.events.write("end", status="done", step=opened.plan.steps.total)
     return EXIT_DONE
 
@@ -86,9 +104,8 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
     return int(trainer.state.global_step)
 
 
-def _open(run_dir: RunDir) -> Opened:
+def _open(run_dir: RunDir, plan: Plan, ranks: Ranks) -> Opened:
     run = run_dir.run()
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
     report = prepared.read_report(run_dir.data)
     if report is None:
         raise StokerError("STK206")
@@ -96,8 +113,8 @@ def _open(run_dir: RunDir) -> Opened:
     if report.eval is not None:
         prepared.check_sizes(run_dir.data, "eval", report.eval)
     _check_machine(plan, report)
-    torch.set_num_threads(plan.threads)
-    return Opened(run_dir, run, plan, report, EventLog(run_dir.events_file), _fingerprint(run_dir, run, plan))
+    events = EventLog(run_dir.events_file if ranks.first else Path(os.devnull))
+    return Opened(run_dir, run, plan, report, ranks, events, _fingerprint(run_dir, run, plan))
 
 
 def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
@@ -114,7 +131,9 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
         "precision": plan.precision,
         "attention": plan.attention,
         "arrange": plan.arrange,
-        "strategy": plan.strategy,
+        # One process alone and several that keep whole gradients add up alike, where they do it in the canonical order.
+        "strategy": "ddp" if plan.exact and plan.strategy == "single" else plan.strategy,
+        "devices": "any" if plan.exact else str(plan.batch.devices),
         "micro": str(plan.batch.micro),
         "checkpointing": str(plan.gradient_checkpointing),
         "exact": str(plan.exact),
@@ -143,8 +162,16 @@ def _check_machine(plan: Plan, report: Report) -> None:
 
 
 def _newest(opened: Opened) -> Checkpoint | None:
-    """The checkpoint to go on from; none only where there never was one."""
+    """The checkpoint to go on from; none only where there never was one. The first rank looks, the others follow."""
     folder = opened.run_dir.checkpoints
+    found = _look(opened, folder) if opened.ranks.first else None
+    step = opened.ranks.follow(found.step if found else -1)
+    if opened.ranks.first or step < 0:
+        return found
+    return next(one for one in checkpoints.committed(folder) if one.step == step)
+
+
+def _look(opened: Opened, folder: Path) -> Checkpoint | None:
     checkpoints.sweep(folder)
     found, rejected = checkpoints.newest_verified(folder)
     for one in rejected:
@@ -171,7 +198,8 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
     opened.events.write(
         "attempt",
         pid=os.getpid(),
-        world=1,
+        world=opened.ranks.world,
+        strategy=opened.plan.strategy,
         tier=_tier(opened, found),
         changed=changed,
         resumed_step=found.step if found else 0,
@@ -199,7 +227,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None
     sequence_order = Order(report.digest, run.train.seed, report.train.sequences, plan.batch.effective)
     recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device])
     evaluate = values.every(plan.intervals.evaluate)
-    around = [callbacks.Schedule(plan, values.every(plan.intervals.save), evaluate, stop), recorder]
+    around = [callbacks.Schedule(plan, values.every(plan.intervals.save), evaluate, stop, opened.ranks), recorder]
     if run.save.best:
         around.append(callbacks.Best())
     trainer = ExactTrainer(
@@ -207,9 +235,12 @@ def _build(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None
         args=_arguments(opened),
         processing_class=tokenizer,
         callbacks=around,
-        steps=Steps(PreparedSplit(data / "train", report.train), sequence_order, arrangement, plan.steps.total),
+        steps=Steps(
+            PreparedSplit(data / "train", report.train), sequence_order, arrangement, plan.steps.total, opened.ranks
+        ),
         start_step=found.step if found else 0,
-        exact_sum=plan.exact,
+        plan=plan,
+        ranks=opened.ranks,
         eval_items=_eval_items(opened, arrangement),
         commit=lambda write: _commit(opened, trainer, write),
     )
@@ -225,12 +256,15 @@ def _eval_items(opened: Opened, arrangement: Arrangement) -> InOrder | list[Any]
     if opened.report.eval is None:
         return []
     split = PreparedSplit(opened.run_dir.data / "eval", opened.report.eval)
-    return InOrder(split, arrangement, opened.plan.batch.micro)
+    return InOrder(split, arrangement, opened.plan.batch.effective, opened.ranks)
 
 
 def _arguments(opened: Opened) -> TrainingArguments:
+    # Copied: transformers fills its own findings in.
+    deepspeed = {"deepspeed": copy.deepcopy(opened.plan.native.deepspeed)} if opened.plan.native.deepspeed else {}
+    kind = UnplacedArguments if opened.plan.strategy == "fsdp2" else TrainingArguments
     try:
-        return TrainingArguments(output_dir=str(opened.run_dir.logs), **opened.plan.native.trainer)
+        return kind(output_dir=str(opened.run_dir.logs), **opened.plan.native.trainer, **deepspeed)
     except (TypeError, ValueError) as error:
         raise StokerError("STK412", option="native.trainer", engine="transformers", reason=error) from error
 
@@ -244,9 +278,12 @@ def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
     facts = {
         "data_digest": opened.report.digest,
         "order_version": order.VERSION,
-        "world": 1,
+        "world": opened.ranks.world,
         "fingerprint": opened.fingerprint,
     }
+    if not opened.ranks.first:
+        write(None)
+        return
     with checkpoints.writing(folder, step, **facts) as aside:
         write(aside)
     best = trainer.state.best_global_step if opened.run.save.best else None
@@ -325,8 +362,12 @@ def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int, *, first
     held = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
     micro = _synthetic(opened, longest)
     trainer.model.train()
-    trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
-    trainer.model_wrapped.zero_grad()
+    if trainer.is_deepspeed_enabled:
+        # A backward pass would stay in DeepSpeed's own accumulation.
+        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
+    else:
+        trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
+        trainer.model_wrapped.zero_grad()
     del held
 
 
@@ -350,6 +391,9 @@ def _check_disk(opened: Opened, *, first: bool) -> None:
 
 def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
     """The real writer into a folder that goes away."""
+    if not opened.ranks.first:
+        trainer.write_checkpoint(None)
+        return
     folder = opened.run_dir.checkpoints
     aside = folder / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
     aside.mkdir()

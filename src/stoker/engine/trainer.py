@@ -4,6 +4,7 @@ The Trainer's loop is kept. It sees one item per optimizer step, so its own accu
     get_train_dataloader            steps from where the run goes on (O(1) seek)
     get_batch_samples               one step at a time, and how long the loop waited for it
     training_step                   the step's micro batches: keyed RNG, canonical gradient sum, full-precision loss
+    _prepare_for_training           sharding, once the weights are loaded; what was planned is what runs
     _clip_grad_norm                 one norm in the order of the parameters
     evaluate                        loss = mean over trained tokens of the whole split
     _save_checkpoint                committed checkpoints in our format
@@ -16,18 +17,21 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, models
+from stoker.engine import checkpoint, exact, models, parallel, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
+from stoker.engine.parallel import Ranks
+from stoker.plan.plan import Plan
 
-SaveHook = Callable[[Path], None]
+SaveHook = Callable[[Path | None], None]
 
 
 if TYPE_CHECKING:
@@ -46,9 +50,10 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         *args: Any,
         steps: Steps,
         start_step: int,
-        exact_sum: bool,
         eval_items: Sequence[StepItem],
         commit: Callable[[SaveHook], None],
+        plan: Plan,
+        ranks: Ranks,
         **kwargs: Any,
     ) -> None:
         """Wrap the Trainer's own arguments with what it must not decide itself.
@@ -57,19 +62,24 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             args: The Trainer's.
             steps: All steps of the run.
             start_step: The step to go on from.
-            exact_sum: Combine gradients in the canonical order.
             eval_items: The eval split, whole items in order; empty without one.
             commit: Runs a writer on a fresh folder and commits what it wrote.
+            plan: What was decided.
+            ranks: This process among all that train.
             kwargs: The Trainer's.
         """
         super().__init__(*args, train_dataset=steps, data_collator=single, **kwargs)
+        # The Trainer's word for a model that is sharded already: accelerate must not wrap it.
+        self.is_distributed_loading_by_transformers = plan.strategy == "fsdp2"
         self._steps = steps
         self._start_step = start_step
-        self._exact_sum = exact_sum
+        self._plan = plan
+        self._ranks = ranks
+        self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
         self._commit = commit
         self.last_item: StepItem | None = None
-        self.last_losses: list[torch.Tensor] = []
+        self.last_losses: torch.Tensor | None = None
         self.last_norm: torch.Tensor | None = None
         self.wait_seconds = 0.0
 
@@ -97,28 +107,67 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     # ---- the step
 
-    def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward of all micro batches. Returns the mean loss over the step's trained tokens."""
-        model.train()
-        parameters = self._trainable
-        tree = exact.GradientTree() if self._exact_sum and len(inputs.micro_batches) > 1 else None
-        losses = []
-        for number, micro in enumerate(inputs.micro_batches):
-            exact.seed_stream(self.args.seed, inputs.step, number)
-            losses.append(self.forward_backward(model, micro, inputs.trained_tokens))
-            if tree is not None:
-                tree.add(exact.take_gradients(parameters))
-        if tree is not None:
-            exact.give_gradients(parameters, tree.total())
-        self.last_item = inputs
-        self.last_losses = losses
-        return torch.stack(losses).sum()
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        """Shard the model between loading its weights and making its optimizer."""
+        if self._plan.strategy == "fsdp2":
+            self._reduction = parallel.shard(self.model, self._plan)
+        resume = resume_from_checkpoint
+        if self.is_deepspeed_enabled and resume:
+            # Weights before DeepSpeed takes them apart, the rest after: it would look for files of its own.
+            self._load_from_checkpoint(resume)
+            resume = None
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume)
+        if resume != resume_from_checkpoint:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        parallel.require_strategy(self._plan, self.model_wrapped)
+        return prepared
 
-    def forward_backward(self, model: Any, micro: MicroBatch, trained_tokens: int) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward of this rank's micro batches. Returns the mean loss over the step's trained tokens."""
+        model.train()
+        ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
+        losses = torch.zeros(inputs.leaves, device=self.args.device)
+        for turn, micro in enumerate(inputs.micro_batches):
+            own = turn < len(inputs.numbers)
+            number = inputs.numbers[turn] if own else inputs.leaves
+            exact.seed_stream(self.args.seed, inputs.step, number)
+            if self._reduction is not None:
+                self._reduction.leaves = min(ranks.world, inputs.leaves - turn * ranks.world)
+            last = turn == len(inputs.micro_batches) - 1
+            with self._together(model, last=last and tree is None):
+                loss = self.forward_backward(model, micro, inputs.trained_tokens, weight=float(own))
+            if own:
+                losses[number] = loss
+            if tree is not None and (own or ranks.interleaved):
+                node = (turn * ranks.world, ranks.world.bit_length() - 1) if ranks.interleaved else (number, 0)
+                tree.add(*node, exact.take_gradients(self._trainable))
+        if tree is not None:
+            exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
+        self.last_item = inputs
+        self.last_losses = ranks.gather(losses)
+        return self.last_losses.sum()
+
+    def _together(self, model: Any, *, last: bool) -> Any:
+        """The context of one micro batch: ranks add their gradients up with the last one, if not by the tree."""
+        self.accelerator.gradient_state._set_sync_gradients(last or not self.is_deepspeed_enabled)
+        return nullcontext() if last else parallel.unsynchronised(model)
+
+    def _sum(self, tree: exact.Tree[exact.Gradients], leaves: int) -> exact.Gradients:
+        if self._ranks.world == 1 or self._ranks.interleaved:
+            return tree.total()
+        return exact.reduce_nodes(tree, self._ranks.ranges(leaves), [p.data for p in self._trainable])
+
+    def forward_backward(self, model: Any, micro: MicroBatch, trained_tokens: int, weight: float = 1.0) -> torch.Tensor:
         """One micro batch's share of the step's loss, and its gradients."""
         loss = self._loss(model, micro, trained_tokens)
-        self.accelerator.backward(loss)
+        self.accelerator.backward(loss * (weight * self._averaged))
         return loss.detach()
+
+    @functools.cached_property
+    def _averaged(self) -> int:
+        """By how much the engine divides when it adds gradients up: it takes a mean over ranks, we want the sum."""
+        means = self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact
+        return self._ranks.world if means else 1
 
     def _loss(self, model: Any, micro: MicroBatch, trained_tokens: int) -> torch.Tensor:
         """Sum of a micro batch's token losses over `trained_tokens`."""
@@ -136,11 +185,18 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
         """Clip by a norm summed in the order of the parameters, whoever computed the gradients."""
+        if self.is_deepspeed_enabled:
+            self.last_norm = torch.tensor(super()._clip_grad_norm(model))  # clipped in its own step
+            return self.last_norm
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients()
-        gradients = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        torch.nn.utils.clip_grads_with_norm_(self._trainable, self.args.max_grad_norm, norm)
+        gradients: list[Any] = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
+        if self._plan.strategy == "fsdp2":
+            norm = exact.sharded_norm(gradients)
+            exact.clip_shards(gradients, norm, self.args.max_grad_norm)
+        else:
+            norm = torch.nn.utils.get_total_norm(gradients)
+            torch.nn.utils.clip_grads_with_norm_(self._trainable, self.args.max_grad_norm, norm)
         self.last_norm = norm
         return norm
 
@@ -162,7 +218,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def token_loss(self, items: Sequence[StepItem]) -> float:
         """Mean loss over all trained tokens of some items, without gradients."""
         with models.evaluating(self.model):
-            return mean_loss(items, lambda micro: self._loss(self.model_wrapped, micro, 1))
+            return mean_loss(items, lambda micro: self._loss(self.model_wrapped, micro, 1), self._ranks)
 
     # ---- checkpoints
 
@@ -170,23 +226,29 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """Commit a checkpoint of this step."""
         self._commit(self.write_checkpoint)
 
-    def write_checkpoint(self, folder: Path) -> None:
-        """Weights and tokenizer in the Hugging Face layout, the rest in ours."""
-        save_weights(self.model, folder)
-        self.processing_class.save_pretrained(folder)
-        checkpoint.save_state(folder, self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
-        self.state.save_to_json(str(folder / "trainer_state.json"))
+    def write_checkpoint(self, folder: Path | None) -> None:
+        """Weights and tokenizer in the Hugging Face layout, the rest in ours.
+
+        All ranks take part in putting shards together; the first one has the folder and writes.
+        """
+        keep, gather = folder is not None, {"fsdp2": checkpoint.whole_weights, "zero3": zero.whole_weights}
+        weights = gather[self._plan.strategy](self.model, keep=keep) if self._plan.strategy in gather else None
+        index, tensors = self._training_state.gather(keep=keep)
+        if folder is not None:
+            save_weights(self.model, folder, weights)
+            self.processing_class.save_pretrained(folder)
+            checkpoint.save_state(folder, index, tensors)
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    @property
+    def _training_state(self) -> checkpoint.State:
+        kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.State
+        return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_optimizer_and_scheduler(self, checkpoint_path: str | None) -> None:
         """Put back what `write_checkpoint` wrote beside the weights."""
         if checkpoint_path is not None:
-            checkpoint.load_state(
-                Path(checkpoint_path),
-                self.model,
-                self.optimizer.optimizer,
-                self.lr_scheduler,
-                self.accelerator.scaler,
-            )
+            self._training_state.load(Path(checkpoint_path))
 
     def _load_scaler(self, checkpoint_path: str | None) -> None:
         """Loaded with the optimizer."""
@@ -195,12 +257,29 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """Loaded with the optimizer; every micro batch seeds its own stream."""
 
 
+class UnplacedArguments(TrainingArguments):
+    """Of a model that is sharded before it is placed: the whole of it may not fit on one device."""
+
+    @property
+    def place_model_on_device(self) -> bool:
+        """Sharding puts each part where it belongs."""
+        return False
+
+
 class ExactTrainer(ExactSteps, Trainer):
     """The Trainer that Stoker runs for `pretrain` and `sft`."""
 
 
-def save_weights(model: Any, folder: Path) -> None:
-    """Weights or adapter, as transformers and PEFT write them: safetensors, training precision."""
+def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Weights or adapter, as transformers and PEFT write them: safetensors, training precision.
+
+    Args:
+        model: Whose.
+        folder: Where to.
+        weights: Put together from shards, where the model itself holds parts only.
+    """
     # PEFT would ask the hub whether the vocabulary grew; an adapter here never owns the embedding.
-    options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    if weights is not None:
+        options["state_dict"] = weights
     model.save_pretrained(folder, **options)

@@ -26,6 +26,7 @@ PACKAGES = (
     "accelerate",
     "bitsandbytes",
     "flash_attn",
+    "deepspeed",
     "liger_kernel",
     "datasets",
     "tensorboard",

@@ -1,11 +1,13 @@
 """Collects the facts a plan follows from: the model's shape, the data's size, the machine, a price."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
 from stoker.config import load
 from stoker.config.load import RunFile
+from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import cards, prices, shapes
 from stoker.facts.machine import Machine, examine
@@ -19,20 +21,41 @@ from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
 
-def machine(card: str | None, count: int) -> Machine:
-    """A card of the catalogue, so many of them; or this machine."""
-    return Machine.of_card(cards.find(card), count) if card else examine()
+def machine(card: str | None, run: Run) -> Machine:
+    """This machine, or one with as many of a card as the run asks for."""
+    return Machine.of_card(cards.find(card), _count(run.where.gpus)) if card else examine()
+
+
+def _count(gpus: int | str) -> int:
+    """How many cards a machine must have: a count, or up to the last one named."""
+    if isinstance(gpus, int):
+        return max(1, gpus)
+    return 1 if gpus == "all" else 1 + max(int(number) for number in gpus.split(","))
 
 
 def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
     """All inputs of a plan. Counted data facts win over declared ones."""
-    run = run_file.run
+    run = _with_deepspeed(run_file)
     report = _report(run_file, run_dir)
     shape = _shape(run_file)
     card = on.devices[0].card if on.devices else None
     offer = prices.cheapest(card) if card else None
     vocab = report.vocab if report else None
     return Inputs(run=run, machine=on, shape=shape, data=_data(run_file, report), offer=offer, vocab=vocab)
+
+
+def _with_deepspeed(run_file: RunFile) -> Run:
+    """The run with the DeepSpeed configuration itself, where the run file names a file."""
+    run, stated = run_file.run, run_file.run.native.deepspeed
+    if not isinstance(stated, str):
+        return run
+    path = run_file.folder / stated
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StokerError("STK219", path=path, reason=error) from error
+    native = run.native.model_copy(update={"deepspeed": content})
+    return run.model_copy(update={"native": native})
 
 
 def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) -> None:

@@ -6,6 +6,7 @@ trainer would break one or the other. Here is where they are found and how a use
 
 import importlib.util
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +46,25 @@ def find(tool: Tool) -> Path | None:
     return Path(sys.executable) if importlib.util.find_spec(tool.module) else None
 
 
+def package_folder(tool: Tool) -> Path | None:
+    """Where the tool's package lies, to read its files without importing it."""
+    python = find(tool)
+    if python is None:
+        return None
+    inside = ("Lib", "site-packages") if os.name == "nt" else ("lib", "python3*", "site-packages")
+    return next(iter(python.parents[1].glob("/".join((*inside, tool.module)))), None)
+
+
 def require(tool: Tool) -> Path:
     """The tool's Python, or an error that says how to make it."""
     python = find(tool)
     if python is None:
         raise StokerError("STK601", tool=tool.name, folder=folder() / tool.name, packages=tool.packages)
     return python
+
+
+def version(python: Path, package: str) -> str:
+    """The version of a package in another environment; empty where it is not there."""
+    query = f"from importlib import metadata; print(metadata.version({package!r}))"
+    said = subprocess.run([str(python), "-c", query], capture_output=True, text=True, check=False)  # noqa: S603
+    return said.stdout.strip()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from stoker import env
@@ -23,7 +24,14 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
     attempt = next_attempt(run_dir)
     log = run_dir.log_file(attempt)
     log.parent.mkdir(parents=True, exist_ok=True)
-    settings = {**plan.env, env.TENSORBOARD_LOGGING_DIR.name: str((run_dir.logs / "tensorboard").resolve())}
+    settings = {
+        **plan.env,
+        env.TENSORBOARD_LOGGING_DIR.name: str((run_dir.logs / "tensorboard").resolve()),
+        env.ATTEMPT.name: str(attempt),
+    }
+    if plan.strategy != "single":
+        # A folder of this user's own: whoever could write there could join the training.
+        settings[env.RENDEZVOUS.name] = tempfile.mkdtemp(prefix="stoker-")
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             [sys.executable, "-X", "utf8", *plan.argv, str(run_dir.path.resolve())],
@@ -34,7 +42,7 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
             start_new_session=os.name != "nt",
             creationflags=_NEW_PROCESS_GROUP,
         )
-    files.write_json(run_dir.process_file, {"pid": process.pid, "attempt": attempt})
+    files.write_json(run_dir.process_file, {"pid": process.pid})
     return process
 
 

@@ -35,6 +35,8 @@ def _needed(run: Run) -> list[tuple[str, str, str]]:
         needed.append(("tune.method", run.tune.method, "bitsandbytes"))
     if run.train.optimizer.endswith("_8bit"):
         needed.append(("train.optimizer", run.train.optimizer, "bitsandbytes"))
+    if run.where.strategy.startswith("zero") or run.native.deepspeed:
+        needed.append(("where.strategy", run.where.strategy, "deepspeed"))
     if "report_to" not in run.native.trainer:
         needed.append(("native.trainer.report_to", "tensorboard", "tensorboard"))
     return needed

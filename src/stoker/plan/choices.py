@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts.machine import Device, Machine
+from stoker.plan import strategy
 from stoker.plan.plan import Reason
 
 T = TypeVar("T")
@@ -34,14 +35,32 @@ def machine(run: Run, found: Machine) -> Choice[Machine]:
     wanted = run.where.gpus
     if wanted == 0:
         without = found.model_copy(update={"kind": "cpu", "devices": ()})
-        return _because(without, "batch.devices", "why.asked", word="where.gpus")
+        return _because(_shared(run, without), "batch.devices", "why.asked", word="where.gpus")
     count, chosen = _chosen(wanted, found.devices)
     if count > len(chosen):
         raise StokerError("STK208", count=count, found=len(found.devices))
+    if found.kind == "cpu" and run.where.processes != "auto":
+        return _because(_shared(run, found), "batch.devices", "why.asked", word="where.processes")
     if found.kind != "cuda":
-        return _because(found, "batch.devices", "why.devices.one", kind=found.kind)
+        return _because(_shared(run, found), "batch.devices", "why.devices.one", kind=found.kind)
     part = found.model_copy(update={"devices": tuple(chosen)})
     return _because(part, "batch.devices", "why.devices.cuda", count=count, found=len(found.devices))
+
+
+def _shared(run: Run, found: Machine) -> Machine:
+    """A processor's threads are shared by the processes that train on it."""
+    return found.model_copy(update={"threads": max(1, found.threads // processes(run, found))})
+
+
+def processes(run: Run, machine: Machine) -> int:
+    """How many processes train: one for each GPU, or as many as were asked for on a CPU."""
+    asked = run.where.processes
+    if machine.kind == "cpu" and asked != "auto":
+        return int(asked)
+    count = max(1, len(machine.devices))
+    if asked not in ("auto", count):
+        raise StokerError("STK218", asked=asked, count=count)
+    return count
 
 
 def _chosen(wanted: int | str, devices: tuple[Device, ...]) -> tuple[int, list[Device]]:
@@ -95,11 +114,13 @@ def arrangement(run: Run, attention: str) -> Choice[str]:
     return _because("grouped", "arrange", "why.arrange.grouped")
 
 
-def exact(run: Run) -> Choice[bool]:
+def exact(run: Run, chosen: str) -> Choice[bool]:
     """Whether gradients are combined in the canonical order: by the recipe, never by the hardware."""
+    on = strategy.exact(run, chosen)
     if run.train.exact != "auto":
-        return _because(bool(run.train.exact), "exact", "why.asked", word="train.exact")
-    on = run.tune.method != "full"
+        return _because(on, "exact", "why.asked", word="train.exact")
+    if chosen.startswith("zero"):
+        return _because(on, "exact", "why.exact.zero")
     return _because(on, "exact", "why.exact.on" if on else "why.exact.off", method=run.tune.method)
 
 

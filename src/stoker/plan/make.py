@@ -1,6 +1,7 @@
 """`make_plan`: from what was asked, the machine and the data to what will happen. Pure."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from stoker import env
@@ -9,12 +10,15 @@ from stoker.errors import StokerError
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import checks, choices, memory, native, speed
+from stoker.plan import checks, choices, memory, native, speed, strategy
 from stoker.plan.data import DataFacts
 from stoker.plan.order import Order
 from stoker.plan.plan import Batch, DataPlan, Intervals, Memory, ModelPlan, Plan, Reason, Steps
 
 _LADDER_CHECKPOINTING = (False, True)
+_LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
+_NO_PEER_ACCESS = "RTX40"
+"""Cards whose drivers offer no direct copies between them; accelerate refuses to start unless NCCL is told."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,17 @@ def make_plan(inputs: Inputs) -> Plan:
     trains = choices.machine(run, inputs.machine)
     checks.check(run, trains.value, inputs.shape.shape)
     inputs = dataclasses.replace(inputs, machine=trains.value, shape=_with_vocab(inputs))
-    machine, devices = trains.value, max(1, len(trains.value.devices))
+    machine, devices = trains.value, choices.processes(run, trains.value)
     share = _share(run.train.batch, devices)
     precision = choices.precision(run, machine)
     attention = choices.attention(run, machine, precision.value)
     arrange = choices.arrangement(run, attention.value)
-    exact = choices.exact(run)
     workers = choices.workers(run, machine, devices)
     save = choices.save_interval(run)
-    micro, checkpointing, used, size_reasons = _size(inputs, share, precision.value)
+    size = _size(inputs, share, precision.value)
+    micro, checkpointing, used, chosen = size.micro, size.checkpointing, size.memory, size.strategy
+    strategy.check(run, machine, chosen, devices, precision.value)
+    exact = choices.exact(run, chosen)
     batch = Batch(effective=run.train.batch, micro=micro, accumulation=share // micro, devices=devices)
     steps = _steps(run, data)
     decisions = native.Decisions(
@@ -57,6 +63,7 @@ def make_plan(inputs: Inputs) -> Plan:
         workers=workers.value,
         vocab=inputs.shape.shape.vocab,
         ffn=inputs.shape.shape.intermediate,
+        strategy=chosen,
     )
     pace = speed.estimate(
         run,
@@ -68,14 +75,14 @@ def make_plan(inputs: Inputs) -> Plan:
     )
     seconds = speed.total_seconds(pace, steps)
     supported = machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
-    reasons = [c.reason for c in (trains, precision, attention, arrange, exact, workers, save)] + size_reasons
+    reasons = [c.reason for c in (trains, precision, attention, arrange, exact, workers, save)] + size.reasons
     return Plan(
         name=run.name or "run",
         card=machine.name,
         device=machine.kind,
         batch=batch,
         precision=precision.value,
-        strategy="single" if devices == 1 else "ddp",
+        strategy=chosen,
         gradient_checkpointing=checkpointing,
         attention=attention.value,
         arrange=arrange.value,
@@ -100,11 +107,12 @@ def make_plan(inputs: Inputs) -> Plan:
         reasons=[
             _batch_reason(batch),
             *reasons,
-            *_machine_reasons(machine, batch),
+            strategy.reason(run, chosen),
+            *_machine_reasons(machine),
             *_support_reasons(machine, supported=supported),
         ],
-        argv=["-m", "stoker.engine.train"],
-        env=_environment(run, machine),
+        argv=_program(chosen, devices),
+        env=_environment(run, machine, chosen),
         native=native.options(run, decisions),
     )
 
@@ -118,24 +126,38 @@ def _share(batch: int, devices: int) -> int:
     return batch // devices
 
 
-def _size(inputs: Inputs, share: int, precision: str) -> tuple[int, bool, Memory, list[Reason]]:
-    """Micro batch and checkpointing by the ladder of law 1: smaller micro batch first, then recompute."""
+@dataclass(frozen=True)
+class _Size:
+    """How the work is cut to the memory of a device, and what it needs."""
+
+    strategy: str
+    checkpointing: bool
+    micro: int
+    memory: Memory
+    reasons: list[Reason]
+
+
+def _size(inputs: Inputs, share: int, precision: str) -> _Size:
+    """By the ladder of law 1: smaller micro batch first, then recompute, then share out."""
     run, machine = inputs.run, inputs.machine
     asked = run.where.gradient_checkpointing
-    ladder = _LADDER_CHECKPOINTING if asked == "auto" else (bool(asked),)
+    recompute = _LADDER_CHECKPOINTING if asked == "auto" else (bool(asked),)
     sizes = choices.micro_candidates(run, machine, share)
-    for checkpointing in ladder:
-        for micro in sizes:
-            used = _memory(inputs, share, micro, precision, checkpointing=checkpointing)
-            if memory.fits(used):
-                return micro, checkpointing, used, _size_reasons(inputs, micro, checkpointing=checkpointing)
-    micro, checkpointing = sizes[-1], ladder[-1]
-    used = _memory(inputs, share, micro, precision, checkpointing=checkpointing)
+    strategies = strategy.candidates(run, machine, choices.processes(run, machine))
+    rungs = list(itertools.product(strategies, recompute, sizes))
+    for chosen, checkpointing, micro in rungs:
+        used = _memory(inputs, share, micro, precision, chosen, checkpointing=checkpointing)
+        if memory.fits(used):
+            reasons = _size_reasons(inputs, micro, checkpointing=checkpointing)
+            return _Size(chosen, checkpointing, micro, used, reasons)
     reasons = _size_reasons(inputs, micro, checkpointing=checkpointing, smallest=True)
-    return micro, checkpointing, used, [*reasons, Reason(about="fits", key="why.fits.not", fields=_gib(used))]
+    return _Size(
+        chosen, checkpointing, micro, used, [*reasons, Reason(about="fits", key="why.fits.not", fields=_gib(used))]
+    )
 
 
-def _memory(inputs: Inputs, share: int, micro: int, precision: str, *, checkpointing: bool) -> Memory:
+def _memory(inputs: Inputs, share: int, micro: int, precision: str, chosen: str, *, checkpointing: bool) -> Memory:
+    devices = choices.processes(inputs.run, inputs.machine)
     load = memory.Load(
         shape=inputs.shape.shape,
         run=inputs.run,
@@ -144,7 +166,9 @@ def _memory(inputs: Inputs, share: int, micro: int, precision: str, *, checkpoin
         micro=micro,
         length=inputs.data.longest,
         gradient_checkpointing=checkpointing,
-        gradient_sets=memory.gradient_sets(share // micro, exact=choices.exact(inputs.run).value),
+        gradient_sets=memory.gradient_sets(share // micro, exact=strategy.exact(inputs.run, chosen)),
+        weight_parts=devices if chosen in ("fsdp2", "zero3") else 1,
+        state_parts=devices if chosen in ("fsdp2", "zero2", "zero3") else 1,
     )
     return memory.estimate(load, inputs.machine.memory_per_device)
 
@@ -207,12 +231,10 @@ def _batch_reason(batch: Batch) -> Reason:
     return Reason(about="batch", key="why.batch", fields=batch.model_dump())
 
 
-def _machine_reasons(machine: Machine, batch: Batch) -> list[Reason]:
-    """Why one process or several, how many threads, and whether memory is pinned."""
+def _machine_reasons(machine: Machine) -> list[Reason]:
+    """How many threads, and whether memory is pinned."""
     pinned = "why.pinned.cuda" if machine.kind == "cuda" else "why.pinned.none"
-    strategy = "why.strategy.single" if batch.devices == 1 else "why.strategy.ddp"
     return [
-        Reason(about="strategy", key=strategy, fields={}),
         Reason(about="threads", key="why.threads", fields={"threads": machine.threads, "cpus": machine.cpu_count}),
         Reason(about="native.trainer.dataloader_pin_memory", key=pinned, fields={}),
     ]
@@ -225,13 +247,29 @@ def _support_reasons(machine: Machine, *, supported: bool) -> list[Reason]:
     return [Reason(about="fits", key="why.card.old", fields=fields)]
 
 
-def _environment(run: Run, machine: Machine) -> dict[str, str]:
+def _program(chosen: str, devices: int) -> list[str]:
+    """The training program; several processes by torchrun, which meet in a file: nothing listens on the network."""
+    program = ["-m", "stoker.engine.train"]
+    if chosen == "single":
+        return program
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"]
+    return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(devices), *meeting, *program]
+
+
+def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
     """Set before torch starts: thread count and hash seed are part of exactness."""
     settings = {
         "OMP_NUM_THREADS": str(machine.threads),
         "PYTHONHASHSEED": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if chosen != "single":
+        # On one machine ranks talk over loopback only.
+        loopback = _LOOPBACK.get(machine.system, "lo")
+        settings |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, "PYTHONUTF8": "1"}
+        settings |= {"DS_ACCELERATOR": "cpu"} if machine.kind == "cpu" else {}
+    if chosen != "single" and machine.name.startswith(_NO_PEER_ACCESS):
+        settings |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
     if run.train.deterministic and machine.kind == "cuda":
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined):

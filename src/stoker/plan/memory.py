@@ -32,6 +32,10 @@ class Load:
     gradient_checkpointing: bool
     gradient_sets: int
     """Gradient copies that live together: one, or the canonical tree's."""
+    weight_parts: int = 1
+    """Over how many devices weights are shared out."""
+    state_parts: int = 1
+    """Over how many devices gradients and optimizer state are shared out."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,9 @@ def estimate(load: Load, available_bytes: int) -> Memory:
     """Peak memory by part."""
     trainable = trainable_parameters(load.shape, load.run)
     parts = {
-        "weights": _weight_bytes(load, trainable),
-        "gradients": trainable * _FP32 * load.gradient_sets,
-        "optimizer": int(trainable * _OPTIMIZER_BYTES[load.run.train.optimizer]),
+        "weights": _held_weight_bytes(load, trainable),
+        "gradients": trainable * _FP32 * load.gradient_sets // load.state_parts,
+        "optimizer": int(trainable * _OPTIMIZER_BYTES[load.run.train.optimizer]) // load.state_parts,
         "activations": _activation_bytes(load),
         "logits": _logit_bytes(load),
         "runtime": _RUNTIME_BYTES[load.device],
@@ -125,6 +129,13 @@ def checkpoint_bytes(shape: ModelShape, run: Run) -> int:
 
 def _element_bytes(precision: str) -> int:
     return 4 if precision == "fp32" else 2
+
+
+def _held_weight_bytes(load: Load, trainable: int) -> int:
+    """A device's part, and two blocks put together where weights are shared out: the one at work and the next."""
+    total = _weight_bytes(load, trainable)
+    together = 2 * total // load.shape.layers if load.weight_parts > 1 else 0
+    return total // load.weight_parts + together
 
 
 def _weight_bytes(load: Load, trainable: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.config import values
 from stoker.config.run import Run, Shape
+from stoker.plan import strategy
 from stoker.plan.plan import Batch, Native, Steps
 
 _OPTIMIZERS = {
@@ -53,6 +54,7 @@ class Decisions:
     workers: int
     vocab: int
     ffn: int
+    strategy: str
 
 
 def warmup_steps(run: Run, total: int) -> int:
@@ -63,11 +65,14 @@ def warmup_steps(run: Run, total: int) -> int:
 
 def options(run: Run, decisions: Decisions) -> Native:
     """All options for the engines."""
+    share = decisions.batch.micro * decisions.batch.accumulation
     return Native(
         trainer={**_trainer(run, decisions), **run.native.trainer},
         model={**_model(run, decisions), **run.native.model},
         lora={**_lora(run), **run.native.lora} if run.tune.method != "full" else {},
         quantization={**_quantization(decisions), **run.native.quantization} if run.tune.method == "qlora" else {},
+        fsdp=run.native.fsdp if decisions.strategy == "fsdp2" else {},
+        deepspeed=strategy.deepspeed(run, decisions.strategy, decisions.precision, share, decisions.batch.devices),
     )
 
 
@@ -104,6 +109,7 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "ignore_data_skip": True,
         "remove_unused_columns": False,
         "average_tokens_across_devices": False,
+        "ddp_find_unused_parameters": False,
     }
 
 
@@ -153,4 +159,6 @@ def _quantization(decisions: Decisions) -> dict[str, Any]:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
         "bnb_4bit_compute_dtype": compute,
+        # Sharding cuts floating-point storage only; bytes would lie on every device in full.
+        **({"bnb_4bit_quant_storage": compute} if decisions.strategy == "fsdp2" else {}),
     }

@@ -138,6 +138,10 @@ class Native(_Part):
     """`peft.LoraConfig`; empty for full tuning."""
     quantization: dict[str, Any]
     """`transformers.BitsAndBytesConfig`; empty unless qlora."""
+    fsdp: dict[str, Any] = {}
+    """`torch.distributed.fsdp.fully_shard`; empty unless fsdp2."""
+    deepspeed: dict[str, Any] = {}
+    """DeepSpeed's configuration; empty unless zero2 or zero3."""
 
 
 class Plan(_Part):
@@ -155,7 +159,7 @@ class Plan(_Part):
     """How the batch is split."""
     precision: Literal["bf16", "fp16", "fp32"]
     """Arithmetic of the forward and backward pass."""
-    strategy: Literal["single", "ddp"]
+    strategy: Literal["single", "ddp", "fsdp2", "zero2", "zero3"]
     """How several devices work together."""
     gradient_checkpointing: bool
     """Whether activations are computed again in the backward pass."""

@@ -4,6 +4,7 @@ artifacts/final          what training made: a model, or an adapter
 artifacts/merged         the adapter inside its base
 artifacts/<quantised>    int8, gguf-q8_0, ...
 artifacts/parity.json    by name, how each compares with the trained model
+artifacts/reference.json what the trained model answers; the other side of every comparison
 """
 
 import shutil
@@ -42,6 +43,11 @@ def accept(run_dir: RunDir, name: str) -> Path:
     made.rename(place)
     files.sync_folder(run_dir.artifacts)
     return place
+
+
+def reference_file(run_dir: RunDir) -> Path:
+    """What the trained model answers; the parity gate's."""
+    return run_dir.artifacts / "reference.json"
 
 
 def parity(run_dir: RunDir) -> dict[str, Any]:

@@ -9,7 +9,15 @@ Kinds and their fields (a reader ignores what it does not know):
                 padded_tokens, seconds, wait_seconds, memory_bytes
     eval        step, eval_loss, perplexity, seconds
     checkpoint  step, seconds, bytes, best
-    evaluated   eval_loss, perplexity, trained_tokens, sequences, seconds: by `stoker eval`
+    evaluated   artifact, eval_loss, perplexity, trained_tokens, sequences, seconds: by `stoker eval`
+    evaluating  task, done, of
+    task        artifact, task, measure, rows, right, answers, seconds: by `stoker eval --task`
+    sample      prompt, wanted, before, after: by `stoker eval --samples`
+    merging     done_bytes, total_bytes
+    merged      adapter, tensors, adapted, bytes, dtype, untied, base_verified, seconds: by `stoker merge`
+    exported    source, dtype, bytes, licence: by `stoker export`
+    parity      part, done, of: prompts compared so far
+    quantized   name, path, bytes, source_bytes, agreement, perplexity_change: by `stoker quantize`
     error       program, error (StokerError.to_json)
     end         status (done | stopped), step
 After a resume, steps since the checkpoint are written again: the last line of a step counts.

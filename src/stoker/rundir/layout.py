@@ -98,7 +98,7 @@ class RunDir:
 
     @property
     def process_file(self) -> Path:
-        """Who is training here now: pid and attempt."""
+        """Who is training here now."""
         return self.path / "process.json"
 
     @property
@@ -110,6 +110,16 @@ class RunDir:
     def stop_file(self) -> Path:
         """Its presence asks the trainer to commit and end; works from any system and over any line."""
         return self.path / "stop"
+
+    @property
+    def serving_file(self) -> Path:
+        """Who serves the model now: pid, port, what is served. Never the token."""
+        return self.path / "serving.json"
+
+    @property
+    def token_file(self) -> Path:
+        """The token clients need, readable by its owner only."""
+        return self.path / "serve.token"
 
     def log_file(self, attempt: int, rank: int = 0) -> Path:
         """The log of one rank in one attempt."""
@@ -193,8 +203,8 @@ def record(run_dir: RunDir, **facts: Any) -> None:
 
 
 _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
-_DECLARED = {"data": {"rows", "tokens"}}
-"""Sizes that only plans use."""
+_DECLARED = {"data": {"rows", "tokens"}, "native": {"vllm"}}
+"""Sizes that only plans use, and how the model is served."""
 
 
 def _changed_words(old: Run, new: Run) -> list[str]:

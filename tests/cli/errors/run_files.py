@@ -314,6 +314,11 @@ NATIVE: Table = {
         BOTH + "native: {model: {use_safetensors: false}}\n",
         [err("STK112", "run.yaml:3: native.model.use_safetensors")],
     ),
+
+    "a server that listens to everybody": (
+        BOTH + "native: {vllm: {host: 0.0.0.0}}\n",
+        [err("STK122", "run.yaml:3: native.vllm.host", "stoker serve")],
+    ),
     "a shape's size under its upstream name": (
         SHAPE + TRAINED + DATA + "native: {model: {num_hidden_layers: 3}}\n",
         [err("STK110", "run.yaml:4: native.model.num_hidden_layers", "`model.layers`")],

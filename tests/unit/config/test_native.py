@@ -19,14 +19,14 @@ def problems(native_text: str, model: str = "model: m\n", tune: str = "qlora") -
 
 @pytest.mark.parametrize(("block", "name"), [(b, n) for b, owned in native.OWNED.items() for n in owned])
 def test_an_owned_option_is_refused(block: str, name: str) -> None:
-    code = "STK112" if native.OWNED[block][name] == native.PLAN else "STK110"
+    code = {native.PLAN: "STK112", native.SERVE: "STK122"}.get(native.OWNED[block][name], "STK110")
     assert problems(f"{{{block}: {{{name}: 1}}}}") == [(code, name)]
 
 
 @pytest.mark.parametrize("block", list(native.OWNED))
 def test_every_other_option_of_the_engine_passes(block: str) -> None:
     free = [name for name in native.known_options()[block] if name not in native.OWNED[block]]
-    assert len(free) > 5
+    assert len(free) >= 5
     assert problems(f"{{{block}: {{{', '.join(f'{name}: 1' for name in free)}}}}}") == []
 
 
@@ -65,3 +65,10 @@ def test_native_options_are_checked_even_where_the_rest_of_the_file_is_wrong() -
     with pytest.raises(StokerErrors) as caught:
         load.parse("model: m\ntrain: {epochs: 0}\nnative: {trainer: {seed: 1}}\n", "run.yaml")
     assert [error.code for error in caught.value.errors] == ["STK105", "STK107", "STK110"]
+
+
+def test_vllms_own_options_pass_and_words_of_serving_are_refused_by_name() -> None:
+    assert problems("{vllm: {max_num_seqs: 64, max_num_batched_tokens: 8192, block_size: 16}}") == []
+    assert problems("{vllm: {max_batch_size: 32}}") == [("STK111", "max_batch_size")]
+    words = ("host", "port", "api_key", "model", "tensor_parallel_size", "trust_remote_code", "middleware", "dtype")
+    assert [problems(f"{{vllm: {{{word}: x}}}}") for word in words] == [[("STK122", word)] for word in words]

@@ -1,0 +1,93 @@
+"""`stoker export`: a folder that transformers and vLLM load as it is, with a card that says how it came about."""
+
+import filecmp
+import shutil
+from pathlib import Path
+from typing import Any
+
+from stoker.cli import card, console, merge, parity, runs
+from stoker.errors import StokerError
+from stoker.launch import local, training
+from stoker.rundir import artifacts, files, layout
+from stoker.rundir.layout import RunDir
+
+NAME = "export"
+
+
+def export(name: str, folder: str | None, *, as_json: bool) -> None:
+    """Export a finished run; an adapter is merged first."""
+    run_dir = layout.find(name)
+    merged = merge.has_adapter(run_dir)
+    target = Path(folder) if folder else None
+    if target:
+        check_target(target)
+    training.require_idle(run_dir)
+    if merged and merge.current(run_dir) is None:
+        merge.make(run_dir)
+    path = _make(run_dir, merged=merged)
+    if target:
+        _copy(path, target)
+        path = target
+    console.talk("export.done", name=run_dir.name, path=path, size=runs.size(_size(path)))
+    if as_json:
+        console.data_json({"path": str(path), "parity": artifacts.parity(run_dir)[NAME]})
+    else:
+        console.data(str(path))
+
+
+def check_target(target: Path) -> None:
+    """A folder that is new, empty or an earlier export; nothing of anybody else's is overwritten."""
+    if target.is_dir() and (not any(target.iterdir()) or card.is_ours(target)):
+        return
+    if target.exists():
+        raise StokerError("STK616", folder=target)
+
+
+def _make(run_dir: RunDir, *, merged: bool) -> Path:
+    """Gather, compare, describe, accept."""
+    made: dict[str, Any] = {}
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "exported":
+            made.update(event)
+
+    local.run_engine("export", run_dir, take)
+    aside = artifacts.aside(run_dir, NAME)
+    if merged and _same_files(artifacts.folder(run_dir, merge.NAME), aside):
+        # Byte for byte what was compared already.
+        artifacts.record_parity(run_dir, NAME, artifacts.parity(run_dir)[merge.NAME] | {"same_files_as": merge.NAME})
+    else:
+        parity.compare(run_dir, NAME)
+    files.write_text(aside / card.FILE_NAME, card.text(run_dir, made, artifacts.parity(run_dir)[NAME]))
+    return artifacts.accept(run_dir, NAME)
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    names = [path.relative_to(one) for path in _files(one)]
+    return names == [path.relative_to(other) for path in _files(other)] and all(
+        (one / name).samefile(other / name) or filecmp.cmp(one / name, other / name, shallow=False) for name in names
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy beside the target first, then put it in its place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free, needed = shutil.disk_usage(target.parent).free, _size(source)
+    if free < needed:
+        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=target.parent)
+    aside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(source, aside)
+    for path in _files(aside):
+        files.sync_file(path)
+    shutil.rmtree(target, ignore_errors=True)
+    aside.rename(target)
+    files.sync_folder(target.parent)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in _files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

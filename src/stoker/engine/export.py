@@ -1,0 +1,104 @@
+"""The export program: `python -m stoker.engine.export RUN_DIR` gathers a folder that transformers and vLLM load as is.
+
+The merged model, or the finished one of a run tuned in full, with generation settings that know every token that ends
+an answer. Weights are linked where the disk can, so an export costs no space. The card is written outside, after the
+parity gate has spoken.
+"""
+
+import os
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import yaml
+from transformers import AutoConfig
+
+from stoker.config.run import Shape
+from stoker.engine import generate, merge, program
+from stoker.errors import EXIT_DONE, StokerError
+from stoker.plan.plan import Plan
+from stoker.rundir import artifacts, files, inputs, layout
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+
+NAME = "export"
+UNKNOWN = "unknown"
+_LEFT_OUT = ("README.md", "training_args.bin")
+
+
+def main(path: Path) -> int:
+    """Gather the files in `artifacts/.export.tmp`."""
+    run_dir = RunDir(path)
+    whole = not (run_dir.final / merge.ADAPTER_CONFIG).is_file()
+    source = run_dir.final if whole else artifacts.folder(run_dir, merge.NAME)
+    folder = artifacts.begin(run_dir, NAME)
+    for file in sorted(path for path in source.rglob("*") if path.is_file() and path.name not in _LEFT_OUT):
+        _take(file, folder / file.relative_to(source))
+    if whole:
+        _complete(source, folder)
+    with closing(EventLog(run_dir.events_file)) as log:
+        log.write(
+            "exported",
+            source=source.name,
+            dtype=files.read_json(folder / "config.json")["dtype"],
+            bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+            licence=licence(run_dir),
+        )
+    return EXIT_DONE
+
+
+def _take(source: Path, target: Path) -> None:
+    """Weights are linked, so they take no space twice; everything small is copied, to be changed at will."""
+    target.parent.mkdir(exist_ok=True)
+    if source.suffix == ".safetensors":
+        try:
+            os.link(source, target)
+        except OSError:  # another disk, or one without links
+            pass
+        else:
+            return
+    shutil.copyfile(source, target)
+
+
+def _complete(final: Path, folder: Path) -> None:
+    """What training left out of the configuration: the cache, and the template's end of turn."""
+    config = AutoConfig.from_pretrained(final)
+    config.use_cache = True
+    config.save_pretrained(folder)
+    generate.write_settings(final, config, folder)
+
+
+def licence(run_dir: RunDir) -> str:
+    """The licence in the card of the model that everything started from; `unknown` where none is said."""
+    run = run_dir.run()
+    if isinstance(run.model, Shape):
+        return UNKNOWN
+    if run.model.startswith(inputs.EARLIER_RUN):
+        return licence(layout.find(run.model.removeprefix(inputs.EARLIER_RUN)))
+    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    try:
+        base = merge.base_folder(run_dir, run, plan)
+    except StokerError:
+        return UNKNOWN
+    return said_licence(base / "README.md")
+
+
+def said_licence(card: Path) -> str:
+    """`license` in a card's front matter; with the name of one that is no standard licence."""
+    if not card.is_file():
+        return UNKNOWN
+    parts = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2)
+    try:
+        said = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    except yaml.YAMLError:
+        return UNKNOWN
+    if not isinstance(said, dict):
+        return UNKNOWN
+    named = said.get("license_name") if said.get("license") == "other" else None
+    value = named or said.get("license") or UNKNOWN
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

@@ -1,0 +1,361 @@
+"""The merge program: `python -m stoker.engine.merge RUN_DIR` puts a trained adapter into its base model's weights.
+
+Each adapted tensor is merged in fp32 by PEFT's own layer, from the weights as training saw them (4-bit ones: quantised
+and back), and stored in the type the plan loaded the base in. One tensor is in memory at a time; the model never is.
+Whether the result answers like the trained model is the parity gate's to say.
+"""
+
+import dataclasses
+import re
+import shutil
+import sys
+import time
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stoker import messages
+from stoker.config.run import Run
+from stoker.engine import generate, models, program, weights
+from stoker.engine.weights import Entry, ModelFiles
+from stoker.errors import EXIT_DONE, StokerError
+from stoker.plan.plan import Plan
+from stoker.rundir import artifacts, checkpoints, files, inputs
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+
+NAME = "merged"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, "README.md")
+_BASE_FILES = ("*config.json", "model*.safetensors", "model.safetensors.index.json", "README.md")
+_PREFIX = "base_model.model."
+_MERGEABLE = {
+    *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
+    *("lora_dropout", "inference_mode", "task_type", "peft_type", "peft_version", "auto_mapping"),
+    *("base_model_name_or_path", "revision", "runtime_config"),
+}
+"""Options of `LoraConfig` that PEFT's layers merge exactly, or that say nothing of the weights."""
+_INITS = (True, False, "gaussian", "orthogonal")
+"""Ways to start an adapter that leave the base's weights alone."""
+
+
+def main(path: Path) -> int:
+    """Merge into `artifacts/.merged.tmp`, where the parity gate finds it."""
+    run_dir = RunDir(path)
+    run, plan = run_dir.run(), Plan.model_validate(files.read_json(run_dir.plan_file))
+    started = time.perf_counter()
+    check_options(files.read_json(run_dir.final / ADAPTER_CONFIG))
+    base = base_folder(run_dir, run, plan)
+    merger = Merger(base, run_dir.final, plan)
+    placed = merger.placed()
+    total = sum(entry.num_bytes for entries in placed.values() for entry in entries)
+    run_dir.artifacts.mkdir(parents=True, exist_ok=True)
+    _check_disk(run_dir.artifacts, total)
+    folder = artifacts.begin(run_dir, NAME)
+    with closing(EventLog(run_dir.events_file)) as log:
+        done = 0
+        for file_name, entries in placed.items():
+            weights.write(folder / file_name, entries, merger.tensor)
+            done += sum(entry.num_bytes for entry in entries)
+            log.write("merging", done_bytes=done, total_bytes=total)
+        weights.write_index(folder, placed)
+        merger.write_config(folder)
+        _copy_tokenizer(run_dir.final, folder)
+        generate.write_settings(base, merger.config, folder)
+        log.write(
+            "merged",
+            adapter=files.sha256(run_dir.final / ADAPTER_WEIGHTS),
+            tensors=sum(len(entries) for entries in placed.values()),
+            adapted=len(merger.changed),
+            bytes=total,
+            dtype=plan.native.model["dtype"],
+            untied=merger.untied,
+            base_verified=trained_base(run_dir) is not None,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+    return EXIT_DONE
+
+
+def check_options(adapter: dict[str, Any]) -> None:
+    """Every option of the adapter is one that is merged exactly; others are refused by name."""
+    from peft import LoraConfig
+
+    if adapter["peft_type"] != "LORA":
+        raise StokerError("STK612", option="peft_type", value=adapter["peft_type"])
+    if adapter["init_lora_weights"] not in _INITS:
+        raise StokerError("STK612", option="init_lora_weights", value=adapter["init_lora_weights"])
+    defaults = dataclasses.asdict(LoraConfig())
+    for name, value in adapter.items():
+        if name not in _MERGEABLE | {"init_lora_weights"} and value != defaults.get(name):
+            raise StokerError("STK612", option=name, value=value)
+
+
+# ---- the base
+
+
+def trained_base(run_dir: RunDir) -> str | None:
+    """The digest of the base the newest checkpoint was trained on; None where no checkpoint is left to say."""
+    committed = checkpoints.committed(run_dir.checkpoints)
+    return committed[-1].commit.fingerprint.get("base") if committed else None
+
+
+def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
+    """The base model's folder, of the very weights the run was trained on; any other is refused."""
+    assert isinstance(run.model, str)
+    path = Path(inputs.model_path(run.model, run_dir.folder()))
+    recorded = trained_base(run_dir)
+    if not path.is_dir():
+        return _from_hub(run.model, plan.native.model.get("revision") or recorded)
+    if recorded is not None and recorded != models.base_digest(run, run_dir.folder()):
+        raise StokerError("STK611", model=run.model, trained=recorded[:12])
+    return path
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The files of a hub model at the revision that was trained on: cached, else fetched."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_BASE_FILES)))
+    except OSError as error:
+        raise StokerError("STK413", model=name, reason=str(error).splitlines()[0]) from error
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=folder)
+
+
+# ---- the tensors
+
+
+class Merger:
+    """The merged model, tensor by tensor."""
+
+    def __init__(self, base: Path, adapter: Path, plan: Plan) -> None:
+        self.config = _base_config(base, plan)
+        self._dtype: torch.dtype = getattr(torch, plan.native.model["dtype"])
+        plain = _skeleton(self.config, self._dtype)
+        self._kept = plain._get_dtype_plan(self._dtype)
+        self._tied: dict[str, str] = dict(plain.all_tied_weights_keys)
+        self._files = ModelFiles(base)
+        self._places = _places(self._files, plain)
+        self._quantized = _Quantized(self.config, self._dtype, plan) if plan.native.quantization else None
+        self._adapter = _Adapter(adapter, plain)
+        self._written_as = {place: name for name, place in self._places.items()}
+        self.changed = self._adapter.changed
+        self._check_places()
+        self._added = {name: self._places[other] for name, other in self._untied_pairs() if name not in self._places}
+        self.untied = bool(self._untied_pairs())
+
+    def placed(self) -> dict[str, list[Entry]]:
+        """What stands in which file of the merged model: the base's files, and beside a tensor what was tied to it."""
+        placed = {}
+        for file_name in self._files.file_names:
+            names = self._files.names(file_name)
+            entries = [self._entry(name, name) for name in names]
+            entries += [self._entry(added, beside) for added, beside in self._added.items() if beside in names]
+            placed[file_name] = entries
+        return placed
+
+    def tensor(self, written_name: str) -> torch.Tensor:
+        """One tensor of the merged model, by its name in the files."""
+        name = self._written_as.get(written_name, written_name)
+        value = self._adapter.merged(name, self._seen) if name in self.changed else self._trained_with(name)
+        dtype = self._stored_dtype(name, value.dtype)
+        return value.to(dtype).cpu()
+
+    def write_config(self, folder: Path) -> None:
+        """The base's configuration, in the type the weights are stored in."""
+        self.config.dtype = self._dtype
+        self.config.use_cache = True
+        if self.untied:
+            self.config.tie_word_embeddings = False
+        self.config.save_pretrained(folder)
+
+    def _seen(self, name: str) -> torch.Tensor:
+        """A base tensor as training computed with it, in fp32 to merge into."""
+        return self._trained_with(name).to(torch.float32)
+
+    def _trained_with(self, name: str) -> torch.Tensor:
+        place = self._places.get(name) or self._added.get(name, name)
+        stored = self._files.read(place)
+        cast = stored.to(self._stored_dtype(name, stored.dtype))
+        return self._quantized.there_and_back(name, cast) if self._quantized and name in self._quantized else cast
+
+    def _stored_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        if not dtype.is_floating_point:
+            return dtype
+        return next((kept for pattern, kept in self._kept.items() if re.search(pattern, name)), self._dtype)
+
+    def _entry(self, written_name: str, stored_name: str) -> Entry:
+        stored = self._files.entry(stored_name)
+        name = self._written_as.get(written_name, written_name)
+        return Entry(written_name, self._stored_dtype(name, stored.dtype), stored.shape)
+
+    def _untied_pairs(self) -> list[tuple[str, str]]:
+        """Tensors that were one and no longer are: the adapter changed one of them. Each with the other, both ways."""
+        pairs = [pair for pair in self._tied.items() if self.changed.intersection(pair)]
+        return pairs + [(other, name) for name, other in pairs]
+
+    def _check_places(self) -> None:
+        """Every tensor the adapter or the 4-bit weights need stands in the base's files under its own name."""
+        partners = {**self._tied, **{source: target for target, source in self._tied.items()}}
+        needed = self.changed | (set(self._quantized.names) if self._quantized else set())
+        for name in sorted(needed):
+            if name not in self._places and partners.get(name) not in self._places:
+                raise StokerError("STK613", tensor=name)
+
+
+def _base_config(base: Path, plan: Plan) -> Any:
+    options = {k: v for k, v in plan.native.model.items() if k not in ("dtype", "attn_implementation", "revision")}
+    config, _ = AutoConfig.from_pretrained(base, return_unused_kwargs=True, **options)
+    if getattr(config, "quantization_config", None):
+        raise StokerError("STK614", kind=config.quantization_config.get("quant_method", "?"))
+    return config
+
+
+def _skeleton(config: Any, dtype: torch.dtype) -> Any:
+    """The model without memory: names, shapes and kinds of layers."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def _places(stored: ModelFiles, plain: Any) -> dict[str, str]:
+    """The name in the files by the name in the model: the same, or with or without the model's prefix."""
+    prefix, known = f"{plain.base_model_prefix}.", set(plain.state_dict())
+    places = {}
+    for place in stored:
+        for name in (place, prefix + place, place.removeprefix(prefix)):
+            if name in known:
+                places[name] = place
+                break
+    return places
+
+
+class _Quantized:
+    """Which weights training held in 4 bits, and what is left of a weight on the way there and back."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, plan: Plan) -> None:
+        import bitsandbytes
+        from transformers.quantizers import AutoHfQuantizer
+
+        self._skeleton = _skeleton(config, dtype)
+        self._quantizer = AutoHfQuantizer.from_config(models.quantization(plan), pre_quantized=False)
+        self._quantizer.preprocess_model(self._skeleton, dtype=dtype, device_map=None)
+        linear = bitsandbytes.nn.Linear4bit
+        self.names = {f"{name}.weight" for name, m in self._skeleton.named_modules() if isinstance(m, linear)}
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def there_and_back(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Quantised as `from_pretrained` does it, on the kind of device that trained, and back."""
+        from bitsandbytes.functional import dequantize_4bit
+        from transformers.pytorch_utils import Conv1D
+
+        convert = self._quantizer.get_quantize_ops().convert
+        packed = convert({name: value.to(self._device)}, model=self._skeleton)[name]
+        back = dequantize_4bit(packed.data, packed.quant_state)
+        transposed = self._skeleton.get_submodule(name.removesuffix(".weight")).source_cls is Conv1D
+        return back.T if transposed else back
+
+
+class _Adapter:
+    """The trained adapter, layer by layer."""
+
+    def __init__(self, folder: Path, plain: Any) -> None:
+        from peft import LoraConfig, get_peft_model
+        from peft.tuners.lora import LoraLayer
+
+        self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
+        names = set(plain.state_dict())
+        inner = get_peft_model(plain, LoraConfig.from_pretrained(folder), low_cpu_mem_usage=True).get_base_model()
+        self._layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLayer)}
+        self._parts: dict[str, dict[str, str]] = defaultdict(dict)
+        """By layer: the adapter's key by the name inside the layer."""
+        self._whole: dict[str, str] = {}
+        """By tensor: the adapter's key where it holds a tensor of the model itself (`modules_to_save`)."""
+        for key in self._file.keys():  # noqa: SIM118  # safe_open is no mapping
+            self._take(key, names)
+        self._check()
+        merged = {f"{name}.weight" for name in self._layers}
+        biases = {f"{name}.bias" for name, layer in self._layers.items() if layer.lora_bias.get("default")}
+        self.changed: set[str] = merged | biases | set(self._whole)
+
+    def merged(self, name: str, base: Any) -> torch.Tensor:
+        """A tensor the adapter changes; `base` gives base tensors in fp32 by name."""
+        module, _, leaf = name.rpartition(".")
+        whole = self._file.get_tensor(self._whole[name]) if name in self._whole else None
+        layer = self._layers.get(module)
+        if layer is None:
+            assert whole is not None
+            return whole
+        # lora_bias needs the layer's bias too; everything else only the weight.
+        leaves = ["weight", "bias"] if layer.lora_bias.get("default") else ["weight"]
+        state = {f"base_layer.{one}": base(f"{module}.{one}") for one in leaves}
+        if whole is not None:
+            state[f"base_layer.{leaf}"] = whole.to(torch.float32)
+        state |= {part: self._file.get_tensor(key).to(torch.float32) for part, key in self._parts[module].items()}
+        return _merged(layer, state, name, leaf)
+
+    def _take(self, key: str, names: set[str]) -> None:
+        """Sort a key of the adapter's file: part of a layer's adapter, or a tensor of the model itself."""
+        plain = key.removeprefix(_PREFIX)
+        module, found, rest = plain.partition(".lora_")
+        if found and module in self._layers:
+            kind, _, leaf = rest.partition(".")
+            leaf = leaf or ("" if kind.startswith("embedding") else "weight")
+            self._parts[module][".".join(filter(None, [f"lora_{kind}", "default", leaf]))] = key
+        elif plain.replace(".base_layer.", ".") in names:
+            self._whole[plain.replace(".base_layer.", ".")] = key
+        else:
+            raise StokerError("STK615", tensor=plain, reason=messages.text("adapter.unknown"))
+
+    def _check(self) -> None:
+        """No layer's adapter is incomplete."""
+        for name, layer in self._layers.items():
+            own = {part for part, _ in layer.named_parameters() if part.startswith("lora_")}
+            missing = own - self._parts[name].keys()
+            if missing:
+                raise StokerError("STK615", tensor=f"{name}.{min(missing)}", reason=messages.text("adapter.missing"))
+
+
+def _merged(layer: Any, state: dict[str, torch.Tensor], name: str, leaf: str) -> torch.Tensor:
+    """Fill one layer, let PEFT merge it, take the result and empty it again."""
+    try:
+        layer.load_state_dict(state, strict=False, assign=True)
+    except RuntimeError as error:  # another shape
+        raise StokerError("STK615", tensor=name, reason=str(error).splitlines()[-1].strip()) from error
+    try:
+        layer.merge(safe_merge=True)
+    except ValueError as error:  # not finite
+        raise StokerError("STK615", tensor=name, reason=error) from error
+    result = getattr(layer.get_base_layer(), leaf).detach()
+    layer.merged_adapters.clear()
+    layer.to("meta")
+    return result
+
+
+# ---- beside the weights
+
+
+def _copy_tokenizer(final: Path, folder: Path) -> None:
+    """Tokenizer and chat template, byte for byte as trained."""
+    for path in final.rglob("*"):
+        if path.is_file() and path.name not in _ADAPTER_FILES:
+            target = folder / path.relative_to(final)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

@@ -1,0 +1,189 @@
+"""The ranks of a run: joining them, who computes which micro batch, sharding, and what they agree on.
+
+`ddp` keeps the whole model on every rank (accelerate wraps it in DistributedDataParallel); `fsdp2` shards parameters,
+gradients and optimizer state (torch's `fully_shard`, applied here: accelerate turns FSDP on a CPU into DDP without a
+word); `zero2` and `zero3` are DeepSpeed's. `require_strategy` compares what was planned with what is there.
+"""
+
+import datetime
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from stoker import env
+from stoker.engine.exact import CanonicalReduceScatter
+from stoker.errors import StokerError
+from stoker.plan.plan import Plan
+
+_BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "mps": "gloo"}
+_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all that train."""
+
+    rank: int = 0
+    world: int = 1
+    interleaved: bool = False
+    """Neighbouring micro batches on different ranks at one time, as sharding needs it; else a range for each rank."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def leaves(self, count: int) -> list[int]:
+        """The micro batches of a step of `count` that this rank computes, in order."""
+        if self.interleaved:
+            return list(range(self.rank, count, self.world))
+        return list(self.ranges(count)[self.rank])
+
+    def ranges(self, count: int) -> list[range]:
+        """Each rank's micro batches where they are neighbours: as even as can be."""
+        return [range(r * count // self.world, (r + 1) * count // self.world) for r in range(self.world)]
+
+    def turns(self, count: int) -> int:
+        """How often ranks that work in step run a micro batch, those without one of their own included."""
+        return -(-count // self.world) if self.interleaved else max(1, len(self.leaves(count)))
+
+    def agree(self, flags: Sequence[bool]) -> list[bool]:
+        """Each flag as the first rank sees it: clocks and files are looked at by one process only."""
+        if self.world == 1:
+            return list(flags)
+        said = torch.tensor(flags, dtype=torch.uint8)
+        dist.broadcast(said, src=0)
+        return [bool(flag) for flag in said]
+
+    def follow(self, number: int) -> int:
+        """A number as the first rank has it."""
+        if self.world == 1:
+            return number
+        said = torch.tensor(number)
+        dist.broadcast(said, src=0)
+        return int(said)
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of which each rank has filled in its own, zero elsewhere; complete on every rank."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined(plan: Plan) -> Iterator[Ranks]:
+    """This process' place among the ranks; a process group where there are several."""
+    world = int(env.read(env.WORLD_SIZE, "1"))
+    if world != plan.batch.devices:
+        raise StokerError("STK404", difference=f"{plan.batch.devices} processes planned, {world} started")
+    if plan.strategy == "single":
+        yield ALONE
+        return
+    rank = int(env.read(env.RANK))
+    meeting = Path(env.read(env.RENDEZVOUS))
+    if plan.device == "cuda":
+        torch.cuda.set_device(int(env.read(env.LOCAL_RANK)))
+    store = meeting / f"store-{env.read(env.RESTART_COUNT, '0')}"
+    dist.init_process_group(
+        _BACKENDS[plan.device], init_method=f"file://{store}", rank=rank, world_size=world, timeout=_TIMEOUT
+    )
+    try:
+        yield Ranks(rank, world, interleaved=plan.strategy != "ddp")
+    finally:
+        dist.destroy_process_group()
+        if rank == 0:
+            shutil.rmtree(meeting, ignore_errors=True)
+
+
+# ---- sharding
+
+
+def shard(model: Any, plan: Plan) -> CanonicalReduceScatter | None:
+    """Shard a model in place: every block, then what is left. Returns the reduction where it is canonical."""
+    mesh = init_device_mesh(plan.device, (plan.batch.devices,))
+    options = _fsdp_options(plan)
+    blocks = [module for module in model.modules() if type(module).__name__ in _block_names(model)]
+    for block in blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    _require_shards(model, plan.batch.devices)
+    reduction = CanonicalReduceScatter() if plan.exact and plan.batch.devices > 1 else None
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is a sum over the tokens of all ranks already: gradients are added, not averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if reduction is not None:
+                module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # its base class is private
+    return reduction
+
+
+def _fsdp_options(plan: Plan) -> dict[str, Any]:
+    """Options of `fully_shard` as the plan has them: types and the offload policy by name."""
+    options = dict(plan.native.fsdp)
+    dtypes = {
+        key: getattr(torch, options.pop(key))
+        for key in ("param_dtype", "reduce_dtype", "output_dtype")
+        if key in options
+    }
+    offload = CPUOffloadPolicy() if options.pop("offload_policy", None) == "cpu" else OffloadPolicy()
+    return {**options, "mp_policy": MixedPrecisionPolicy(**dtypes), "offload_policy": offload}
+
+
+def _block_names(model: Any) -> set[str]:
+    """Names of the classes that repeat through the model's depth."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return set(base._no_split_modules or ())
+
+
+def _require_shards(model: torch.nn.Module, world: int) -> None:
+    """Every parameter lies in parts on the ranks: what is replicated in full would break the plan's memory."""
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise StokerError("STK417", name=name, expected=f"1/{world}", found="1/1")
+        rows = -(-parameter.shape[0] // world)
+        if parameter.to_local().shape[0] > rows:
+            raise StokerError("STK417", name=name, expected=f"1/{world}", found=str(tuple(parameter.to_local().shape)))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor put together from its parts; all ranks must ask at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# ---- what really runs
+
+
+def require_strategy(plan: Plan, wrapped: Any) -> None:
+    """What was planned is what runs, or the run stops."""
+    found = strategy_of(wrapped)
+    if found != plan.strategy:
+        raise StokerError("STK418", planned=plan.strategy, found=found)
+
+
+def strategy_of(wrapped: Any) -> str:
+    """The strategy by the type that holds the model."""
+    if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+        return "ddp"
+    if isinstance(wrapped, FSDPModule):
+        return "fsdp2"
+    if type(wrapped).__name__ == "DeepSpeedEngine":
+        return f"zero{wrapped.zero_optimization_stage()}"
+    return "single"
+
+
+def unsynchronised(wrapped: Any) -> Any:
+    """A context in which DistributedDataParallel leaves gradients alone."""
+    return wrapped.no_sync() if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel) else nullcontext()

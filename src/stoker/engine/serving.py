@@ -1,0 +1,44 @@
+"""Readies a finished model that was not exported: `python -m stoker.engine.serving RUN_DIR`.
+
+Writes `artifacts/.serving/`: the base's folder as found and verified, and generation settings with the tokens that end
+an answer, so that the served model stops where `stoker chat` does.
+"""
+
+import sys
+from pathlib import Path
+
+from transformers import AutoConfig, GenerationConfig
+
+from stoker.engine import generate, merge, models, program
+from stoker.errors import EXIT_DONE
+from stoker.plan.plan import Plan
+from stoker.rundir import artifacts, files
+from stoker.rundir.layout import RunDir
+
+NAME = "serving"
+
+
+def main(path: Path) -> int:
+    """Write what a server must be told."""
+    run_dir = RunDir(path)
+    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    adapter = (run_dir.final / merge.ADAPTER_CONFIG).is_file()
+    base = merge.base_folder(run_dir, run_dir.run(), plan) if adapter else run_dir.final
+    folder = artifacts.begin(run_dir, NAME)
+    tokenizer = models.load_tokenizer(run_dir.final)
+    settings = _settings(base)
+    settings.eos_token_id = generate.end_ids(settings, tokenizer)
+    settings.save_pretrained(folder)
+    files.write_json(folder / "base.json", {"folder": str(base.resolve())})
+    return EXIT_DONE
+
+
+def _settings(folder: Path) -> GenerationConfig:
+    """The model's own, else what its configuration says."""
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main))

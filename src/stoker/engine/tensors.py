@@ -1,0 +1,220 @@
+"""Whether a folder holds the very weights of the trained model, tensor by tensor, and if not, why.
+
+Expected is what the adapter makes of its base: the base's weight plus PEFT's own delta, in fp32. Memory: the trained
+model and a tensor or two.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from stoker.rundir import weights
+from stoker.rundir.weights import Entry
+
+_FP32 = torch.finfo(torch.float32).eps
+_SUM_ROUNDINGS = 64
+"""fp32 roundings allowed to a delta, which is a sum over the adapter's rank."""
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a tensor must be: the base's part and, where the adapter touches it, the delta."""
+
+    dtype: str
+    """As safetensors names it."""
+    base: Callable[[], Tensor]
+    delta: Callable[[], Tensor] | None = None
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Both in fp32; the delta is zero where there is none."""
+        base = self.base().detach().float().cpu()
+        return base, torch.zeros_like(base) if self.delta is None else self.delta().detach().float().cpu()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that is not as expected."""
+
+    name: str
+    excess: float
+    """Largest distance, as a multiple of what rounding allows."""
+    elements: int
+    touched: bool
+    cause: str
+    factor: float = 1.0
+    """Of the delta, where the cause is its scale."""
+    other: str = ""
+    """Whose place it takes, where tensors are swapped."""
+
+
+def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
+    """Compare the tensors in a folder with those of the trained model; what `Observation.weights` holds."""
+    entries, wanted = weights.read(folder), expected(model, dtype)
+    names = [name for name in entries if name in wanted]
+    figures: dict[str, Any] = {"compared": len(names), "of": len(entries), "worst": None, "excess": 0.0}
+    odd = sorted(name for name in names if entries[name].dtype != wanted[name].dtype)
+    if odd:
+        return {**figures, "worst": odd[0], "cause": "dtype"}
+    differences = []
+    for name in names:
+        excess, difference = _compare(name, entries, wanted)
+        if excess > figures["excess"]:
+            figures |= {"worst": name, "excess": excess}
+        differences += [difference] if difference else []
+    return {**figures, **_overall(differences, wanted, entries)}
+
+
+# ---- expected
+
+
+def expected(model: Any, dtype: str) -> dict[str, Expected]:
+    """By the name a tensor has in a model without adapter; those this cannot tell are left out."""
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    modules = dict(inner.named_modules())
+    found: dict[str, Expected] = {}
+    for name, parameter in inner.named_parameters(remove_duplicate=False):
+        path, _, field = name.rpartition(".")
+        plain, adapted, _ = path.partition(".base_layer")
+        if _is_transposed(modules[path]):
+            continue
+        if adapted and _is_plain_lora(modules[plain]):
+            delta = _delta(modules[plain]) if field == "weight" else None
+            found[f"{plain}.{field}"] = Expected(_stored(parameter, dtype), _whole(parameter), delta)
+        elif ".modules_to_save." in name:
+            outer, _, rest = name.partition(".modules_to_save.")
+            found[f"{outer}.{rest.partition('.')[2]}"] = Expected(weights.DTYPES[dtype], _whole(parameter))
+        elif not any(word in name for word in (".base_layer.", ".original_module.", ".lora_", ".token_adapter.")):
+            found[name] = Expected(_stored(parameter, dtype), _whole(parameter))
+    return found
+
+
+def _stored(parameter: Any, dtype: str) -> str:
+    """The type a tensor is stored in: 4-bit ones, unpacked, in the model's."""
+    own = str(parameter.dtype).removeprefix("torch.")
+    return weights.DTYPES.get(own, weights.DTYPES[dtype])
+
+
+def _is_transposed(module: Any) -> bool:
+    """Whether 4-bit weights lie the other way round than in the files, as GPT-2's do."""
+    return getattr(getattr(module, "source_cls", None), "__name__", "") == "Conv1D"
+
+
+def _is_plain_lora(layer: Any) -> bool:
+    """Whether PEFT's delta is all there is: DoRA scales the base's part too, and a bias may be trained."""
+    more = (getattr(layer, name, {}) for name in ("use_dora", "lora_bias"))
+    return hasattr(layer, "get_delta_weight") and not any(any(by_adapter.values()) for by_adapter in more)
+
+
+def _delta(layer: Any) -> Callable[[], Tensor]:
+    def total() -> Tensor:
+        return sum(layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
+
+    return total
+
+
+def _whole(parameter: Any) -> Callable[[], Tensor]:
+    """The weight as training saw it: 4-bit ones are unpacked."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return lambda: parameter
+
+    def unpacked() -> Tensor:
+        from bitsandbytes.functional import dequantize_4bit
+
+        return dequantize_4bit(parameter.data, state)
+
+    return unpacked
+
+
+# ---- one tensor
+
+
+def _compare(name: str, entries: dict[str, Entry], wanted: dict[str, Expected]) -> tuple[float, Difference | None]:
+    """How far a tensor is from expected, as a multiple of what rounding allows; and the cause where it is too far."""
+    got = _read(entries[name], name)
+    base, delta = wanted[name].parts()
+    touched = wanted[name].delta is not None
+    if got.shape != base.shape:
+        return torch.inf, Difference(name, torch.inf, got.numel(), touched, "shape")
+    stored = got.dtype
+    got = got.float()
+    excess = _excess(got, base, delta, torch.finfo(stored).eps)
+    if excess <= 1:
+        return excess, None
+    cause, factor = _cause(got, base, delta, stored) if touched else ("tensor", 1.0)
+    return excess, Difference(name, excess, got.numel(), touched, cause, factor)
+
+
+def _excess(got: Tensor, base: Tensor, delta: Tensor, unit: float) -> float:
+    allowed = unit * (base.abs() + delta.abs()) + _SUM_ROUNDINGS * _FP32 * delta.abs().max() + 1e-30
+    return ((got - base - delta).abs() / allowed).max().item()
+
+
+def _cause(got: Tensor, base: Tensor, delta: Tensor, stored: torch.dtype) -> tuple[str, float]:
+    """Computed in a shorter type, or with another scale; else simply another tensor."""
+    for shorter in (torch.float16, torch.bfloat16):
+        unit = torch.finfo(shorter).eps
+        if unit > torch.finfo(stored).eps and _excess(got, base, delta, unit) <= 1:
+            return "dtype", 1.0
+    factor = ((got - base) * delta).sum().item() / max(delta.square().sum().item(), 1e-30)
+    if _excess(got, base, factor * delta, 2 * torch.finfo(stored).eps) <= 1:
+        return "scale", factor
+    return "tensor", 1.0
+
+
+def _read(entry: Entry, name: str) -> Tensor:
+    with safe_open(entry.file, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+# ---- all of them
+
+
+def _overall(differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, Entry]) -> dict[str, Any]:
+    """The one cause that explains most, and the tensor that shows it."""
+    if not differences:
+        return {}
+    untouched = {name for name, one in wanted.items() if one.delta is None and name in entries}
+    size = sum(_elements(entries[name]) for name in untouched)
+    changed = sum(difference.elements for difference in differences if not difference.touched)
+    if changed > size / 2:
+        return _shown("base", differences)
+    swapped = _swapped(differences, wanted, entries)
+    if swapped:
+        return _shown("swapped", [swapped])
+    cause, _ = Counter(difference.cause for difference in differences).most_common(1)[0]
+    return _shown(cause, [difference for difference in differences if difference.cause == cause])
+
+
+def _shown(cause: str, differences: list[Difference]) -> dict[str, Any]:
+    worst = max(differences, key=lambda difference: difference.excess)
+    factor = median(difference.factor for difference in differences)
+    return {"cause": cause, "worst": worst.name, "factor": factor, "other": worst.other}
+
+
+def _elements(entry: Entry) -> int:
+    return torch.Size(entry.shape).numel()
+
+
+def _swapped(
+    differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, Entry]
+) -> Difference | None:
+    """A tensor that is as another one should be."""
+    for difference in differences:
+        if difference.cause != "tensor":
+            continue
+        got = _read(entries[difference.name], difference.name)
+        for other, one in wanted.items():
+            if other == difference.name or other not in entries or entries[other].shape != tuple(got.shape):
+                continue
+            if _excess(got.float(), *one.parts(), torch.finfo(got.dtype).eps) <= 1:
+                return Difference(**{**vars(difference), "other": other})
+    return None

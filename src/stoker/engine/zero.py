@@ -1,0 +1,89 @@
+"""DeepSpeed's ZeRO: its optimizer state by parameter name, in the one checkpoint format, without its pickles.
+
+DeepSpeed keeps flat partitions over all parameters; its own functions put a parameter's state together and take it
+apart again. All ranks take part in both.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.engine import checkpoint
+from stoker.engine.checkpoint import State, Tensors
+
+_FIELDS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps for a parameter; other optimizers are refused with ZeRO."""
+
+
+def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
+    """The trained weights, put together on the rank that keeps them."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return {name: checkpoint.kept(safe_get_full_fp32_param(parameter), keep=keep) for name, parameter in trained}
+
+
+class ZeroState(State):
+    """The optimizer's state where DeepSpeed holds it."""
+
+    def gather_optimizer(self, tensors: Tensors, *, keep: bool) -> dict[str, Any]:
+        """By parameter name, as every strategy writes it."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        parameters = {}
+        step = float(self._begin()[0]["step"])
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                entry: dict[str, Any] = {"step": {"value": step}}
+                for field in _FIELDS:
+                    key = f"{name}/{field}"
+                    tensors[key] = checkpoint.kept(safe_get_full_optimizer_state(parameter, field), keep=keep)
+                    entry[field] = {"tensor": key}
+                parameters[name] = entry
+        return {"groups": [], "parameters": parameters}
+
+    def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
+        """Hand each rank its parts, and go on counting."""
+        states = self._begin()
+        for name, parameter in self.model.named_parameters():
+            for field in _FIELDS if name in index["parameters"] else ():
+                _set(parameter, tensors.get_tensor(index["parameters"][name][field]["tensor"]), field)
+        step = next(iter(index["parameters"].values()))["step"]
+        for state in states:
+            state["step"].fill_(float(step["value"]))
+
+    def load(self, folder: Path) -> None:
+        """The rates come with the scheduler: DeepSpeed's groups hold partitions, not parameters."""
+        super().load(folder)
+        for group, rate in zip(self._inner().param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    def _inner(self) -> Any:
+        return self.optimizer.optimizer  # type: ignore[attr-defined]  # DeepSpeed's holds torch's
+
+    def _begin(self) -> list[dict[str, torch.Tensor]]:
+        """The states of the flat partitions; where there are none yet, as AdamW makes them at its first step."""
+        zero: Any = self.optimizer
+        partitions = getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups
+        states = self._inner().state
+        for flat in partitions:
+            if not states[flat]:
+                states[flat] = {field: torch.zeros_like(flat) for field in _FIELDS}
+                states[flat]["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
+        if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+            zero._lazy_init_hp_params_optimizer_state()  # stage 2: which part of a partition is whose
+        return [states[flat] for flat in partitions]
+
+
+def _set(parameter: Any, value: torch.Tensor, field: str) -> None:
+    """A parameter's state: whole for stage 2, this rank's padded part for stage 3."""
+    from deepspeed.utils import safe_get_local_optimizer_state, safe_set_full_optimizer_state
+
+    if not hasattr(parameter, "ds_id"):
+        safe_set_full_optimizer_state(parameter, value, field)
+        return
+    part = safe_get_local_optimizer_state(parameter, field)
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    padded = torch.nn.functional.pad(value.flatten(), (0, part.numel() * world - value.numel()))
+    part.copy_(padded[rank * part.numel() : (rank + 1) * part.numel()].view_as(part))

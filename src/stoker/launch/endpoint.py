@@ -1,0 +1,73 @@
+"""An OpenAI endpoint on this machine as a client sees it: address, token, model. Plain HTTP, no engine in sight."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+ANSWER_SECONDS = 600.0
+
+
+class EndpointError(Exception):
+    """The server answered, and not with what was asked for."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text[:500]}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where to ask, with which token, for which model."""
+
+    url: str
+    """Up to `/v1`: `http://127.0.0.1:8000/v1`."""
+    token: str = field(repr=False)
+    """Never shown: not in a repr, a log or an event."""
+    model: str
+
+
+def ask(endpoint: Endpoint, path: str, body: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """POST `body` to `/v1/<path>` and return the answer."""
+    connection, answer = _send(endpoint, path, body, seconds)
+    try:
+        value: dict[str, Any] = json.loads(answer.read())
+    finally:
+        connection.close()
+    return value
+
+
+def stream(
+    endpoint: Endpoint, path: str, body: dict[str, Any], seconds: float = ANSWER_SECONDS
+) -> Iterator[dict[str, Any]]:
+    """POST `body` with `stream` and give the pieces as they come."""
+    connection, answer = _send(endpoint, path, {**body, "stream": True}, seconds)
+    try:
+        for line in answer:
+            text = line.strip()
+            if text.startswith(b"data:") and text != b"data: [DONE]":
+                yield json.loads(text.removeprefix(b"data:"))
+    finally:
+        connection.close()
+
+
+def _send(
+    endpoint: Endpoint, path: str, body: dict[str, Any], seconds: float
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """The answer's head has come; anything but 200 is an error."""
+    address = urlsplit(endpoint.url)
+    assert address.hostname
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=seconds)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {endpoint.token}"}
+    text = json.dumps({"model": endpoint.model, **body})
+    try:
+        connection.request("POST", f"{address.path}/{path}", text.encode(), headers)
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            raise EndpointError(answer.status, answer.read().decode("utf-8", "replace"))
+    except BaseException:
+        connection.close()
+        raise
+    return connection, answer

@@ -1,0 +1,46 @@
+"""lm-evaluation-harness on a model folder: its own program and task names, here or in an environment of its own."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import StokerError
+from stoker.launch import tools
+from stoker.launch.tools import Tool
+from stoker.rundir import files
+from stoker.rundir.layout import RunDir
+
+TOOL = Tool("lm_eval", "lm_eval", '"lm-eval[hf]"')
+
+
+def run(run_dir: RunDir, folder: Path, task_names: str, device: str, *, chat: bool) -> dict[str, dict[str, Any]]:
+    """The harness' own results by task.
+
+    Args:
+        run_dir: The run; log and results go there.
+        folder: A whole model.
+        task_names: As the harness has them, comma-separated; a task file of one's own is named by its path.
+        device: `cuda`, `mps` or `cpu`.
+        chat: Whether prompts go through the chat template, as the model was trained.
+    """
+    python = tools.require(TOOL)
+    results = run_dir.path / "evals" / "harness"
+    log = run_dir.logs / "harness.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    before = set(results.rglob("results_*.json"))
+    command = [
+        *(str(python), "-X", "utf8", "-m", "lm_eval", "run"),
+        *("--model", "hf", "--model_args", f"pretrained={folder.resolve()},dtype=auto"),
+        *("--tasks", task_names, "--device", device, "--batch_size", "auto" if device == "cuda" else "1"),
+        *("--output_path", str(results.resolve())),
+        *(["--apply_chat_template"] if chat else []),
+    ]
+    with log.open("ab") as words:
+        done = subprocess.run(  # noqa: S603  # the tool's own program, no shell
+            command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, check=False
+        )
+    made = sorted(set(results.rglob("results_*.json")) - before)
+    if done.returncode or not made:
+        raise StokerError("STK409", program="lm_eval", exit_code=done.returncode, log=log)
+    found: dict[str, dict[str, Any]] = files.read_json(made[-1])["results"]
+    return found

@@ -1,0 +1,409 @@
+"""When an artifact is the trained model: what is written down of both, the limits, and the verdict. Pure.
+
+`Reference` is what the trained model answers, `Observation` what an artifact or an endpoint does when it is led along
+the reference's own tokens: at each of them, its first choice and its log-probabilities of the reference's best ones.
+Led this way, equal choices everywhere are equal greedy answers, and a parting does not hide what comes after it.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from stoker import messages
+from stoker.errors import StokerError
+
+FORMAT = 1
+PROMPTS = 64
+LEAST_PROMPTS = 50
+ANSWER_TOKENS = 32
+PROMPT_TOKENS = 256
+"""Longer prompts are cut: their beginnings are compared."""
+TOP = 16
+"""Log-probabilities kept per token; endpoints give up to 20."""
+CORPUS_TOKENS = 2048
+"""Tokens over which perplexity is measured."""
+
+_NO_ADAPTER = 0.01
+"""Of its delta, less than this is none."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What may differ from the trained model."""
+
+    exact: bool
+    """Token for token, but for ties."""
+    agreement: float = 1.0
+    """Smallest share of tokens chosen alike."""
+    perplexity: float = 0.0
+    """Largest rise of the perplexity, as a share of it."""
+
+
+EXACT = Kind(exact=True)
+
+KINDS: dict[str, Kind] = {
+    "merged": EXACT,
+    "export": EXACT,
+    "served": EXACT,
+    "int8": Kind(exact=False, agreement=0.90, perplexity=0.02),
+    "fp8": Kind(exact=False, agreement=0.90, perplexity=0.03),
+    "gguf-q8_0": Kind(exact=False, agreement=0.95, perplexity=0.01),
+    "gguf-q4_k_m": Kind(exact=False, agreement=0.80, perplexity=0.10),
+    "gptq": Kind(exact=False, agreement=0.80, perplexity=0.10),
+}
+"""By artifact. Limits of quantised ones are ours: loose enough for models of 100 M weights, which suffer most."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far apart two right computations in one type may be, in units of its precision at the largest logit."""
+
+    unit: float
+    """Distance of 1 to the next number."""
+    logits: int
+    """Largest distance of log-probabilities."""
+    tie: int
+    """Two tokens closer than this may change places."""
+    ties: float
+    """Largest share of tokens that may do so."""
+
+
+ROUNDING: dict[str, Rounding] = {
+    "float32": Rounding(unit=2.0**-23, logits=256, tie=64, ties=0.002),
+    "float16": Rounding(unit=2.0**-10, logits=16, tie=4, ties=0.02),
+    "bfloat16": Rounding(unit=2.0**-7, logits=8, tie=2, ties=0.05),
+}
+"""Sums are kept in fp32 everywhere, so the shorter types lose fewer of their own units on the way."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Prompt(_Part):
+    """One prompt, and what the trained model answers to it."""
+
+    source: Literal["data", "shipped", "random"]
+    messages: list[dict[str, str]] | None
+    """The conversation, where it went through the chat template."""
+    text: str
+    ids: list[int]
+    answer: list[int]
+    """Its greedy answer, with the token that ended it."""
+    stopped: bool
+    """Whether the last token of the answer ended it."""
+    top: list[list[int]]
+    """For each token of the answer the most likely ones, best first."""
+    logprobs: list[list[float]]
+    """Their log-probabilities."""
+
+
+class Reference(_Part):
+    """`artifacts/reference.json`: the trained model's side of every comparison."""
+
+    format: int = FORMAT
+    key: str
+    """Digest of the weights, tokenizer, data and program versions it was made with."""
+    dtype: str
+    plain: bool
+    """The model goes on writing; it was not trained to converse."""
+    template: str
+    """The chat template; empty where there is none."""
+    stops: list[int]
+    """Tokens that end an answer."""
+    tokenizer: str
+    """Digest of what the tokenizer does."""
+    largest_logit: float
+    own_distance: float
+    """Between the trained model's own two ways to compute: token by token, and all at once."""
+    texts: dict[int, str]
+    """What the tokens named here say."""
+    prompts: list[Prompt]
+    corpus: list[list[int]]
+    """Token sequences for the perplexity; one that does not count is stored as ~id."""
+    corpus_loss: float
+
+
+class Observation(_Part):
+    """What was seen of an artifact or an endpoint. None: it cannot be seen this way."""
+
+    through: str
+    tokens: list[list[int]] = []
+    """Per prompt and token of the reference's answer, its own first choice."""
+    logprobs: list[list[list[float | None]]] = []
+    """Per prompt and token, its log-probabilities of the reference's `top`."""
+    ended_elsewhere: list[int] = []
+    """Prompts whose answer goes on behind the token that should end it, or ends before."""
+    rendered: dict[int, str] = {}
+    """Prompts whose messages or text become other tokens here, and what came out."""
+    template: str | None = None
+    stops: list[int] | None = None
+    tokenizer: str | None = None
+    corpus_loss: float | None = None
+    weights: dict[str, Any] | None = None
+    """How the tensors themselves compare: compared, of, worst, and a `cause` where they differ."""
+    missing: list[str] = []
+    """Tensors its configuration asks for and its files lack."""
+    problems: list[dict[str, Any]] = []
+    """Errors that ended the look at it, as `StokerError.to_json` writes them."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A token that was chosen differently."""
+
+    prompt: int
+    position: int
+    expected: int
+    got: int
+    margin: float
+    """By how much the trained model prefers its own; infinite where the other is not among its best."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an artifact compares."""
+
+    figures: dict[str, Any]
+    """For parity.json."""
+    problems: list[StokerError]
+    """Empty: accepted. The first is the likeliest cause of the others."""
+
+
+def judge(name: str, reference: Reference, seen: Observation) -> Verdict:
+    """Compare what was seen with the reference, by the limits of the artifact's kind."""
+    kind = KINDS[name]
+    problems = [StokerError.from_json(problem) for problem in seen.problems]
+    if seen.missing:
+        reason = messages.text("weights.absent", tensor=seen.missing[0])
+        problems.append(StokerError("STK644", file=name, reason=reason))
+    problems += _text_problems(name, reference, seen)
+    if seen.weights and seen.weights.get("cause"):
+        problems.append(StokerError("STK646", name=name, tensor=seen.weights["worst"], cause=_cause(seen.weights)))
+    figures: dict[str, Any] = {"through": seen.through, "exact": kind.exact, "prompts": len(reference.prompts)}
+    if seen.tokens:
+        figures |= _token_figures(kind, reference, seen)
+        problems += _exact_problems(name, reference, seen, figures) if kind.exact else _loss_problems(name, figures)
+    figures |= _text_figures(reference, seen)
+    figures |= {
+        "weights": seen.weights,
+        "accepted": not problems,
+        "problems": [problem.to_json() for problem in problems],
+        "reference": reference.key,
+    }
+    return Verdict(figures, problems)
+
+
+def limits(reference: Reference) -> tuple[float, float]:
+    """The largest distance of log-probabilities between two right computations, and the largest margin of a tie."""
+    rounding = ROUNDING[reference.dtype]
+    unit = rounding.unit * max(1.0, reference.largest_logit)
+    return rounding.logits * unit, rounding.tie * unit
+
+
+# ---- words
+
+
+def _text_problems(name: str, reference: Reference, seen: Observation) -> list[StokerError]:
+    problems = []
+    if seen.template is not None and seen.template != reference.template:
+        at = _first_difference(reference.template, seen.template)
+        expected, got = (_excerpt(text, at) for text in (reference.template, seen.template))
+        problems.append(StokerError("STK641", name=name, position=at, expected=expected, got=got))
+    if seen.stops is not None and set(seen.stops) != set(reference.stops):
+        expected, got = (_shown_stops(reference, ids) for ids in (reference.stops, seen.stops))
+        problems.append(StokerError("STK642", name=name, expected=expected, got=got))
+    elif seen.ended_elsewhere:
+        prompt = reference.prompts[seen.ended_elsewhere[0]]
+        stop = _shown_token(reference, prompt.answer[-1])
+        got = messages.text("parity.ended_elsewhere", prompts=len(seen.ended_elsewhere))
+        problems.append(StokerError("STK642", name=name, expected=stop, got=got))
+    return problems + _tokenizer_problems(name, reference, seen)
+
+
+def _tokenizer_problems(name: str, reference: Reference, seen: Observation) -> list[StokerError]:
+    """Other tokens for a plain text are the tokenizer's doing; for conversations alone, the template's."""
+    if not seen.rendered:
+        same = seen.tokenizer in (None, reference.tokenizer)
+        reason = messages.text("parity.tokenizer.rules")
+        return [] if same else [StokerError("STK643", name=name, reason=reason)]
+    first = min(seen.rendered, key=lambda at: (reference.prompts[at].messages is not None, at))
+    prompt, got = reference.prompts[first], seen.rendered[first]
+    if prompt.messages is not None and seen.tokenizer in (None, reference.tokenizer):
+        if seen.template is not None:
+            return []  # the template's text was compared
+        at = _first_difference(prompt.text, got)
+        expected, got = _excerpt(prompt.text, at), _excerpt(got, at)
+        return [StokerError("STK641", name=name, position=at, expected=expected, got=got)]
+    reason = messages.text("parity.tokenizer.text", text=_excerpt(prompt.text, 0))
+    return [StokerError("STK643", name=name, reason=reason)]
+
+
+def _text_figures(reference: Reference, seen: Observation) -> dict[str, Any]:
+    def same(value: object, expected: object) -> bool | None:
+        return None if value is None else value == expected
+
+    return {
+        "template_same": same(seen.template, reference.template) if seen.template is not None else not seen.rendered,
+        "stops_same": same(None if seen.stops is None else set(seen.stops), set(reference.stops)),
+        "tokenizer_same": same(seen.tokenizer, reference.tokenizer),
+        "ended_elsewhere": len(seen.ended_elsewhere),
+    }
+
+
+def _cause(weights: dict[str, Any]) -> str:
+    cause = weights["cause"]
+    if cause == "scale" and abs(weights["factor"]) < _NO_ADAPTER:
+        return messages.text("parity.cause.no_adapter")
+    if cause == "scale":
+        return messages.text("parity.cause.scale", factor=f"{weights['factor']:.3g}")
+    if cause == "swapped":
+        return messages.text("parity.cause.swapped", other=weights["other"])
+    keys = {
+        "base": "parity.cause.base",
+        "dtype": "parity.cause.dtype",
+        "tensor": "parity.cause.tensor",
+        "shape": "parity.cause.shape",
+    }
+    return messages.text(keys[cause])
+
+
+# ---- tokens
+
+
+def partings(reference: Reference, seen: Observation) -> Iterator[Parting]:
+    """Every token that was chosen differently, in order."""
+    for at, (prompt, chosen) in enumerate(zip(reference.prompts, seen.tokens, strict=True)):
+        for position, (expected, got) in enumerate(zip(prompt.answer, chosen, strict=True)):
+            if expected != got:
+                known = dict(zip(prompt.top[position], prompt.logprobs[position], strict=True))
+                margin = known[expected] - known[got] if got in known and expected in known else math.inf
+                yield Parting(at, position, expected, got, margin)
+
+
+def _token_figures(kind: Kind, reference: Reference, seen: Observation) -> dict[str, Any]:
+    distance_limit, tie_limit = limits(reference)
+    apart = list(partings(reference, seen))
+    tokens = sum(len(prompt.answer) for prompt in reference.prompts)
+    ties = sum(parting.margin <= tie_limit for parting in apart) if kind.exact else 0
+    distance, divergence = _distances(reference, seen)
+    change = None if seen.corpus_loss is None else math.expm1(seen.corpus_loss - reference.corpus_loss)
+    return {
+        "tokens": tokens,
+        "agree": tokens - len(apart),
+        "ties": ties,
+        "ties_limit": max(1, math.floor(ROUNDING[reference.dtype].ties * tokens)) if kind.exact else None,
+        "agreement": (tokens - len(apart)) / tokens,
+        "agreement_limit": kind.agreement,
+        "logit_distance": distance,
+        "logit_distance_limit": distance_limit if kind.exact else None,
+        "own_logit_distance": reference.own_distance,
+        "mean_kl": divergence,
+        "perplexity_trained": math.exp(reference.corpus_loss),
+        "perplexity_change": change,
+        "perplexity_change_limit": None if kind.exact else kind.perplexity,
+    }
+
+
+def _distances(reference: Reference, seen: Observation) -> tuple[float | None, float | None]:
+    """The largest difference of a log-probability, and the mean divergence over the most likely tokens and the rest."""
+    largest, divergences = 0.0, []
+    for prompt, row in zip(reference.prompts, seen.logprobs, strict=True):
+        for ours, theirs in zip(prompt.logprobs, row, strict=True):
+            pairs = [(p, q) for p, q in zip(ours, theirs, strict=True) if q is not None]
+            if pairs:
+                largest = max(largest, *(abs(p - q) for p, q in pairs))
+                divergences.append(_divergence(pairs))
+    if not divergences:
+        return None, None
+    return largest, sum(divergences) / len(divergences)
+
+
+def _divergence(pairs: list[tuple[float, float]]) -> float:
+    inside = sum(math.exp(p) * (p - q) for p, q in pairs)
+    rest = [max(1e-12, 1 - sum(math.exp(pair[side]) for pair in pairs)) for side in (0, 1)]
+    return max(0.0, inside + rest[0] * math.log(rest[0] / rest[1]))
+
+
+def _exact_problems(name: str, reference: Reference, seen: Observation, figures: dict[str, Any]) -> list[StokerError]:
+    distance_limit, tie_limit = limits(reference)
+    apart = list(partings(reference, seen))
+    real = [parting for parting in apart if parting.margin > tie_limit]
+    ties = list(itertools.islice(apart, figures["ties_limit"], None)) if not real else []
+    if real or ties:
+        return [_parted(name, reference, figures, (real or ties)[0])]
+    distance = figures["logit_distance"]
+    if distance is not None and distance > distance_limit:
+        cause = messages.text(_likely_cause(reference, figures))
+        return [
+            StokerError("STK645", name=name, distance=f"{distance:.2g}", limit=f"{distance_limit:.2g}", cause=cause)
+        ]
+    return []
+
+
+def _parted(name: str, reference: Reference, figures: dict[str, Any], parting: Parting) -> StokerError:
+    prompt = reference.prompts[parting.prompt]
+    stop_missed = parting.expected in reference.stops or parting.got in reference.stops
+    cause = "parity.cause.stop" if stop_missed else _likely_cause(reference, figures)
+    return StokerError(
+        "STK640",
+        name=name,
+        prompt=parting.prompt + 1,
+        text=_excerpt(prompt.text, max(0, len(prompt.text) - 40)),
+        position=parting.position + 1,
+        expected=_shown_token(reference, parting.expected),
+        got=_shown_token(reference, parting.got),
+        agree=f"{figures['agree']:,}",
+        tokens=f"{figures['tokens']:,}",
+        cause=messages.text(cause),
+    )
+
+
+def _likely_cause(reference: Reference, figures: dict[str, Any]) -> str:
+    """A distance that a shorter type would explain is likely its doing; a larger one is another model's."""
+    distance = figures["logit_distance"]
+    shortest = ROUNDING["bfloat16"]
+    if distance is not None and distance <= shortest.logits * shortest.unit * max(1.0, reference.largest_logit):
+        return "parity.cause.dtype"
+    return "parity.cause.model"
+
+
+def _loss_problems(name: str, figures: dict[str, Any]) -> list[StokerError]:
+    """Of quantised artifacts."""
+    change, limit = figures["perplexity_change"], figures["perplexity_change_limit"]
+    too_far = change is not None and change > limit
+    if figures["agreement"] >= figures["agreement_limit"] and not too_far:
+        return []
+    shown = messages.text("parity.unmeasured") if change is None else f"{change:+.1%}"
+    fields = {
+        "agreement": f"{figures['agreement']:.1%}",
+        "agreement_limit": f"{figures['agreement_limit']:.0%}",
+        "change": shown,
+        "change_limit": f"{limit:+.0%}",
+    }
+    return [StokerError("STK647", name=name, **fields)]
+
+
+# ---- shown to people
+
+
+def _shown_token(reference: Reference, token: int) -> str:
+    return f"{reference.texts[token]!r} ({token})" if token in reference.texts else str(token)
+
+
+def _shown_stops(reference: Reference, ids: list[int]) -> str:
+    return ", ".join(_shown_token(reference, token) for token in sorted(ids)) or messages.text("parity.none")
+
+
+def _first_difference(expected: str, got: str) -> int:
+    pairs = enumerate(zip(expected, got, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(expected), len(got)))
+
+
+def _excerpt(text: str, at: int, length: int = 40) -> str:
+    """A piece of a text in one line."""
+    return repr(text[at : at + length])

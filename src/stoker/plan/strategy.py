@@ -1,0 +1,127 @@
+"""How several devices work together: what may be chosen, what does not go together, and DeepSpeed's configuration."""
+
+from typing import Any
+
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts.machine import Machine
+from stoker.plan.plan import Reason
+
+_AUTO = "auto"
+
+_REASONS = {"single": "why.strategy.single", "ddp": "why.strategy.ddp", "fsdp2": "why.strategy.fsdp2"}
+
+_OURS = {
+    "train_batch_size": "train.batch",
+    "train_micro_batch_size_per_gpu": "where.micro",
+    "gradient_accumulation_steps": "train.batch",
+    "gradient_clipping": "train.clip",
+    "optimizer": "train.optimizer",
+    "scheduler": "train.schedule",
+    "bf16": "where.precision",
+    "fp16": "where.precision",
+    "torch_autocast": "where.precision",
+    "amp": "where.precision",
+}
+"""DeepSpeed's names for what a word of the run file states."""
+
+
+def candidates(run: Run, machine: Machine, devices: int) -> list[str]:
+    """Strategies to try, best first: the first that fits is taken."""
+    asked, zero = run.where.strategy, _zero_stage(run)
+    if asked != _AUTO:
+        return [asked]
+    if zero:
+        return [f"zero{zero}"]
+    if devices == 1:
+        return ["single"]
+    return ["ddp"] if _conflicts(run, machine, "fsdp2", devices) else ["ddp", "fsdp2"]
+
+
+def reason(run: Run, chosen: str) -> Reason:
+    """Why this one."""
+    if run.where.strategy != _AUTO:
+        return Reason(about="strategy", key="why.asked", fields={"word": "where.strategy"})
+    return Reason(about="strategy", key=_REASONS.get(chosen, "why.asked"), fields={"word": "native.deepspeed"})
+
+
+def check(run: Run, machine: Machine, strategy: str, devices: int, precision: str) -> None:
+    """Refuse what does not go together, by the words of the run file."""
+    conflicts = _conflicts(run, machine, strategy, devices)
+    if strategy == "fsdp2" and precision == "fp16":
+        conflicts.append(("where.precision", "fp16", "ddp"))
+    for word, asked, instead in conflicts:
+        raise StokerError("STK216", word=word, asked=asked, strategy=strategy, instead=instead)
+
+
+def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[tuple[str, str, str]]:
+    """(word, what it asks, the strategy to use instead) for each word that the strategy cannot serve."""
+    if strategy in ("single", "ddp"):
+        return [("where.strategy", strategy, _AUTO)] if strategy == "ddp" and machine.kind == "mps" else []
+    found = []
+    if machine.kind == "mps":
+        found.append(("where.strategy", strategy, _AUTO))
+    if run.train.optimizer != "adamw":
+        found.append(("train.optimizer", run.train.optimizer, "ddp"))
+    if strategy == "fsdp2" and exact(run, strategy) and devices & (devices - 1):
+        found.append(("train.exact", f"true ({devices} devices, not a power of two)", "ddp"))
+    if strategy != "fsdp2" and run.train.exact is True:
+        found.append(("train.exact", "true", "fsdp2"))
+    if strategy != "fsdp2" and run.tune.method == "qlora":
+        found.append(("tune.method", "qlora", "fsdp2"))
+    return found
+
+
+def exact(run: Run, strategy: str) -> bool:
+    """Whether gradients are combined in the canonical order: by the recipe; DeepSpeed adds up in its own."""
+    if strategy.startswith("zero"):
+        return False
+    return run.tune.method != "full" if run.train.exact == _AUTO else bool(run.train.exact)
+
+
+# ---- DeepSpeed
+
+
+def _zero_stage(run: Run) -> int:
+    settings = run.native.deepspeed
+    return int(settings.get("zero_optimization", {}).get("stage", 0)) if isinstance(settings, dict) else 0
+
+
+def deepspeed(run: Run, strategy: str, precision: str, share: int, devices: int) -> dict[str, Any]:
+    """DeepSpeed's configuration: ours where a word of the run file decides, the user's for the rest."""
+    if not strategy.startswith("zero"):
+        return {}
+    user = run.native.deepspeed
+    assert isinstance(user, dict)
+    _refuse_ours(user)
+    stage = int(strategy.removeprefix("zero"))
+    zero = user.get("zero_optimization", {})
+    if zero.get("stage", stage) != stage:
+        fields = {"option": "zero_optimization.stage", "value": zero["stage"], "word": "where.strategy"}
+        raise StokerError("STK217", ours="where.strategy", **fields)
+    low = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    return {
+        **{key: value for key, value in user.items() if key not in _OURS},
+        "zero_optimization": {**zero, "stage": stage},
+        "train_micro_batch_size_per_gpu": share,
+        "train_batch_size": share * devices,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": run.train.clip,
+        # Weights stay in fp32 and products are computed in the lower precision, as with every other strategy.
+        **({"torch_autocast": {"enabled": True, "dtype": low}} if low else {}),
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def _refuse_ours(user: dict[str, Any]) -> None:
+    for option, word in _OURS.items():
+        if option in user and not _left_to_us(user[option]):
+            raise StokerError("STK217", option=option, value=user[option], word=word, ours=word)
+
+
+def _left_to_us(value: Any) -> bool:
+    """`auto` everywhere, as Hugging Face's examples have it (types and switches beside it are the example's own)."""
+    if isinstance(value, dict):
+        inner = value.get("params", value)
+        return any(_left_to_us(one) for one in inner.values()) if inner else True
+    return bool(value == _AUTO)

@@ -1,0 +1,79 @@
+"""What safetensors files say of themselves: which tensors, of which type and shape, and whether every byte is there.
+
+Reads headers only, without torch. The tensors themselves are read in the engine.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker import messages
+from stoker.errors import StokerError
+from stoker.rundir import files
+
+INDEX_NAME = "model.safetensors.index.json"
+
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Torch's names of the types weights come in, and those of safetensors."""
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_LONGEST_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor on disk."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read(folder: Path) -> dict[str, Entry]:
+    """Every tensor of a model folder by name; a file that is missing, cut short or no safetensors is an error."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return {name: entry for path in sorted(folder.glob("*.safetensors")) for name, entry in _entries(path).items()}
+    promised: dict[str, str] = files.read_json(index)["weight_map"]
+    found = {name: entry for file in sorted(set(promised.values())) for name, entry in _entries(folder / file).items()}
+    for name, file in promised.items():
+        if name not in found:
+            raise _broken(folder / file, messages.text("weights.absent", tensor=name))
+    return found
+
+
+def _entries(path: Path) -> dict[str, Entry]:
+    header, data_bytes = _header(path)
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end != data_bytes:
+        raise _broken(path, messages.text("weights.cut", expected=f"{end:,}", found=f"{data_bytes:,}"))
+    for name, entry in header.items():
+        start, behind = entry["data_offsets"]
+        width = _BYTES.get(entry["dtype"])
+        if width is not None and math.prod(entry["shape"]) * width != behind - start:
+            raise _broken(path, messages.text("weights.size", tensor=name))
+    return {name: Entry(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file, and how many bytes follow it."""
+    if not path.is_file():
+        raise _broken(path, messages.text("weights.missing"))
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, _LONGEST_HEADER_BYTES):
+            raise _broken(path, messages.text("weights.header"))
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise _broken(path, messages.text("weights.header")) from error
+    return header, size - 8 - length
+
+
+def _broken(path: Path, reason: str) -> StokerError:
+    return StokerError("STK644", str(path), file=path.name, reason=reason)

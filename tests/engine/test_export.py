@@ -1,0 +1,171 @@
+"""The export through the user's door: what the folder holds, what its card says, what is never overwritten."""
+
+import json
+from pathlib import Path
+
+import adapted_run
+import pytest
+import tiny_run
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from typer.testing import CliRunner
+
+from stoker.cli import card
+from stoker.cli.main import app
+from stoker.engine import export
+from stoker.errors import StokerError
+from stoker.rundir import artifacts, events, files
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+
+
+def stoker(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False, standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = adapted_run.make_base(tmp_path / "acme-1b", tied=True)
+    (folder / "README.md").write_text("---\nlicense: other\nlicense_name: acme-community\n---\n# Acme\n")
+    return folder
+
+
+def trained(tmp_path: Path, base: Path) -> tiny_run.RunDir:
+    text = f"""
+name: taught
+model: {base}
+data: {{train: rows.jsonl, eval: rows.jsonl, length: 64}}
+tune: {{method: lora, rank: 4, targets: [q_proj, lm_head]}}
+train: {{batch: 8, steps: 12, epochs: 4, learning_rate: 3e-2, eval_every: 6 steps}}
+"""
+    rows = tiny_run.random_rows(30, seed=5, longest=64)
+    run_dir = tiny_run.make_run(tmp_path / "here", text, rows, rows[:4])
+    assert tiny_run.train(run_dir) == 0
+    return run_dir
+
+
+def test_an_adapter_is_merged_compared_and_described(tmp_path: Path, base: Path) -> None:
+    run_dir = trained(tmp_path, base)
+    said = json.loads(stoker("export", "taught", str(tmp_path / "out"), "--json"))
+    folder = Path(said["path"])
+    assert said["parity"]["accepted"]
+    assert said["parity"]["agree"] == said["parity"]["tokens"] > 100
+    assert adapted_run.distance(run_dir, folder) < 1e-5
+    assert set(artifacts.parity(run_dir)) == {"merged", "export"}
+    own = AutoTokenizer.from_pretrained(run_dir.final)
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == own.get_vocab()
+    assert 1 in GenerationConfig.from_pretrained(folder).eos_token_id
+    _check_card(run_dir, folder / "README.md", tmp_path)
+    # Again: nothing is merged twice, and an earlier export gives way.
+    stoker("export", "taught", str(tmp_path / "out"))
+    assert len([e for e in events.read(run_dir.events_file) if e["event"] == "merged"]) == 1
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def _check_card(run_dir: tiny_run.RunDir, path: Path, machine: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["base_model"] == "acme-1b"
+    assert front["license"] == "acme-community"
+    assert front["tags"] == ["stoker", "lora"]
+    measured = [e["eval_loss"] for e in events.read(run_dir.events_file) if e["event"] == "eval"][-1]
+    steps = events.steps(run_dir.events_file)
+    mean = sum(steps[step]["loss"] for step in range(3, 13)) / 10
+    digest = files.read_json(run_dir.data / "report.json")["digest"]
+    for value in (f"| {measured:.4f} |", f"{mean:.4f} (mean of the last 10 steps)", digest, "12 steps", "r 4", "0.03"):
+        assert value in text, value
+    assert "用 Stoker 在 acme-1b 上微调。" in text
+    assert str(machine) not in text
+
+
+def test_a_whole_model_is_exported_as_it_is(tmp_path: Path) -> None:
+    text = """
+name: scratch
+model: {shape: llama, layers: 2, width: 64, heads: 1, tied: true}
+tokenizer: words
+data: {train: rows.jsonl, length: 64}
+train: {objective: pretrain, batch: 8, steps: 3}
+"""
+    tiny_run.make_tokenizer(tmp_path / "words")
+    run_dir = tiny_run.make_run(tmp_path, text, tiny_run.random_rows(30, seed=5, longest=64))
+    assert tiny_run.train(run_dir) == 0
+    assert stoker("merge", "scratch").strip() == str(run_dir.final)
+    assert not artifacts.folder(run_dir, "merged").exists()
+    folder = Path(stoker("export", "scratch").strip())
+    assert folder == artifacts.folder(run_dir, "export")
+    assert (folder / "model.safetensors").samefile(run_dir.final / "model.safetensors")
+    config = files.read_json(folder / "config.json")
+    assert config["use_cache"] is True
+    assert files.read_json(run_dir.final / "config.json")["use_cache"] is False, "the finished model was touched"
+    assert 1 in GenerationConfig.from_pretrained(folder).eos_token_id
+    card_text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "base_model" not in card_text
+    assert yaml.safe_load(card_text.split("---\n")[1])["license"] == "unknown"
+    AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_run_that_is_not_finished_is_refused(tmp_path: Path, base: Path) -> None:
+    text = f"model: {base}\ndata: {{train: rows.jsonl, length: 64}}\ntrain: {{batch: 4, steps: 2}}\nname: early\n"
+    tiny_run.make_run(tmp_path / "here", text, tiny_run.random_rows(8, seed=1, longest=40))
+    for command in ("merge", "export"):
+        with pytest.raises(StokerError) as caught:
+            stoker(command, "early")
+        assert caught.value.code == "STK610"
+        assert caught.value.what == "`early` is not trained to its end, so there is no finished model yet"
+
+
+def test_a_folder_of_somebody_else_is_refused_before_anything_is_made(tmp_path: Path, base: Path) -> None:
+    run_dir = adapted_run.make_run(tmp_path / "here", base)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "README.md").write_text("---\nlicense: mit\n---\nstoker:\n")
+    for target in (theirs, theirs / "README.md"):
+        with pytest.raises(StokerError) as caught:
+            stoker("export", run_dir.name, str(target))
+        assert caught.value.code == "STK616"
+    assert sorted(path.name for path in theirs.iterdir()) == ["README.md"]
+    assert not artifacts.folder(run_dir, "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("---\nlicense: apache-2.0\n---\nwords", "apache-2.0"),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", "mit, apache-2.0"),
+        ("---\nlicense: other\nlicense_name: qwen\n---\n", "qwen"),
+        ("---\nlicense: other\n---\n", "other"),
+        ("---\nlanguage: zh\n---\n", "unknown"),
+        ("---\n: [\n---\n", "unknown"),
+        ("no front matter\n---\nlicense: mit\n---\n", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_the_licence_is_what_the_bases_card_says(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "README.md").write_text(text)
+    assert export.said_licence(tmp_path / "README.md") == said
+    assert export.said_licence(tmp_path / "none.md") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
+        ("run:scratch_tiny", "scratch_tiny"),
+        ("/data/models/qwen", "qwen"),
+        ("./models/qwen", "qwen"),
+        ("a/b/c", "c"),
+    ],
+)
+def test_the_card_names_no_path_of_this_machine(model: str, label: str) -> None:
+    from stoker.config import load
+
+    assert card.base_label(load.parse(f"model: {model}\ndata: {{train: a.jsonl}}\n", "run.yaml", [])) == label

@@ -1,0 +1,204 @@
+"""However many processes train, and whether they hold the whole model or shards: one training.
+
+Real processes with gloo. Dropout is on, sequences are packed and of uneven length, the last step of an epoch is short.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tiny_run
+from safetensors.torch import load_file
+
+from stoker.rundir import events
+from stoker.rundir.layout import RunDir
+
+pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarnings("default")]
+
+TUNE = {
+    "full": "{method: full}",
+    "lora": "{method: lora, rank: 4, dropout: 0.1}",
+    "qlora": "{method: qlora, rank: 4, dropout: 0.1}",
+}
+EXACT = "batch: 8, exact: true"
+ROWS = tiny_run.random_rows(37, seed=1, longest=48, segments=2)  # at batch 8: 5 steps, the last of 5 sequences
+HELD_OUT = tiny_run.random_rows(9, seed=2, longest=48, segments=2)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base", dropout=0.1)
+
+
+def make(folder: Path, base: Path, method: str, where: str, train: str = EXACT) -> RunDir:
+    text = f"""
+model: {base}
+data: {{train: rows.jsonl, eval: rows.jsonl, length: 48, pack: true}}
+tune: {TUNE[method]}
+train: {{learning_rate: 1e-2, warmup: 0, {train}}}
+save: {{every: 2 steps, keep: 2}}
+where: {{gpus: 0, {where}}}
+"""
+    return tiny_run.make_run(folder, text, ROWS, HELD_OUT)
+
+
+def trained(folder: Path, base: Path, method: str, where: str, train: str = EXACT) -> RunDir:
+    run_dir = make(folder, base, method, where, train)
+    assert tiny_run.train(run_dir) == 0, said(run_dir)
+    return run_dir
+
+
+def said(run_dir: RunDir) -> str:
+    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
+
+
+def eval_losses(run_dir: RunDir) -> list[str]:
+    return [event["eval_loss"].hex() for event in events.read(run_dir.events_file) if event["event"] == "eval"]
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Between two models' weights, relative to the largest weight."""
+    left, right = (
+        {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+        for folder in (one, other)
+    )
+    assert left.keys() == right.keys()
+    assert left
+    scale = max(tensor.abs().max().item() for tensor in left.values())
+    return max((left[name] - right[name]).abs().max().item() for name in left) / scale
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_one_sha_per_strategy_on_one_two_and_four_ranks(
+    tmp_path: Path, base: Path, method: str, precision: str
+) -> None:
+    finals: dict[str, Path] = {}
+    for strategy in ("ddp", "fsdp2"):
+        shas, losses, evals = set(), set(), set()
+        for count in (1, 2, 4):
+            where = f"micro: 1, arrange: rows, precision: {precision}, strategy: {strategy}, processes: {count}"
+            run_dir = trained(tmp_path / f"{strategy}-{count}", base, method, where)
+            shas.add(tiny_run.weights_sha(run_dir.final))
+            losses.add(tuple(tiny_run.losses(run_dir).values()))
+            evals.add(tuple(eval_losses(run_dir)))
+            finals[strategy] = run_dir.final
+        assert len(shas) == 1, f"{strategy}: {shas}"
+        assert len(losses) == 1
+        assert len(evals) == 1
+    assert largest_difference(finals["ddp"], finals["fsdp2"]) < 1e-6
+
+
+def test_groups_of_uneven_number_and_ranks_that_are_no_power_of_two(tmp_path: Path, base: Path) -> None:
+    """Grouped by length a step has few and uneven micro batches: some ranks have none of their own."""
+    shas = set()
+    for strategy, count in [("auto", 1), ("ddp", 2), ("ddp", 4), ("ddp", 8), ("fsdp2", 4)]:
+        where = f"micro: 1, arrange: grouped, strategy: {strategy}, processes: {count}"
+        run_dir = trained(tmp_path / f"{strategy}-{count}", base, "lora", where)
+        counts = {step["micro_batches"] for step in events.steps(run_dir.events_file).values()}
+        assert len(counts) > 1
+        shas.add(tiny_run.weights_sha(run_dir.final))
+    for count in (1, 3):
+        run_dir = trained(
+            tmp_path / f"nine-{count}", base, "lora", f"micro: 1, processes: {count}", "batch: 9, exact: true"
+        )
+        shas.add(tiny_run.weights_sha(run_dir.final))
+    assert len(shas) == 2  # one of batch 8, one of batch 9
+
+
+def test_plain_reduction_gives_different_shas(tmp_path: Path, base: Path) -> None:
+    """Negative control: without the canonical order the number of ranks shows in the bits."""
+    shas = set()
+    for count in (1, 2, 4):
+        where = f"micro: 1, arrange: rows, strategy: ddp, processes: {count}"
+        shas.add(
+            tiny_run.weights_sha(trained(tmp_path / str(count), base, "full", where, "batch: 8, exact: false").final)
+        )
+    assert len(shas) == 3
+
+
+SPLITS = [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("zero2", 2), ("zero3", 2)]
+
+
+def test_fifty_steps_stay_close_without_the_canonical_order(tmp_path: Path, base: Path) -> None:
+    """Same sequences at every step, losses equal but for rounding: DDP, FSDP2 and DeepSpeed's ZeRO."""
+    where, train = "micro: 2, arrange: rows", "batch: 8, exact: false, epochs: 10, eval_every: never"
+    alone = trained(tmp_path / "alone", base, "full", where, train)
+    expected = {step: float.fromhex(loss) for step, loss in tiny_run.losses(alone).items()}
+    assert len(expected) == 50
+    for strategy, count in SPLITS:
+        several = f"{where}, strategy: {strategy}, processes: {count}"
+        run_dir = trained(tmp_path / f"{strategy}-{count}", base, "full", several, train)
+        assert tiny_run.sequences(run_dir) == tiny_run.sequences(alone)
+        for step, loss in tiny_run.losses(run_dir).items():
+            assert float.fromhex(loss) == pytest.approx(expected[step], rel=1e-5), f"{strategy} {count} step {step}"
+
+
+@pytest.mark.parametrize(
+    ("method", "attempts"),
+    [
+        ("lora", [("ddp", 2), ("auto", 1), ("ddp", 4)]),
+        ("lora", [("fsdp2", 4), ("fsdp2", 2), ("fsdp2", 1)]),
+        ("full", [("fsdp2", 2), ("fsdp2", 4)]),
+    ],
+)
+def test_killed_and_continued_on_another_number_of_ranks(
+    tmp_path: Path, base: Path, method: str, attempts: Sequence[tuple[str, int]]
+) -> None:
+    where = "micro: 1, arrange: rows, strategy: {}, processes: {}"
+    strategy = attempts[0][0]
+    whole = trained(tmp_path / "whole", base, method, where.format(strategy, 2))
+    for number, (strategy, count) in enumerate(attempts, start=1):
+        moved = make(tmp_path / "moved", base, method, where.format(strategy, count))
+        if number < len(attempts):
+            assert tiny_run.train(moved, kill_after=2 * number + 1) == -9, said(moved)
+        else:
+            assert tiny_run.train(moved) == 0, said(moved)
+    assert tiny_run.losses(moved) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(moved.final) == tiny_run.weights_sha(whole.final)
+    tiers = [event["tier"] for event in events.read(moved.events_file) if event["event"] == "attempt"]
+    assert set(tiers) == {"EXACT"}
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_zero_goes_on_where_it_was_killed(tmp_path: Path, base: Path, strategy: str) -> None:
+    where = f"micro: 2, arrange: rows, strategy: {strategy}, processes: 2"
+    whole = trained(tmp_path / "whole", base, "full", where, "batch: 8, exact: auto")
+    killed = make(tmp_path / "killed", base, "full", where, "batch: 8, exact: auto")
+    assert tiny_run.train(killed, kill_after=3) == -9, said(killed)
+    assert tiny_run.train(killed) == 0, said(killed)
+    assert tiny_run.losses(killed) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_the_adapter_of_shards_is_whole(tmp_path: Path, base: Path, method: str) -> None:
+    """Put together from four ranks: every tensor there, of full shape, none empty."""
+    where = "micro: 1, strategy: {}, processes: {}"
+    sharded = trained(tmp_path / "sharded", base, method, where.format("fsdp2", 4))
+    alone = trained(tmp_path / "alone", base, method, where.format("auto", 1))
+    tensors, expected = (load_file(run.final / "adapter_model.safetensors") for run in (sharded, alone))
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        name: tensor.shape for name, tensor in expected.items()
+    }
+    assert len(tensors) == 2 * 7 * 2  # A and B of seven linear layers in two blocks
+    assert all(tensor.abs().max() > 0 for tensor in tensors.values())
+
+
+def test_what_does_not_run_as_planned_stops(tmp_path: Path, base: Path) -> None:
+    """The trap: accelerate makes DDP of FSDP on a CPU, says nothing and ends with 0. Here the types are compared."""
+    import json
+
+    run_dir = make(tmp_path / "run", base, "lora", "micro: 1, strategy: ddp, processes: 2")
+    plan = json.loads(run_dir.plan_file.read_text())
+    from stoker.engine import parallel
+
+    shard = parallel.shard
+    plan["strategy"] = "fsdp2"
+    run_dir.plan_file.write_text(json.dumps(plan))
+    parallel.shard = lambda model, plan: None  # in the forked children: sharding does nothing
+    try:
+        assert tiny_run.train(run_dir) not in (0, 75)
+    finally:
+        parallel.shard = shard
+    assert "STK418" in said(run_dir)
