@@ -39,6 +39,10 @@ fmt:
 setup:
     bash tools/setup.sh
 
+# Make the environments of vLLM, llama.cpp and llmcompressor (STOKER_TOOLS).
+tools:
+    bash tools/setup_tools.sh
+
 # Generated files: reference pages, known options, frozen surface.
 generate:
     python tools/known_options.py

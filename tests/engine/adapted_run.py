@@ -21,6 +21,8 @@ def make_base(folder: Path, kind: str = "llama", *, tied: bool = False, dtype: t
     words["num_key_value_heads"] = 2
     if kind == "gpt2":
         words = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 256}
+    if kind == "mixtral":
+        words |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     config = AutoConfig.for_model(kind, vocab_size=tiny_run.VOCAB, tie_word_embeddings=tied, **words)
     model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():

@@ -6,7 +6,6 @@ from typing import Any
 
 import adapted_run
 import pytest
-import tiny_run
 import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
@@ -66,11 +65,11 @@ def test_an_answer_counts_only_when_it_matches_exactly(
     said = {"w10": " w20 w21\n", "w11": "w20 w21 w22", "w12": "w20", "w13": "W20 w21"}
     longest = []
 
-    def answer(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) -> str:
+    def answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens: int) -> list[str]:
         longest.append(max_tokens)
-        return said[tokenizer.decode(prompt[0]).split()[1]]
+        return [said[tokenizer.decode(prompt[0]).split()[1]] for prompt in prompts]
 
-    monkeypatch.setattr(generate, "answer", answer)
+    monkeypatch.setattr(generate, "answers", answers)
     rows = [{"prompt": prompt, "answer": "w20 w21 "} for prompt in said]
     rows.append({"messages": [{"role": "user", "content": "w12"}], "answer": "w20"})
     (figures,) = (
@@ -81,6 +80,15 @@ def test_an_answer_counts_only_when_it_matches_exactly(
     assert [one["right"] for one in kept] == [True, False, False, False, True]
     assert kept[1] == {"row": 2, "wanted": "w20 w21 ", "answer": "w20 w21 w22", "right": False}
     assert longest == [20, 20, 20, 20, 18]  # twice the right answer's tokens, and some
+
+
+def test_answers_written_at_once_are_those_written_one_by_one(run_dir: RunDir) -> None:
+    model, tokenizer = generate.load(run_dir)
+    texts = ["w10", "w11 w12 w13 w14 w15 w16", "w17 w18", "w19 w20 w21"]
+    prompts = [tokenizer(text, return_tensors="pt").input_ids for text in texts]
+    alone = [generate.answers(model, tokenizer, [prompt], 12)[0] for prompt in prompts]
+    assert len(set(alone)) == 4
+    assert generate.answers(model, tokenizer, prompts, 12) == alone
 
 
 def test_a_choice_is_scored_by_the_log_probability_of_its_tokens(run_dir: RunDir) -> None:
@@ -169,7 +177,7 @@ def test_samples_show_the_base_and_the_trained_model(run_dir: RunDir, monkeypatc
     tokenizer = AutoTokenizer.from_pretrained(run_dir.final)
     prompt = tokenizer(found[0]["prompt"], return_tensors="pt").input_ids
     length = 2 * len(tokenizer(found[0]["wanted"]).input_ids) + 16
-    assert generate.answer(base, tokenizer, prompt, length).strip() == found[0]["before"]
+    assert generate.answers(base, tokenizer, [prompt], length)[0].strip() == found[0]["before"]
 
 
 # ---- artifacts
@@ -231,7 +239,7 @@ def test_a_conversation_keeps_its_system_prompt_and_history(run_dir: RunDir) -> 
     for turn in (2, 4):
         prompt = generate.prompt_ids(tokenizer, said[:turn], plain=False)
         assert "w90 w30 w31 w93" in tokenizer.decode(prompt[0])
-        assert said[turn]["content"].strip() == generate.answer(model, tokenizer, prompt, 8).strip()
+        assert said[turn]["content"].strip() == generate.answers(model, tokenizer, [prompt], 8)[0].strip()
 
 
 # ---- the harness
@@ -304,7 +312,3 @@ def test_the_whole_command_prints_json(run_dir: RunDir, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["eval", str(run_dir.path), "--task", str(path), "--json"], standalone_mode=False)
     assert done.exception is None
     assert json.loads(done.stdout)["tasks"][0]["rows"] == 1
-
-
-def test_tiny_vocabulary_is_what_the_tests_assume() -> None:
-    assert tiny_run.VOCAB > 93

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import adapted_run
 import pytest
@@ -75,7 +76,7 @@ def _check_card(run_dir: tiny_run.RunDir, path: Path, machine: Path) -> None:
     text = path.read_text(encoding="utf-8")
     front = yaml.safe_load(text.split("---\n")[1])
     assert front["base_model"] == "acme-1b"
-    assert front["license"] == "acme-community"
+    assert (front["license"], front["license_name"]) == ("other", "acme-community")
     assert front["tags"] == ["stoker", "lora"]
     measured = [e["eval_loss"] for e in events.read(run_dir.events_file) if e["event"] == "eval"][-1]
     steps = events.steps(run_dir.events_file)
@@ -139,20 +140,19 @@ def test_a_folder_of_somebody_else_is_refused_before_anything_is_made(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("---\nlicense: apache-2.0\n---\nwords", "apache-2.0"),
-        ("---\nlicense: [mit, apache-2.0]\n---\n", "mit, apache-2.0"),
-        ("---\nlicense: other\nlicense_name: qwen\n---\n", "qwen"),
-        ("---\nlicense: other\n---\n", "other"),
-        ("---\nlanguage: zh\n---\n", "unknown"),
-        ("---\n: [\n---\n", "unknown"),
-        ("no front matter\n---\nlicense: mit\n---\n", "unknown"),
-        ("", "unknown"),
+        ("---\nlicense: apache-2.0\n---\nwords", {"license": "apache-2.0"}),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", {"license": ["mit", "apache-2.0"]}),
+        ("---\nlicense: other\nlicense_name: qwen\n---\n", {"license": "other", "license_name": "qwen"}),
+        ("---\nlanguage: zh\n---\n", export.UNKNOWN),
+        ("---\n: [\n---\n", export.UNKNOWN),
+        ("no front matter\n---\nlicense: mit\n---\n", export.UNKNOWN),
+        ("", export.UNKNOWN),
     ],
 )
-def test_the_licence_is_what_the_bases_card_says(tmp_path: Path, text: str, said: str) -> None:
+def test_the_licence_is_what_the_bases_card_says(tmp_path: Path, text: str, said: dict[str, Any]) -> None:
     (tmp_path / "README.md").write_text(text)
     assert export.said_licence(tmp_path / "README.md") == said
-    assert export.said_licence(tmp_path / "none.md") == "unknown"
+    assert export.said_licence(tmp_path / "none.md") == {"license": "unknown"}
 
 
 @pytest.mark.parametrize(

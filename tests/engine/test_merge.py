@@ -57,6 +57,8 @@ ALL = "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
         ("llama", False, "{method: lora, rank: 4, targets: [q_proj]}", "{modules_to_save: [lm_head, embed_tokens]}"),
         ("llama", True, "{method: lora, rank: 4, targets: [q_proj]}", "{modules_to_save: [lm_head]}"),
         ("qwen2", False, "{method: lora, rank: 4, targets: [q_proj, v_proj]}", "{lora_bias: true}"),
+        ("mixtral", False, "{method: lora, rank: 4, targets: [q_proj, v_proj]}", "{}"),
+        ("mixtral", False, "{method: qlora, rank: 4, targets: [q_proj, v_proj]}", "{}"),
         ("gpt2", True, "{method: lora, rank: 4, targets: [c_attn, c_proj]}", "{fan_in_fan_out: true}"),
         ("gpt2", True, "{method: qlora, rank: 4, targets: [c_attn, c_proj]}", "{}"),
     ],
@@ -281,6 +283,13 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
     assert code(run_dir) == "STK611"
 
 
+def test_a_hub_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    base = adapted_run.make_base(tmp_path / "base")
+    run_dir = adapted_run.make_run(tmp_path, base)
+    run_dir.run_file.write_text(run_dir.run_file.read_text().replace(f"model: {base}", "model: acme/none"))
+    assert code(run_dir) == "STK413"
+
+
 def test_a_base_that_nothing_vouches_for_is_taken_and_said(tmp_path: Path) -> None:
     run_dir = adapted_run.make_run(tmp_path, adapted_run.make_base(tmp_path / "base"))
     shutil.rmtree(run_dir.checkpoints)
@@ -303,6 +312,7 @@ def test_a_base_that_nothing_vouches_for_is_taken_and_said(tmp_path: Path) -> No
 )
 def test_options_that_cannot_be_merged_are_refused_by_name(option: str, value: object) -> None:
     adapter = {"peft_type": "LORA", "init_lora_weights": True, "r": 4, "use_dora": True, "layer_replication": None}
+    adapter |= {"target_parameters": [], "bias": "none", "megatron_core": "megatron.core"}
     merge.check_options(adapter)
     with pytest.raises(StokerError) as caught:
         merge.check_options({**adapter, option: value})

@@ -70,6 +70,7 @@ def test_the_adapter_learned_to_answer(tour: tuple) -> None:
     ]
     pairs = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in rows}
     assert answers['stoker chat sft_tiny "Who are you?"'].stdout.strip() == pairs["Who are you?"]
+    assert answers['stoker chat sft_tiny "Who are you?" --artifact export'].stdout.strip() == pairs["Who are you?"]
     base = run('stoker chat scratch_tiny "Who are you?" --max-tokens 12', folder).stdout
     assert pairs["Who are you?"] not in base
 

@@ -9,6 +9,15 @@ from test_tour import run
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/tutorial/first-run.md"
+EXPECTED = {
+    "several-devices": {"stoker watch moved --once": "EXACT"},
+    "after-training": {
+        "stoker eval sft_tiny --task questions.jsonl": "2 of 2",
+        'stoker chat sft_tiny "Who are you?" --artifact export': "I am a small model.",
+    },
+}
+"""What a how-to's command must have said."""
+
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.M | re.S)
 
 
@@ -31,11 +40,19 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
     assert "Who is the mother of Marcius?" in shown
 
 
-@pytest.mark.parametrize("page", ["plan-for-a-card", "data-formats", "resume"])
+@pytest.mark.parametrize("page", ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training"])
 def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
     text = (PAGE.parents[1] / "how-to" / f"{page}.md").read_text(encoding="utf-8")
-    commands = [line for kind, _, body in BLOCK.findall(text) if kind == "console" for line in body.splitlines()]
+    blocks = BLOCK.findall(text)
+    for _, title, body in blocks:
+        if title:
+            (tmp_path / title).write_text(body, encoding="utf-8")
+    commands = [line for kind, _, body in blocks if kind == "console" for line in body.splitlines()]
     assert commands
+    answers = {}
     for command in commands:
         done = run(command, tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        answers[command] = done.stdout
+    for command, expected in EXPECTED.get(page, {}).items():
+        assert expected in answers[command]

@@ -71,7 +71,7 @@ def _front_matter(run_dir: RunDir, run: Run, exported: dict[str, Any]) -> str:
     hub = [source.path.partition(":")[2] for source in inputs.train_sources(run) if source.path.startswith("hub:")]
     fields = {
         **({"base_model": base} if base else {}),
-        "license": exported["licence"],
+        **exported["licence"],
         **({"datasets": hub} if hub else {}),
         "library_name": "transformers",
         "pipeline_tag": "text-generation",

@@ -53,7 +53,7 @@ def make(run_dir: RunDir) -> Path:
 
         def take(event: dict[str, Any]) -> None:
             if event["event"] == "merging":
-                done, total = (f"{event[key] / 1e9:.1f}" for key in ("done_bytes", "total_bytes"))
+                done, total = (runs.size(event[key]) for key in ("done_bytes", "total_bytes"))
                 status.show(messages.text("merge.progress", done=done, total=total))
             elif event["event"] == "merged":
                 made.update(event)

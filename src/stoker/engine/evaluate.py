@@ -101,7 +101,7 @@ def _answer(
         if time.perf_counter() - told > _TELL_SECONDS:
             told = time.perf_counter()
             log.write("evaluating", task=figures["task"], done=len(answers), of=count)
-    kept = run_dir.path / "evals" / f"{Path(figures['task']).stem}-{figures['artifact'] or 'trained'}.json"
+    kept = run_dir.evals / f"{Path(figures['task']).stem}-{figures['artifact'] or 'trained'}.json"
     files.write_json(kept, answers)
     right = sum(answer["right"] for answer in answers)
     seconds = round(time.perf_counter() - started, 3)

@@ -10,6 +10,7 @@ import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import yaml
 from transformers import AutoConfig
@@ -23,7 +24,7 @@ from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
 NAME = "export"
-UNKNOWN = "unknown"
+UNKNOWN = {"license": "unknown"}
 _LEFT_OUT = ("README.md", "training_args.bin")
 
 
@@ -69,23 +70,23 @@ def _complete(final: Path, folder: Path) -> None:
     generate.write_settings(final, config, folder)
 
 
-def licence(run_dir: RunDir) -> str:
-    """The licence in the card of the model that everything started from; `unknown` where none is said."""
+def licence(run_dir: RunDir) -> dict[str, Any]:
+    """The licence of the model that everything started from, as its card says it; `unknown` where none is said."""
     run = run_dir.run()
     if isinstance(run.model, Shape):
         return UNKNOWN
-    if run.model.startswith(inputs.EARLIER_RUN):
-        return licence(layout.find(run.model.removeprefix(inputs.EARLIER_RUN)))
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
     try:
+        if run.model.startswith(inputs.EARLIER_RUN):
+            return licence(layout.find(run.model.removeprefix(inputs.EARLIER_RUN)))
+        plan = Plan.model_validate(files.read_json(run_dir.plan_file))
         base = merge.base_folder(run_dir, run, plan)
-    except StokerError:
+    except StokerError:  # gone since; the model itself does not need it any more
         return UNKNOWN
     return said_licence(base / "README.md")
 
 
-def said_licence(card: Path) -> str:
-    """`license` in a card's front matter; with the name of one that is no standard licence."""
+def said_licence(card: Path) -> dict[str, Any]:
+    """`license` in a card's front matter, with its name and address where it is none of the known ones."""
     if not card.is_file():
         return UNKNOWN
     parts = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2)
@@ -93,11 +94,9 @@ def said_licence(card: Path) -> str:
         said = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
     except yaml.YAMLError:
         return UNKNOWN
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or not said.get("license"):
         return UNKNOWN
-    named = said.get("license_name") if said.get("license") == "other" else None
-    value = named or said.get("license") or UNKNOWN
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return {key: said[key] for key in ("license", "license_name", "license_link") if key in said}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from threading import Thread
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # its usual name
 from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
 
 from stoker.engine import models
@@ -71,11 +72,17 @@ def text_ids(tokenizer: Any, text: str, *, plain: bool) -> torch.Tensor:
     return tokenizer(text, return_tensors="pt", add_special_tokens=plain).input_ids
 
 
-def answer(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) -> str:
-    """The whole greedy answer."""
+def answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens: int) -> list[str]:
+    """The whole greedy answers to some prompts at once."""
+    longest = max(prompt.shape[1] for prompt in prompts)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    left = [longest - prompt.shape[1] for prompt in prompts]
+    ids = torch.cat([F.pad(prompt, (gap, 0), value=pad) for prompt, gap in zip(prompts, left, strict=True)])
+    mask = (torch.arange(longest) >= torch.tensor(left)[:, None]).long()
+    options = {**_options(model, tokenizer, ids, max_tokens), "attention_mask": mask.to(model.device)}
     with models.evaluating(model):
-        ids = model.generate(**_options(model, tokenizer, prompt, max_tokens), do_sample=False)
-    return tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)
+        made = model.generate(**options, do_sample=False)
+    return tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
 
 
 def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *, sample: bool) -> Iterator[str]:

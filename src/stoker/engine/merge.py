@@ -92,7 +92,8 @@ def check_options(adapter: dict[str, Any]) -> None:
         raise StokerError("STK612", option="init_lora_weights", value=adapter["init_lora_weights"])
     defaults = dataclasses.asdict(LoraConfig())
     for name, value in adapter.items():
-        if name not in _MERGEABLE | {"init_lora_weights"} and value != defaults.get(name):
+        said = value not in (None, False, [], {}, defaults.get(name))
+        if said and name not in _MERGEABLE | {"init_lora_weights"}:
             raise StokerError("STK612", option=name, value=value)
 
 
@@ -120,10 +121,11 @@ def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
 def _from_hub(name: str, revision: str | None) -> Path:
     """The files of a hub model at the revision that was trained on: cached, else fetched."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_BASE_FILES)))
-    except OSError as error:
+    except (OSError, HfHubHTTPError) as error:
         raise StokerError("STK413", model=name, reason=str(error).splitlines()[0]) from error
 
 

@@ -79,6 +79,9 @@ def load_base(run: Run, plan: Plan, folder: Path) -> Any:
         options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
     path = inputs.model_path(run.model, folder)
+    if plan.strategy == "fsdp2":
+        # Left alone, bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
+        options["device_map"] = {"": "cpu"}
     try:
         return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from stoker.engine import generate, models, program
 from stoker.engine.dataset import PreparedSplit
+from stoker.errors import StokerError
 from stoker.facts import prompts
 from stoker.rundir import files, prepared
 from stoker.rundir.layout import RunDir
@@ -64,7 +65,7 @@ def main(path: Path) -> int:
     if kind == "int8":
         save_int8(source, target)
     elif kind == "gptq":
-        files.write_json(work / "rows.json", [row[:_CALIBRATION_TOKENS] for row in _rows(run_dir, _CALIBRATION_ROWS)])
+        files.write_json(work / "rows.json", _calibration(run_dir))
     _copy_words(source, target)
     return 0
 
@@ -85,6 +86,13 @@ def save_int8(source: Path, target: Path) -> None:
     )
     with torch.no_grad():
         model.save_pretrained(target)
+
+
+def _calibration(run_dir: RunDir) -> list[list[int]]:
+    rows = [row[:_CALIBRATION_TOKENS] for row in _rows(run_dir, _CALIBRATION_ROWS)]
+    if not rows:
+        raise StokerError("STK637", name=run_dir.name)
+    return rows
 
 
 # ---- what stands beside the weights

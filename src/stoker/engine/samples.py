@@ -53,7 +53,7 @@ def _before(run_dir: RunDir, model: Any, tokenizer: Any, cuts: list[tuple[list[i
 
 def _answer(model: Any, tokenizer: Any, prompt: list[int], wanted: list[int]) -> str:
     longest = min(_LONGEST_ANSWER, 2 * len(wanted) + 16)
-    return generate.answer(model, tokenizer, torch.tensor([prompt]), longest).strip()
+    return generate.answers(model, tokenizer, [torch.tensor([prompt])], longest)[0].strip()
 
 
 def _words(tokenizer: Any, tokens: list[int]) -> str:

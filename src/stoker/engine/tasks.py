@@ -20,6 +20,8 @@ from stoker.errors import StokerError, StokerErrors
 EXACT, CHOICE = "exact_match", "multiple_choice"
 _MOST_ERRORS = 20
 _SPARE_TOKENS = 16
+_AT_ONCE = 16
+"""Answers written at one time on a GPU; a processor gains nothing from more than one."""
 
 
 @dataclass(frozen=True)
@@ -132,26 +134,31 @@ def _missing(key: str) -> _BadRow:
 
 def judge(model: Any, tokenizer: Any, questions: list[Question], *, plain: bool) -> Iterator[dict[str, Any]]:
     """The model's answer to each question, and whether it is right."""
+    at_once = _AT_ONCE if model.device.type == "cuda" else 1
+    for first in range(0, len(questions), at_once):
+        some = questions[first : first + at_once]
+        found = (_choose if some[0].choices else _write)(model, tokenizer, some, plain=plain)
+        for question, judged in zip(some, found, strict=True):
+            yield {"row": question.number, "wanted": question.answer, **judged}
+
+
+def _write(model: Any, tokenizer: Any, questions: list[Question], *, plain: bool) -> Iterator[dict[str, Any]]:
+    """Greedy answers, as long as right ones can be."""
+    wanted = [str(question.answer).strip() for question in questions]
+    longest = max(len(tokenizer(answer, add_special_tokens=False).input_ids) for answer in wanted)
+    prompts = [generate.prompt_ids(tokenizer, question.messages, plain=plain) for question in questions]
+    said = generate.answers(model, tokenizer, prompts, 2 * longest + _SPARE_TOKENS)
+    for answer, right in zip((text.strip() for text in said), wanted, strict=True):
+        yield {"answer": answer, "right": answer == right}
+
+
+def _choose(model: Any, tokenizer: Any, questions: list[Question], *, plain: bool) -> Iterator[dict[str, Any]]:
+    """The choices of the highest log-probability per byte; by the sum, which favours short ones, beside it."""
     for question in questions:
-        found = (_choose if question.choices else _write)(model, tokenizer, question, plain)
-        yield {"row": question.number, "wanted": question.answer, **found}
-
-
-def _write(model: Any, tokenizer: Any, question: Question, plain: bool) -> dict[str, Any]:  # noqa: FBT001  # passed on
-    """A greedy answer, as long as a right one can be."""
-    wanted = str(question.answer).strip()
-    longest = 2 * len(tokenizer(wanted, add_special_tokens=False).input_ids) + _SPARE_TOKENS
-    prompt = generate.prompt_ids(tokenizer, question.messages, plain=plain)
-    answer = generate.answer(model, tokenizer, prompt, longest).strip()
-    return {"answer": answer, "right": answer == wanted}
-
-
-def _choose(model: Any, tokenizer: Any, question: Question, plain: bool) -> dict[str, Any]:  # noqa: FBT001  # passed on
-    """The choice of the highest log-probability per byte; summed ones, which favour short choices, beside it."""
-    summed = choice_logprobs(model, tokenizer, question, plain=plain)
-    per_byte = [value / len(choice.encode()) for value, choice in zip(summed, question.choices, strict=True)]
-    answer, by_sum = (max(range(len(values)), key=values.__getitem__) for values in (per_byte, summed))
-    return {"answer": answer, "right": answer == question.answer, "right_by_sum": by_sum == question.answer}
+        summed = choice_logprobs(model, tokenizer, question, plain=plain)
+        per_byte = [value / len(choice.encode()) for value, choice in zip(summed, question.choices, strict=True)]
+        answer, by_sum = (max(range(len(values)), key=values.__getitem__) for values in (per_byte, summed))
+        yield {"answer": answer, "right": answer == question.answer, "right_by_sum": by_sum == question.answer}
 
 
 def choice_logprobs(model: Any, tokenizer: Any, question: Question, *, plain: bool) -> list[float]:

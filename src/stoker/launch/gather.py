@@ -16,7 +16,7 @@ from stoker.plan import data
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
 from stoker.rundir import inputs as paths
-from stoker.rundir import layout, prepared
+from stoker.rundir import checkpoints, layout, prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -41,7 +41,9 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
     card = on.devices[0].card if on.devices else None
     offer = prices.cheapest(card) if card else None
     vocab = report.vocab if report else None
-    return Inputs(run=run, machine=on, shape=shape, data=_data(run_file, report), offer=offer, vocab=vocab)
+    return Inputs(
+        run=run, machine=on, shape=shape, data=_data(run_file, report), offer=offer, vocab=vocab, micro=_micro(run_dir)
+    )
 
 
 def _with_deepspeed(run_file: RunFile) -> Run:
@@ -95,6 +97,12 @@ def _shape(run_file: RunFile) -> ResolvedShape:
         if earlier == run.model or earlier not in load.recipe_names():
             raise
         return _shape(load.load(earlier))
+
+
+def _micro(run_dir: RunDir | None) -> int | None:
+    """The micro batch of the newest checkpoint."""
+    committed = checkpoints.committed(run_dir.checkpoints) if run_dir is not None else []
+    return int(committed[-1].commit.fingerprint["micro"]) if committed else None
 
 
 def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:

@@ -24,7 +24,7 @@ def run(run_dir: RunDir, folder: Path, task_names: str, device: str, *, chat: bo
         chat: Whether prompts go through the chat template, as the model was trained.
     """
     python = tools.require(TOOL)
-    results = run_dir.path / "evals" / "harness"
+    results = run_dir.evals / "harness"
     log = run_dir.logs / "harness.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     before = set(results.rglob("results_*.json"))

@@ -46,7 +46,8 @@ def serving(run_dir: RunDir, model: Path, context: int = CONTEXT_TOKENS) -> Iter
     script = resources.files("stoker.engine.foreign").joinpath("stoker_llamacpp.py")
     with resources.as_file(script) as path, tempfile.TemporaryDirectory() as temporary, log.open("ab") as words:
         address = Path(temporary) / "address"
-        threads = env.read(env.OMP_NUM_THREADS, str(machine.cpu_count()))
+        stated = env.read(env.OMP_NUM_THREADS)
+        threads = stated if stated.isdigit() else str(machine.cpu_count())
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             [str(python), "-I", "-X", "utf8", str(path), str(model), run_dir.name, str(context), threads, str(address)],
             stdin=subprocess.PIPE,

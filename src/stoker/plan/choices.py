@@ -145,7 +145,7 @@ def save_interval(run: Run) -> Choice[str]:
     return _because("10m", "intervals.save", "why.save.auto")
 
 
-def micro_candidates(run: Run, machine: Machine, share: int) -> list[int]:
+def micro_candidates(run: Run, machine: Machine, share: int, earlier: int | None) -> list[int]:
     """Micro batches to try, best first: divisors of a device's share, so that the batch is split exactly."""
     divisors = [size for size in range(share, 0, -1) if share % size == 0]
     if run.where.micro != "auto":
@@ -153,6 +153,7 @@ def micro_candidates(run: Run, machine: Machine, share: int) -> list[int]:
             raise StokerError("STK207", micro=run.where.micro, share=share, choices=", ".join(map(str, divisors)))
         return [int(run.where.micro)]
     if machine.kind == "cpu":
-        small = [size for size in divisors if size * run.data.length <= _CPU_TOKENS_PER_MICRO]
-        return small or [1]
+        divisors = [size for size in divisors if size * run.data.length <= _CPU_TOKENS_PER_MICRO] or [1]
+    if earlier is not None and share % earlier == 0:
+        return [earlier, *(size for size in divisors if size < earlier)]
     return divisors

@@ -32,6 +32,8 @@ class Inputs:
     offer: Offer | None = None
     vocab: int | None = None
     """The tokenizer's size, once it is known; else the run file's or the shape's."""
+    micro: int | None = None
+    """The micro batch of an earlier attempt: kept while it fits, because the bits of a step follow from it."""
 
 
 def make_plan(inputs: Inputs) -> Plan:
@@ -142,7 +144,7 @@ def _size(inputs: Inputs, share: int, precision: str) -> _Size:
     run, machine = inputs.run, inputs.machine
     asked = run.where.gradient_checkpointing
     recompute = _LADDER_CHECKPOINTING if asked == "auto" else (bool(asked),)
-    sizes = choices.micro_candidates(run, machine, share)
+    sizes = choices.micro_candidates(run, machine, share, inputs.micro)
     strategies = strategy.candidates(run, machine, choices.processes(run, machine))
     rungs = list(itertools.product(strategies, recompute, sizes))
     for chosen, checkpointing, micro in rungs:
@@ -179,6 +181,8 @@ def _size_reasons(inputs: Inputs, micro: int, *, checkpointing: bool, smallest: 
         micro_key = "why.asked"
     elif smallest:
         micro_key = "why.micro.smallest"
+    elif micro == inputs.micro:
+        micro_key = "why.micro.earlier"
     else:
         micro_key = "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.largest"
     reasons = [Reason(about="batch.micro", key=micro_key, fields={"micro": micro, "word": "where.micro"})]
@@ -264,9 +268,10 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if chosen != "single":
-        # On one machine ranks talk over loopback only.
+        # On one machine ranks talk over loopback only, and torchrun opens no store of its own to the network.
         loopback = _LOOPBACK.get(machine.system, "lo")
         settings |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, "PYTHONUTF8": "1"}
+        settings |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         settings |= {"DS_ACCELERATOR": "cpu"} if machine.kind == "cpu" else {}
     if chosen != "single" and machine.name.startswith(_NO_PEER_ACCESS):
         settings |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}

@@ -97,6 +97,11 @@ class RunDir:
         return self.artifacts / "final"
 
     @property
+    def evals(self) -> Path:
+        """Answers to task files, and the harness' results."""
+        return self.path / "evals"
+
+    @property
     def process_file(self) -> Path:
         """Who is training here now."""
         return self.path / "process.json"

@@ -314,7 +314,6 @@ NATIVE: Table = {
         BOTH + "native: {model: {use_safetensors: false}}\n",
         [err("STK112", "run.yaml:3: native.model.use_safetensors")],
     ),
-
     "a server that listens to everybody": (
         BOTH + "native: {vllm: {host: 0.0.0.0}}\n",
         [err("STK122", "run.yaml:3: native.vllm.host", "stoker serve")],

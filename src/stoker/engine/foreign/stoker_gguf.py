@@ -31,7 +31,6 @@ from gguf import GGMLQuantizationType as Type  # noqa: E402
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_O200K = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 
 _PRE_TYPES = {
     ("words to bytes",): "gpt-2",
@@ -39,15 +38,9 @@ _PRE_TYPES = {
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}", "to bytes"): "qwen2",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", "to bytes"): "smaug-bpe",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", "to bytes", "whole words"): "llama-bpe",
-    (
-        rf"{_O200K}*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CONTRACTIONS}?"
-        rf"|{_O200K}+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CONTRACTIONS}?"
-        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "to bytes",
-    ): "granite-embed-multi-97m",
 }
-"""llama.cpp's name for a way of cutting text into words, by what tokenizer.json says. Its `gpt-4o` is not here: it
-cuts combining marks (Hindi, Thai) off their letters, which o200k does not."""
+"""llama.cpp's name for a way of cutting text into words, by what tokenizer.json says. o200k's (GPT-4o) is not here: in
+other scripts than Latin llama.cpp cuts otherwise."""
 
 
 class Refused(Exception):
@@ -140,7 +133,8 @@ def _convert(folder: Path, target: Path, outtype: str, name: str) -> None:
 # ---- Q4_K_M: llama.cpp's blocks (`ggml_quantize_chunk`), chosen per tensor by its rule (`llama-quant.cpp`)
 #
 # The Python packages of llama.cpp that need no compiler bring its block quantiser but not `llama_model_quantize`. The
-# rule below gives the same bytes (compared with libllama's on eight models). Remove when a binding has the latter.
+# rule below gives the same bytes (benchmarks/q4_k_m.py compares; nine models of five families did). Remove when a
+# binding has the latter.
 
 _CHUNK_WEIGHTS = 1 << 24
 _V_LIKE = re.compile(r"blk\.\d+\.attn_(v|qkv)\.weight")

