@@ -161,10 +161,12 @@ def after_training(run_dir: Any, adapter: list[str], rows: list[dict[str, str]])
 
     from stoker.rundir import artifacts
 
-    stoker("merge", run_dir.name)
     merged = artifacts.folder(run_dir, "merged")
+    if not merged.is_dir():
+        stoker("merge", run_dir.name)
     found = {"merged": ask(AutoModelForCausalLM.from_pretrained(merged), AutoTokenizer.from_pretrained(merged), rows)}
-    stoker("serve", run_dir.name, "--port", str(PORT))
+    room = ("--set", "native.vllm.max_model_len=512", "--set", f"native.vllm.kv_cache_memory_bytes={256 << 20}")
+    stoker("serve", run_dir.name, "--port", str(PORT), *room)
     try:
         found["vllm"] = ask_served(run_dir, rows)
     finally:

@@ -59,7 +59,8 @@ def base_digest(run: Run, folder: Path) -> str:
         return ""
     path = Path(inputs.model_path(run.model, folder))
     if not path.is_dir():
-        return str(AutoConfig.from_pretrained(run.model)._commit_hash)
+        revision = run.native.model.get("revision", "main")
+        return str(AutoConfig.from_pretrained(run.model, revision=revision)._commit_hash)
     parts = [files.content_digest(file) for file in sorted(path.glob("*.safetensors"))]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 

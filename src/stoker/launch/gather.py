@@ -15,8 +15,8 @@ from stoker.facts.shapes import ResolvedShape
 from stoker.plan import data
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
-from stoker.rundir import inputs as paths
 from stoker.rundir import checkpoints, layout, prepared
+from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 

@@ -24,7 +24,8 @@ _RUNTIME_BYTES = 2 << 30
 _CPU_SHARE = 0.8
 _ROOM_SEQUENCES = 8
 """Conversations of the trained length that should find room at once before another device is taken."""
-_CPU_SEQUENCES = 32
+_CPU_SEQUENCES = 4
+"""Longest conversations that find room at once in main memory, which others need too."""
 _SMALLEST_CACHE_BYTES = 256 << 20
 _BLOCK_TOKENS = 16
 _BFLOAT16_CAPABILITY = 8.0
