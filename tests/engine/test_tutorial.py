@@ -10,13 +10,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/tutorial/first-run.md"
 EXPECTED = {
-    "several-devices": {"stoker watch moved --once": "EXACT"},
+    "several-devices": {"stoker watch moved --once": r"resume +EXACT"},
     "after-training": {
-        "stoker eval sft_tiny --task questions.jsonl": "2 of 2",
-        'stoker chat sft_tiny "Who are you?" --artifact export': "I am a small model.",
+        "stoker eval sft_tiny --task questions.jsonl": r"2 of 2 answers match",
+        'stoker chat sft_tiny "Who are you?" --artifact export': r"^I am a small model\.$",
     },
 }
-"""What a how-to's command must have said."""
+"""What a how-to's command must have said, as patterns."""
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.M | re.S)
 
@@ -51,8 +51,8 @@ def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
     assert commands
     answers = {}
     for command in commands:
-        done = run(command, tmp_path)
+        done = run(command, tmp_path, OMP_NUM_THREADS="1")
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         answers[command] = done.stdout
     for command, expected in EXPECTED.get(page, {}).items():
-        assert expected in answers[command]
+        assert re.search(expected, answers[command], re.M), answers[command]

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarni
 TUNE = {
     "full": "{method: full}",
     "lora": "{method: lora, rank: 4, dropout: 0.1}",
+    "thin": "{method: lora, rank: 2}",
     "qlora": "{method: qlora, rank: 4, dropout: 0.1}",
 }
 EXACT = "batch: 8, exact: true"
@@ -160,6 +161,34 @@ def test_killed_and_continued_on_another_number_of_ranks(
     assert set(tiers) == {"EXACT"}
 
 
+MOVES = [("ddp", 2, "zero2", 2), ("fsdp2", 2, "zero3", 2), ("zero2", 2, "ddp", 1), ("zero3", 2, "fsdp2", 2)]
+
+
+@pytest.mark.parametrize(("one", "count", "other", "others"), [*MOVES, ("zero2", 2, "zero2", 4)])
+def test_a_run_moves_between_strategies(
+    tmp_path: Path, base: Path, one: str, count: int, other: str, others: int
+) -> None:
+    """One format for all: weights, moments, counters and rates go over, so the losses stay close."""
+    train = "batch: 8, exact: false, epochs: 2, eval_every: never"
+    where = "micro: 1, arrange: rows, strategy: {}, processes: {}"
+    whole = trained(tmp_path / "whole", base, "full", where.format("ddp", 2), train)
+    moved = make(tmp_path / "moved", base, "full", where.format(one, count), train)
+    assert tiny_run.train(moved, kill_after=5) == -9, said(moved)
+    moved = make(tmp_path / "moved", base, "full", where.format(other, others), train)
+    assert tiny_run.train(moved) == 0, said(moved)
+    expected = tiny_run.losses(whole)
+    for step, loss in tiny_run.losses(moved).items():
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(expected[step]), rel=1e-5), step
+
+
+def test_more_ranks_than_rows(tmp_path: Path, base: Path) -> None:
+    """Rank 2 on four processes: two of them hold no row of an adapter."""
+    text = "micro: 1, arrange: rows, strategy: fsdp2, processes: 4"
+    wide = trained(tmp_path / "wide", base, "thin", text)
+    alone = trained(tmp_path / "alone", base, "thin", text.replace("processes: 4", "processes: 1"))
+    assert tiny_run.weights_sha(wide.final) == tiny_run.weights_sha(alone.final)
+
+
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
 def test_zero_goes_on_where_it_was_killed(tmp_path: Path, base: Path, strategy: str) -> None:
     where = f"micro: 2, arrange: rows, strategy: {strategy}, processes: 2"
@@ -202,3 +231,23 @@ def test_what_does_not_run_as_planned_stops(tmp_path: Path, base: Path) -> None:
     finally:
         parallel.shard = shard
     assert "STK418" in said(run_dir)
+
+
+def test_a_weight_that_is_not_shared_out_stops_the_run(tmp_path: Path, base: Path) -> None:
+    """Negative control: a parameter that every rank holds in full is found by its local bytes."""
+    from stoker.engine import parallel
+
+    run_dir = make(tmp_path / "run", base, "qlora", "micro: 1, strategy: fsdp2, processes: 2")
+    whole = parallel.fully_shard
+
+    def leaves_one_out(module: object, **options: object) -> object:
+        left_out = {parameter for name, parameter in module.named_parameters() if "q_proj.base" in name}
+        return whole(module, ignored_params=left_out, **options)
+
+    parallel.fully_shard = leaves_one_out  # in the forked children
+    try:
+        assert tiny_run.train(run_dir) not in (0, 75)
+    finally:
+        parallel.fully_shard = whole
+    assert "STK417" in said(run_dir)
+    assert "q_proj.base_layer.weight" in said(run_dir)

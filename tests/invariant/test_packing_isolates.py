@@ -22,7 +22,8 @@ def model_of(base: Path) -> Any:
 def micro_batches(rows: list[list[np.ndarray]], kind: str, micro: int, *, flatten: bool = False) -> list[dict]:
     from stoker.engine.dataset import Arrangement
 
-    return Arrangement(kind, micro, 64, flatten, 0).micro_batches(rows)
+    arrangement = Arrangement(kind, micro, 64, flatten, 0)
+    return [arrangement.padded(leaf) for leaf in arrangement.leaves(rows)]
 
 
 def gradients(model: Any, batches: list[dict], **extra: Any) -> dict[str, Any]:

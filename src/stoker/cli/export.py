@@ -37,9 +37,7 @@ def export(name: str, folder: str | None, *, as_json: bool) -> None:
 
 def check_target(target: Path) -> None:
     """A folder that is new, empty or an earlier export; nothing of anybody else's is overwritten."""
-    if target.is_dir() and (not any(target.iterdir()) or card.is_ours(target)):
-        return
-    if target.exists():
+    if target.exists() and not (target.is_dir() and (not any(target.iterdir()) or card.is_ours(target))):
         raise StokerError("STK616", folder=target)
 
 

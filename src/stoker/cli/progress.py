@@ -63,7 +63,9 @@ class Progress:
         elif kind == "checkpoint":
             self.checkpoint = event
         elif kind == "error" and event["program"] in ("train", "prepare"):
-            self.error = event["error"]
+            # Where one rank fails, others fail at its absence: that must not stand in front of the reason.
+            if not (self.error and event["error"]["code"] == "STK402"):
+                self.error = event["error"]
         elif kind == "end":
             self.end = event
 

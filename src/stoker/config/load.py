@@ -33,6 +33,7 @@ _ABOUT = {
     "STK217": "native.deepspeed",
     "STK218": "where.processes",
     "STK219": "native.deepspeed",
+    "STK220": "where.strategy",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",

@@ -55,6 +55,9 @@ class State:
             self.load_optimizer(index["optimizer"], tensors)
             _load_rng(index["rng"], tensors)
         self.scheduler.load_state_dict(index["scheduler"])
+        # Not every strategy can save its groups' rates; the scheduler's are the same.
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
         if self.scaler is not None and index["scaler"] is not None:
             self.scaler.load_state_dict(index["scaler"])
 

@@ -109,14 +109,13 @@ class Arrangement:
     """One long row per micro batch without padding, as variable-length attention kernels take it."""
     pad: int
 
-    def micro_batches(self, rows: Sequence[list[Segment]]) -> list[MicroBatch]:
-        """The numbered logical micro batches of these sequences."""
+    def leaves(self, rows: Sequence[list[Segment]]) -> list[Sequence[list[Segment]]]:
+        """The numbered logical micro batches of these sequences: which rows stand side by side in each."""
         if self.kind == "grouped":
-            return [self._pad_segments(group) for group in self._groups(rows)]
+            # Documents side by side, padded on the right: causal attention never looks there, so no mask is needed.
+            return [[[segment] for segment in group] for group in self._groups(rows)]
         chunks = [rows[i : i + self.micro] for i in range(0, len(rows), self.micro)]
-        if self.flatten:
-            return [self._pad_rows([[s for row in chunk for s in row]]) for chunk in chunks]
-        return [self._pad_rows(chunk) for chunk in chunks]
+        return [[[s for row in chunk for s in row]] for chunk in chunks] if self.flatten else chunks
 
     def _groups(self, rows: Sequence[list[Segment]]) -> list[list[Segment]]:
         """Documents of similar length together: the cheapest cut of the sorted list.
@@ -145,12 +144,8 @@ class Arrangement:
             end = cut_before[end]
         return groups[::-1]
 
-    def _pad_segments(self, segments: list[Segment]) -> MicroBatch:
-        """Documents side by side, padded on the right: causal attention never looks there, so no mask is needed."""
-        return self._pad_rows([[segment] for segment in segments])
-
-    def _pad_rows(self, rows: Sequence[list[Segment]]) -> MicroBatch:
-        """Rows side by side. Where a row holds several documents, positions start anew at each of them.
+    def padded(self, rows: Sequence[list[Segment]]) -> MicroBatch:
+        """A micro batch: rows side by side. Where a row holds several documents, positions start anew at each of them.
 
         Attention isolates them only if positions are passed, no mask is, and the cache is off.
         """
@@ -196,19 +191,19 @@ def make_item(
 ) -> StepItem:
     """The sequences as one step, as far as this rank computes it."""
     rows = [split.row(index) for index in sequences]
-    micro_batches = arrangement.micro_batches(rows)
+    leaves = arrangement.leaves(rows)
     tokens = sum(len(segment) for row in rows for segment in row)
-    numbers = ranks.leaves(len(micro_batches))
-    stand_ins = ranks.turns(len(micro_batches)) - len(numbers)
+    numbers = ranks.leaves(len(leaves))
+    stand_ins = [len(leaves) - 1] * (ranks.turns(len(leaves)) - len(numbers))
     return StepItem(
         step=step,
         sequences=sequences,
         tokens=tokens,
         trained_tokens=sum(split.trained_tokens(index) for index in sequences),
-        padded_tokens=sum(micro["input_ids"].numel() for micro in micro_batches) - tokens,
-        leaves=len(micro_batches),
+        padded_tokens=sum(len(leaf) * max(sum(map(len, row)) for row in leaf) for leaf in leaves) - tokens,
+        leaves=len(leaves),
         numbers=numbers,
-        micro_batches=[micro_batches[i] for i in numbers] + [micro_batches[-1]] * stand_ins,
+        micro_batches=[arrangement.padded(leaves[number]) for number in [*numbers, *stand_ins]],
     )
 
 

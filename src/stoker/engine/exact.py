@@ -10,7 +10,6 @@ all-to-all hands each process its slice of every node. Ranks that hold whole gra
 slices again; ranks that hold shards (`CanonicalReduceScatter`) keep theirs.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -202,7 +201,8 @@ def sharded_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
     own = gradients[0].to_local().new_zeros(sum(shares), dtype=torch.float64)
     for gradient, place in zip(gradients, own.split(shares), strict=True):
         part = gradient.to_local()
-        place[: len(part)] = part.double().square().reshape(len(part), -1).sum(dim=1)
+        squares = part.double().square()
+        place[: len(part)] = squares.flatten(1).sum(1) if squares.dim() > 1 else squares
     everywhere = own.new_empty(mesh.size() * len(own))
     dist.all_gather_into_tensor(everywhere, own, group=mesh.get_group())
     by_gradient = everywhere.view(mesh.size(), -1).split(shares, dim=1)
@@ -214,8 +214,3 @@ def clip_shards(gradients: Sequence[DTensor], norm: torch.Tensor, largest: float
     """Scale gradients down to the largest norm, as `clip_grads_with_norm_` does with whole ones."""
     scale = torch.clamp(largest / (norm + 1e-6), max=1.0)
     torch._foreach_mul_([gradient.to_local() for gradient in gradients], scale)
-
-
-def is_power_of_two(number: int) -> bool:
-    """Whether so many ranks form a node of the tree."""
-    return number == 2 ** int(math.log2(number))

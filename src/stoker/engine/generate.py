@@ -36,14 +36,23 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
 
         model = PeftModel.from_pretrained(load_base(run_dir), folder)
     else:
-        model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    return model.to(_device()).eval(), models.load_tokenizer(folder)
+        model = _placed(AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **_placement()))
+    return model.eval(), models.load_tokenizer(folder)
 
 
 def load_base(run_dir: RunDir) -> Any:
     """What the run started from, as training saw it: the same revision, precision and 4-bit weights."""
     plan = Plan.model_validate(files.read_json(run_dir.plan_file))
-    return models.load_base(run_dir.run(), plan, run_dir.folder()).to(_device()).eval()
+    return _placed(models.load_base(run_dir.run(), plan, run_dir.folder(), **_placement())).eval()
+
+
+def _placement() -> dict[str, str]:
+    """Over all GPUs there are: what needed several to be trained may need them to answer."""
+    return {"device_map": "auto"} if torch.cuda.device_count() > 1 else {}
+
+
+def _placed(model: Any) -> Any:
+    return model if _placement() else model.to(_device())
 
 
 def _device() -> str:

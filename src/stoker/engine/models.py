@@ -26,7 +26,9 @@ def load_tokenizer(folder: Path) -> Any:
 def build(run: Run, plan: Plan, folder: Path) -> Any:
     """The model as training starts with it."""
     torch.manual_seed(run.train.seed)
-    model = _from_shape(plan) if isinstance(run.model, Shape) else load_base(run, plan, folder)
+    # Left alone, bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
+    placement = {"device_map": {"": "cpu"}} if plan.strategy == "fsdp2" else {}
+    model = _from_shape(plan) if isinstance(run.model, Shape) else load_base(run, plan, folder, **placement)
     model.config.use_cache = False
     if run.tune.method == "full":
         return model
@@ -68,21 +70,20 @@ def base_digest(run: Run, folder: Path) -> str:
 def _from_shape(plan: Plan) -> Any:
     options = dict(plan.native.model)
     attention = options.pop("attn_implementation")
-    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    # A family's own special tokens belong to its own tokenizer; the Trainer fills in those of ours.
+    unset = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(options.pop("model_type"), **unset, **options)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
-def load_base(run: Run, plan: Plan, folder: Path) -> Any:
+def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     """The trained model a run starts from, in the precision and bits the plan states."""
-    options = dict(plan.native.model)
+    options = {**plan.native.model, **placement}
     options["dtype"] = getattr(torch, options["dtype"])
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
     path = inputs.model_path(run.model, folder)
-    if plan.strategy == "fsdp2":
-        # Left alone, bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
-        options["device_map"] = {"": "cpu"}
     try:
         return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ import datetime
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from stoker import env
+from stoker import env, messages
 from stoker.engine.exact import CanonicalReduceScatter
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "mps": "gloo"}
 _TIMEOUT = datetime.timedelta(minutes=30)
+"""After which ranks that compute together give each other up."""
+_WAIT = datetime.timedelta(days=2)
+"""After which they give up the first one's writing and reading of files."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
+    control: Any = field(default=None, repr=False, compare=False)
+    """The group in which ranks wait for what the first one decides or writes."""
     interleaved: bool = False
     """Neighbouring micro batches on different ranks at one time, as sharding needs it; else a range for each rank."""
 
@@ -61,7 +66,7 @@ class Ranks:
         if self.world == 1:
             return list(flags)
         said = torch.tensor(flags, dtype=torch.uint8)
-        dist.broadcast(said, src=0)
+        dist.broadcast(said, src=0, group=self.control)
         return [bool(flag) for flag in said]
 
     def follow(self, number: int) -> int:
@@ -69,8 +74,12 @@ class Ranks:
         if self.world == 1:
             return number
         said = torch.tensor(number)
-        dist.broadcast(said, src=0)
+        dist.broadcast(said, src=0, group=self.control)
         return int(said)
+
+    def wait(self) -> None:
+        """Until the first rank has come this far, so that nobody's patience ends in a collective meanwhile."""
+        self.agree([True])
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Values of which each rank has filled in its own, zero elsewhere; complete on every rank."""
@@ -87,7 +96,9 @@ def joined(plan: Plan) -> Iterator[Ranks]:
     """This process' place among the ranks; a process group where there are several."""
     world = int(env.read(env.WORLD_SIZE, "1"))
     if world != plan.batch.devices:
-        raise StokerError("STK404", difference=f"{plan.batch.devices} processes planned, {world} started")
+        raise StokerError(
+            "STK404", difference=messages.text("machine.processes", planned=plan.batch.devices, found=world)
+        )
     if plan.strategy == "single":
         yield ALONE
         return
@@ -100,7 +111,8 @@ def joined(plan: Plan) -> Iterator[Ranks]:
         _BACKENDS[plan.device], init_method=f"file://{store}", rank=rank, world_size=world, timeout=_TIMEOUT
     )
     try:
-        yield Ranks(rank, world, interleaved=plan.strategy != "ddp")
+        control = dist.new_group(backend="gloo", timeout=_WAIT)
+        yield Ranks(rank, world, control, interleaved=plan.strategy != "ddp")
     finally:
         dist.destroy_process_group()
         if rank == 0:
@@ -151,11 +163,11 @@ def _block_names(model: Any) -> set[str]:
 def _require_shards(model: torch.nn.Module, world: int) -> None:
     """Every parameter lies in parts on the ranks: what is replicated in full would break the plan's memory."""
     for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
-            raise StokerError("STK417", name=name, expected=f"1/{world}", found="1/1")
-        rows = -(-parameter.shape[0] // world)
-        if parameter.to_local().shape[0] > rows:
-            raise StokerError("STK417", name=name, expected=f"1/{world}", found=str(tuple(parameter.to_local().shape)))
+        held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        row = parameter.numel() // parameter.shape[0] * parameter.element_size()
+        largest = -(-parameter.shape[0] // world) * row
+        if held.nbytes > largest:
+            raise StokerError("STK417", name=name, expected=f"{largest:,}", found=f"{held.nbytes:,}")
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ It decides nothing: every choice is in plan.json. Started again, it goes on from
 """
 
 import copy
+import json
 import os
 import shutil
 import sys
@@ -119,14 +120,15 @@ def _open(run_dir: RunDir, plan: Plan, ranks: Ranks) -> Opened:
 
 def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
     cuda = plan.device == "cuda"
-    libraries = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
+    libraries = ["transformers", "accelerate", "peft", "bitsandbytes", "flash_attn"]
+    libraries += ["deepspeed"] if plan.native.deepspeed else []
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        **installed(libraries),
+        **installed(tuple(libraries)),
         "base": models.base_digest(run, run_dir.folder()),
         "precision": plan.precision,
         "attention": plan.attention,
@@ -134,6 +136,7 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
         # One process alone and several that keep whole gradients add up alike, where they do it in the canonical order.
         "strategy": "ddp" if plan.exact and plan.strategy == "single" else plan.strategy,
         "devices": "any" if plan.exact else str(plan.batch.devices),
+        "sharding": json.dumps([plan.native.fsdp, plan.native.deepspeed], sort_keys=True),
         "micro": str(plan.batch.micro),
         "checkpointing": str(plan.gradient_checkpointing),
         "exact": str(plan.exact),
@@ -283,6 +286,7 @@ def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
     }
     if not opened.ranks.first:
         write(None)
+        opened.ranks.wait()
         return
     with checkpoints.writing(folder, step, **facts) as aside:
         write(aside)
@@ -296,6 +300,7 @@ def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
         bytes=newest.commit.total_bytes,
         best=step == best,
     )
+    opened.ranks.wait()
 
 
 def _finish(opened: Opened) -> None:
@@ -357,7 +362,8 @@ def _synthetic(opened: Opened, longest: int) -> MicroBatch:
 def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int, *, first: bool) -> None:
     # Hold the room of what later steps have and this one has not: gradient sums and, in a new run, optimizer state.
     parts, cuda = opened.plan.memory.parts, opened.plan.device == "cuda"
-    own_gradients = 4 * opened.plan.model.trainable_parameters
+    sharing = opened.plan.batch.devices if opened.plan.strategy in ("fsdp2", "zero2", "zero3") else 1
+    own_gradients = 4 * opened.plan.model.trainable_parameters // sharing
     room = parts["gradients"] - own_gradients + (parts["optimizer"] if first else 0)
     held = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
     micro = _synthetic(opened, longest)
@@ -393,6 +399,7 @@ def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
     """The real writer into a folder that goes away."""
     if not opened.ranks.first:
         trainer.write_checkpoint(None)
+        opened.ranks.wait()
         return
     folder = opened.run_dir.checkpoints
     aside = folder / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
@@ -401,6 +408,7 @@ def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
         trainer.write_checkpoint(aside)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    opened.ranks.wait()
 
 
 if __name__ == "__main__":

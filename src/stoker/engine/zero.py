@@ -4,7 +4,6 @@ DeepSpeed keeps flat partitions over all parameters; its own functions put a par
 apart again. All ranks take part in both.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,15 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
     from deepspeed.utils import safe_get_full_fp32_param
 
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return {name: checkpoint.kept(safe_get_full_fp32_param(parameter), keep=keep) for name, parameter in trained}
+    whole = {name: checkpoint.kept(safe_get_full_fp32_param(parameter), keep=keep) for name, parameter in trained}
+    buffers = {} if hasattr(model, "peft_config") else _persistent_buffers(model)
+    return {**whole, **buffers}
+
+
+def _persistent_buffers(model: torch.nn.Module) -> Tensors:
+    """What belongs to a model beside its parameters; every rank has it whole."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items() if name not in parameters}
 
 
 class ZeroState(State):
@@ -49,20 +56,21 @@ class ZeroState(State):
         for name, parameter in self.model.named_parameters():
             for field in _FIELDS if name in index["parameters"] else ():
                 _set(parameter, tensors.get_tensor(index["parameters"][name][field]["tensor"]), field)
-        step = next(iter(index["parameters"].values()))["step"]
+        saved = next(iter(index["parameters"].values()))["step"]
+        step = tensors.get_tensor(saved["tensor"]) if "tensor" in saved else saved["value"]
         for state in states:
-            state["step"].fill_(float(step["value"]))
-
-    def load(self, folder: Path) -> None:
-        """The rates come with the scheduler: DeepSpeed's groups hold partitions, not parameters."""
-        super().load(folder)
-        for group, rate in zip(self._inner().param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
+            state["step"] = self._counter(float(step), state["exp_avg"])
 
     def _inner(self) -> Any:
         return self.optimizer.optimizer  # type: ignore[attr-defined]  # DeepSpeed's holds torch's
 
-    def _begin(self) -> list[dict[str, torch.Tensor]]:
+    def _counter(self, steps: float, beside: torch.Tensor) -> Any:
+        """Steps done, as the optimizer counts them: torch's by a tensor, DeepSpeed's own for the CPU by a number."""
+        if isinstance(self._inner(), torch.optim.AdamW):
+            return torch.tensor(steps, dtype=torch.float32, device=beside.device)
+        return int(steps)
+
+    def _begin(self) -> list[dict[str, Any]]:
         """The states of the flat partitions; where there are none yet, as AdamW makes them at its first step."""
         zero: Any = self.optimizer
         partitions = getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups
@@ -70,7 +78,7 @@ class ZeroState(State):
         for flat in partitions:
             if not states[flat]:
                 states[flat] = {field: torch.zeros_like(flat) for field in _FIELDS}
-                states[flat]["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
+                states[flat]["step"] = self._counter(0.0, flat)
         if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
             zero._lazy_init_hp_params_optimizer_state()  # stage 2: which part of a partition is whose
         return [states[flat] for flat in partitions]

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
-from stoker.rundir import events
+from stoker.rundir import events, files
 from stoker.rundir.layout import RunDir
 
 _NEEDED = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
@@ -39,7 +40,11 @@ def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None],
     start = seen = _end(run_dir)
     with _log(program, run_dir).open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            _command(program, run_dir, *arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            _command(program, run_dir, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(run_dir),
         )
         with _ended(process):
             while process.poll() is None:
@@ -72,6 +77,7 @@ def open_engine(program: str, run_dir: RunDir, *arguments: str) -> Iterator[subp
             stdout=subprocess.PIPE,
             stderr=log,
             encoding="utf-8",
+            env=_environment(run_dir),
         )
         with process, _ended(process):
             yield process
@@ -98,6 +104,13 @@ def _end(run_dir: RunDir) -> int:
 def _command(program: str, run_dir: RunDir, *arguments: str) -> list[str]:
     """Pipes and logs of the program are UTF-8 on every system."""
     return [sys.executable, "-X", "utf8", "-m", f"stoker.engine.{program}", str(run_dir.path), *arguments]
+
+
+def _environment(run_dir: RunDir) -> dict[str, str]:
+    """The GPUs that the plan chose are those every program of a run uses."""
+    chosen = files.read_json(run_dir.plan_file)["env"] if run_dir.plan_file.exists() else {}
+    name = env.CUDA_VISIBLE_DEVICES.name
+    return env.child_environment({name: chosen[name]} if name in chosen else {})
 
 
 def _log(program: str, run_dir: RunDir) -> Path:

@@ -480,7 +480,7 @@ ENGLISH: dict[str, str] = {
     "STK217.hint": 'take `{option}` out of the DeepSpeed configuration or make it "auto", and state `{ours}`',
     "STK218": "`where.processes: {asked}` is for CPUs; here are {count} devices with a process each",
     "STK218.hint": "take it out; `where.gpus` chooses devices",
-    "STK417": "`{name}` is not shared out over the devices: {expected} expected, {found} found",
+    "STK417": "`{name}` is not shared out over the devices: at most {expected} bytes expected here, {found} found",
     "STK417.hint": "the plan's memory would not hold; set `where.strategy: ddp`, and report this with the model's name",
     "STK418": "{planned} was planned, but {found} runs",
     "STK418.hint": "nothing was trained; look for settings of accelerate in the environment (ACCELERATE_*)",
@@ -653,4 +653,8 @@ ENGLISH: dict[str, str] = {
     "bench.times": "first: until the first token, whole: until the last one, in ms; P90: nine in ten requests take at most so long",
     "parity.cause.no_adapter": "the adapter is not in it",
     "why.micro.earlier": "{micro}, as before: the bits of a step follow from it",
+    "strategy.no_power_of_two": "true, on {devices} devices, which is no power of two",
+    "machine.processes": "{planned} processes planned, {found} started",
+    "STK220": "{needed} GiB of main memory are needed and {available} are there: each of {devices} processes builds the whole model before it is shared out",
+    "STK220.hint": "use fewer devices (`where.gpus`), a smaller model or qlora, or a machine with more memory",
 }

@@ -480,7 +480,7 @@ CHINESE: dict[str, str] = {
     "STK217.hint": '请从 DeepSpeed 配置中去掉 `{option}` 或改为 "auto"，并用 `{ours}` 说明',
     "STK218": "`where.processes: {asked}` 只用于 CPU；这里有 {count} 个设备，每个设备一个进程",
     "STK218.hint": "请去掉它；用 `where.gpus` 选择设备",
-    "STK417": "`{name}` 没有分摊到各设备：应为 {expected}，实为 {found}",
+    "STK417": "`{name}` 没有分摊到各设备：这里最多应有 {expected} 字节，实为 {found} 字节",
     "STK417.hint": "这样内存计划不成立；请设置 `where.strategy: ddp`，并附上模型名反馈此问题",
     "STK418": "计划使用 {planned}，实际运行的却是 {found}",
     "STK418.hint": "尚未开始训练；请检查环境中 accelerate 的设置（ACCELERATE_*）",
@@ -653,4 +653,8 @@ CHINESE: dict[str, str] = {
     "bench.times": "首词元：到第一个词元的时间；全部：到最后一个词元的时间，单位毫秒；P90：九成请求不超过此值",
     "parity.cause.no_adapter": "其中没有适配器",
     "why.micro.earlier": "{micro}，与之前相同：一步的每一位结果都取决于它",
+    "strategy.no_power_of_two": "true，而 {devices} 个设备不是 2 的幂",
+    "machine.processes": "计划 {planned} 个进程，实际启动 {found} 个",
+    "STK220": "需要 {needed} GiB 主内存，而只有 {available} GiB：分片之前，{devices} 个进程各自先构建整个模型",
+    "STK220.hint": "请减少设备（`where.gpus`）、换更小的模型或 qlora，或换内存更大的机器",
 }

@@ -52,6 +52,7 @@ def make_plan(inputs: Inputs) -> Plan:
     size = _size(inputs, share, precision.value)
     micro, checkpointing, used, chosen = size.micro, size.checkpointing, size.memory, size.strategy
     strategy.check(run, machine, chosen, devices, precision.value)
+    _check_host(inputs, chosen, devices, precision.value)
     exact = choices.exact(run, chosen)
     batch = Batch(effective=run.train.batch, micro=micro, accumulation=share // micro, devices=devices)
     steps = _steps(run, data)
@@ -175,6 +176,17 @@ def _memory(inputs: Inputs, share: int, micro: int, precision: str, chosen: str,
     return memory.estimate(load, inputs.machine.memory_per_device)
 
 
+def _check_host(inputs: Inputs, chosen: str, devices: int, precision: str) -> None:
+    """Where weights are shared out, every process builds the whole model in main memory first."""
+    machine, run = inputs.machine, inputs.run
+    if not machine.examined or machine.kind != "cuda" or chosen not in ("fsdp2", "zero3"):
+        return
+    whole = memory.whole_weight_bytes(inputs.shape.shape, run, precision)
+    if devices * whole > machine.memory_bytes:
+        needed, there = (f"{size / 2**30:.0f}" for size in (devices * whole, machine.memory_bytes))
+        raise StokerError("STK220", needed=needed, available=there, devices=devices)
+
+
 def _size_reasons(inputs: Inputs, micro: int, *, checkpointing: bool, smallest: bool = False) -> list[Reason]:
     run = inputs.run
     if run.where.micro != "auto":
@@ -257,6 +269,8 @@ def _program(chosen: str, devices: int) -> list[str]:
     if chosen == "single":
         return program
     meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"]
+    # Asked to end, ranks finish their step and commit; torchrun would kill them after 30 seconds.
+    meeting += ["--shutdown-timeout", "1800"]
     return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(devices), *meeting, *program]
 
 

@@ -131,11 +131,29 @@ def _element_bytes(precision: str) -> int:
     return 4 if precision == "fp32" else 2
 
 
+def whole_weight_bytes(shape: ModelShape, run: Run, precision: str) -> int:
+    """The whole model's weights with the adapter, as one process builds them."""
+    load = Load(shape, run, precision, "cuda", 1, 1, gradient_checkpointing=False, gradient_sets=1)
+    return _weight_bytes(load, trainable_parameters(shape, run))
+
+
 def _held_weight_bytes(load: Load, trainable: int) -> int:
-    """A device's part, and two blocks put together where weights are shared out: the one at work and the next."""
+    """A device's part and, where weights are shared out, what is put together at one time.
+
+    That is two blocks, the one at work and the next, and the embedding and output layer, which stay from the forward
+    pass to the backward pass.
+    """
     total = _weight_bytes(load, trainable)
-    together = 2 * total // load.shape.layers if load.weight_parts > 1 else 0
-    return total // load.weight_parts + together
+    if load.weight_parts == 1:
+        return total
+    shape = load.shape
+    outer = shape.vocab * shape.hidden * (1 if shape.tie_embeddings else 2) * _outer_bytes(load)
+    return total // load.weight_parts + 2 * (total - outer) // shape.layers + outer
+
+
+def _outer_bytes(load: Load) -> int:
+    """Bytes of an element of the embedding: half precision only where it is frozen and not quantised around."""
+    return _element_bytes(load.precision) if load.run.tune.method == "lora" else _FP32
 
 
 def _weight_bytes(load: Load, trainable: int) -> int:

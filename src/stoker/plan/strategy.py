@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stoker import messages
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts.machine import Machine
@@ -64,7 +65,7 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
     if run.train.optimizer != "adamw":
         found.append(("train.optimizer", run.train.optimizer, "ddp"))
     if strategy == "fsdp2" and exact(run, strategy) and devices & (devices - 1):
-        found.append(("train.exact", f"true ({devices} devices, not a power of two)", "ddp"))
+        found.append(("train.exact", messages.text("strategy.no_power_of_two", devices=devices), "ddp"))
     if strategy != "fsdp2" and run.train.exact is True:
         found.append(("train.exact", "true", "fsdp2"))
     if strategy != "fsdp2" and run.tune.method == "qlora":
@@ -115,13 +116,18 @@ def deepspeed(run: Run, strategy: str, precision: str, share: int, devices: int)
 
 def _refuse_ours(user: dict[str, Any]) -> None:
     for option, word in _OURS.items():
-        if option in user and not _left_to_us(user[option]):
-            raise StokerError("STK217", option=option, value=user[option], word=word, ours=word)
+        for name, value in _stated(option, user.get(option, _AUTO)):
+            raise StokerError("STK217", option=name, value=value, word=word, ours=word)
 
 
-def _left_to_us(value: Any) -> bool:
-    """`auto` everywhere, as Hugging Face's examples have it (types and switches beside it are the example's own)."""
-    if isinstance(value, dict):
-        inner = value.get("params", value)
-        return any(_left_to_us(one) for one in inner.values()) if inner else True
-    return bool(value == _AUTO)
+def _stated(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Everything under an option that is not left to us by `auto`, by its path.
+
+    DeepSpeed's own half-precision engines are not used, so that of their blocks only the switch says anything.
+    """
+    if not isinstance(value, dict):
+        return [] if value == _AUTO else [(name, value)]
+    if "enabled" in value:
+        return [] if value["enabled"] in (_AUTO, False) else [(f"{name}.enabled", value["enabled"])]
+    inner = [_stated(f"{name}.{key}", one) for key, one in value.items() if key != "type"]
+    return [found for some in inner for found in some]

@@ -39,9 +39,13 @@ def accept(run_dir: RunDir, name: str) -> Path:
     for path in made.rglob("*"):
         if path.is_file():
             files.sync_file(path)
-    shutil.rmtree(place, ignore_errors=True)
+    earlier = run_dir.artifacts / f".{name}.old"
+    shutil.rmtree(earlier, ignore_errors=True)
+    if place.exists():
+        place.rename(earlier)
     made.rename(place)
     files.sync_folder(run_dir.artifacts)
+    shutil.rmtree(earlier, ignore_errors=True)
     return place
 
 

@@ -88,6 +88,14 @@ def test_processes_are_for_processors() -> None:
     assert caught.value.code == "STK218"
 
 
+def test_main_memory_must_hold_what_every_process_builds() -> None:
+    small = machine("A100-80G-SXM", 8, examined=True, memory_bytes=64 << 30)
+    with pytest.raises(StokerError) as caught:
+        plan("tune: {method: full}\ntrain: {batch: 64}\nwhere: {strategy: fsdp2}", small, model=SEVEN)
+    assert (caught.value.code, caught.value.fields["devices"]) == ("STK220", 8)
+    assert int(caught.value.fields["needed"]) > 8 * 28
+
+
 # ---- DeepSpeed
 
 EXAMPLE = """
@@ -122,6 +130,7 @@ def test_a_users_own_configuration_is_taken_and_its_auto_filled_in() -> None:
         ("gradient_accumulation_steps: 4", "train.batch"),
         ("gradient_clipping: 2.0", "train.clip"),
         ("optimizer: {type: AdamW, params: {lr: 0.001}}", "train.optimizer"),
+        ("optimizer: {type: AdamW, params: {lr: auto, weight_decay: 0.1}}", "train.optimizer"),
         ("scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}", "train.schedule"),
         ("fp16: {enabled: true}", "where.precision"),
     ],
