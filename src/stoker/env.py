@@ -48,6 +48,11 @@ CUDA_VISIBLE_DEVICES = Variable(
     "The GPUs a run may use; respected when the machine is examined.",
     "本次运行可用的 GPU；检查机器时会遵守。",
 )
+CUDA_DEVICE_ORDER = Variable(
+    "CUDA_DEVICE_ORDER",
+    "Set by Stoker for a server, so that GPU numbers mean what the driver says.",
+    "由 Stoker 为服务进程设置，使 GPU 编号与驱动一致。",
+)
 OMP_NUM_THREADS = Variable(
     "OMP_NUM_THREADS",
     "CPU threads per process. Part of the numeric fingerprint: another count may round differently.",
@@ -141,6 +146,7 @@ VARIABLES: tuple[Variable, ...] = (
     HF_HOME,
     HF_HUB_OFFLINE,
     CUDA_VISIBLE_DEVICES,
+    CUDA_DEVICE_ORDER,
     OMP_NUM_THREADS,
     TENSORBOARD_LOGGING_DIR,
     TOOLS,

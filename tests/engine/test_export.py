@@ -66,8 +66,12 @@ def test_an_adapter_is_merged_compared_and_described(tmp_path: Path, base: Path)
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == own.get_vocab()
     assert 1 in GenerationConfig.from_pretrained(folder).eos_token_id
     _check_card(run_dir, folder / "README.md", tmp_path)
-    # Again: nothing is merged twice, and an earlier export gives way.
+    # Again: nothing is merged twice, an earlier export gives way, and what the user put beside it stays.
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "model-00001-of-00002.safetensors").write_text("of an earlier one")
     stoker("export", "taught", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert not list((tmp_path / "out").glob("model-*-of-*"))
     assert len([e for e in events.read(run_dir.events_file) if e["event"] == "merged"]) == 1
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 

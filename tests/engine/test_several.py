@@ -28,9 +28,9 @@ COMMAND = [
 
 
 @contextmanager
-def stoker(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def stoker(folder: Path, *arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     """The command, ended with the test at the latest."""
-    settings = {**os.environ, "HF_HUB_OFFLINE": "1", "STOKER_LANG": "en", "OMP_NUM_THREADS": "1"}
+    settings = {**os.environ, "HF_HUB_OFFLINE": "1", "STOKER_LANG": "en", "OMP_NUM_THREADS": "1", **more}
     with subprocess.Popen(
         [sys.executable, "-m", "stoker", *arguments],
         cwd=folder,
@@ -121,9 +121,20 @@ def test_two_processes_train_stop_and_go_on(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    """The error reaches the user's terminal in words, whichever process met it."""
-    with stoker(tmp_path, *COMMAND, "--set", "native.trainer.torch_compile_backend=nonsense") as done:
+    """Only the second process fails; its reason reaches the terminal in words, not the first one's complaint."""
+    plant = tmp_path / "plant"
+    plant.mkdir()
+    (plant / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import torch\n"
+        "    def fails(*args, **kwargs):\n"
+        "        raise torch.OutOfMemoryError('planted in one rank')\n"
+        "    torch.nn.functional.cross_entropy = fails\n"
+    )
+    with stoker(tmp_path, *COMMAND, PYTHONPATH=str(plant)) as done:
         said, _ = done.communicate(timeout=300)
-    assert done.returncode in (1, 2), said
-    assert "STK4" in said
+    assert done.returncode == 1, said
+    assert "STK408" in said
+    assert "planted in one rank" in said
     assert "Traceback" not in said

@@ -78,9 +78,16 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copytree(source, aside)
     for path in _files(aside):
         files.sync_file(path)
-    shutil.rmtree(target, ignore_errors=True)
-    aside.rename(target)
-    files.sync_folder(target.parent)
+    target.mkdir(exist_ok=True)
+    # Of an earlier export only the weights go, whose files may have other names now; what the user put beside stays.
+    for stale in target.glob("model*.safetensors*"):
+        stale.unlink()
+    for path in _files(aside):
+        place = target / path.relative_to(aside)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+    shutil.rmtree(aside)
+    files.sync_folder(target)
 
 
 def _size(folder: Path) -> int:

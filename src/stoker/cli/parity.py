@@ -1,5 +1,6 @@
 """The parity gate as people see it: a line of progress, and one that says how an artifact compares."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,22 @@ def compare(
 ) -> dict[str, Any]:
     """Compare an artifact with the trained model and say how it went; raises where it is not the same."""
     with console.status() as status:
-
-        def show(event: dict[str, Any]) -> None:
-            if event["event"] == "parity":
-                fields = {key: event[key] for key in ("part", "done", "of")}
-                status.show(messages.text("parity.progress", **fields))
-
-        figures = parity.compare(run_dir, name, endpoint, show, python=python, folder=folder)
+        take = functools.partial(_show, status)
+        figures = parity.compare(run_dir, name, endpoint, take, python=python, folder=folder)
     console.talk("parity.line", **_counts(figures), rest=_rest(figures))
     return figures
+
+
+def make_reference(run_dir: RunDir) -> None:
+    """Ask the trained model first: beside a server there may be no memory for it."""
+    with console.status() as status:
+        parity.make_reference(run_dir, functools.partial(_show, status))
+
+
+def _show(status: console.Status, event: dict[str, Any]) -> None:
+    if event["event"] == "parity":
+        fields = {key: event[key] for key in ("part", "done", "of")}
+        status.show(messages.text("parity.progress", **fields))
 
 
 def _counts(figures: dict[str, Any]) -> dict[str, str]:

@@ -18,6 +18,8 @@ def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bo
     if stop:
         _stop(run_dir, as_json=as_json)
         return
+    if serving.find_engine()[0] == "vllm" and serving.find(run_dir) is None:
+        parity.make_reference(run_dir)
     with console.status() as status:
         server, plan = serving.start(
             run_dir, port, overrides, lambda s: status.show(messages.text("serve.starting", seconds=round(s)))

@@ -84,7 +84,7 @@ def current(run_dir: RunDir) -> Reference | None:
 
 def _make(run_dir: RunDir) -> Reference:
     model, tokenizer = generate.load(run_dir)
-    plain = run_dir.run().train.objective == "pretrain" or not tokenizer.chat_template
+    plain = generate.is_plain(run_dir, tokenizer)
     stops = generate.stop_ids(model, tokenizer)
     words = _prompts(run_dir, tokenizer, _room(model), plain=plain)
     corpus = _corpus(run_dir, words, _room(model) + parity.ANSWER_TOKENS)

@@ -1,6 +1,6 @@
 """Readies a finished model that was not exported: `python -m stoker.engine.serving RUN_DIR`.
 
-Writes `artifacts/.serving/`: the base's folder as found and verified, and generation settings with the tokens that end
+Writes `artifacts/.serving.tmp/`: the base's folder as found and verified, and generation settings with the tokens that end
 an answer, so that the served model stops where `stoker chat` does.
 """
 

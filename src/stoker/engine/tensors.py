@@ -60,6 +60,8 @@ def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
     entries, wanted = weights.read(folder), expected(model, dtype)
     names = [name for name in entries if name in wanted]
     figures: dict[str, Any] = {"compared": len(names), "of": len(entries), "worst": None, "excess": 0.0}
+    if not names:
+        return {**figures, "cause": "shape", "worst": next(iter(entries), None)}
     odd = sorted(name for name in names if entries[name].dtype != wanted[name].dtype)
     if odd:
         return {**figures, "worst": odd[0], "cause": "dtype"}

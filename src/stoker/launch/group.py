@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker.errors import StokerError
+
 _END_SECONDS = 30.0
 """For the first process to end by itself, and its children with it."""
 _LEFT_SECONDS = 3.0
@@ -37,9 +39,10 @@ def end(pid: int) -> None:
     _wait(lambda: pid not in members(pid), _END_SECONDS)
     _signal(pid, signal.SIGTERM, group=True)
     _wait(lambda: not members(pid), _LEFT_SECONDS)
-    while members(pid):
-        _signal(pid, signal.SIGKILL, group=True)
-        time.sleep(_LOOK_SECONDS)
+    _signal(pid, signal.SIGKILL, group=True)
+    _wait(lambda: not members(pid), _LEFT_SECONDS)
+    if left := members(pid):
+        raise StokerError("STK618", pids=", ".join(map(str, left)))
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> None:
@@ -51,7 +54,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
 def _signal(pid: int, number: int, *, group: bool) -> None:
     try:
         os.killpg(pid, number) if group else os.kill(pid, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # ended; macOS says so of a group of ended ones
         return
 
 

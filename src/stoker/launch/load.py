@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stoker.errors import StokerError
 from stoker.launch import endpoint
 from stoker.launch.endpoint import Endpoint
 
@@ -56,8 +57,10 @@ def run(work: Work) -> dict[str, Any]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        raise StokerError("STK617", url=work.url, reason=(done.stderr.strip().splitlines() or ["-"])[-1])
     return figures([Answer(*one) for one in json.loads(done.stdout)])
 
 
@@ -111,6 +114,8 @@ def _ask(at: Endpoint, work: Work, prompt: str, wanted: float) -> Answer:
             first = first or time.perf_counter()
             pieces += 1
         counted = (piece.get("usage") or {}).get("completion_tokens", counted)
+    if not first:
+        raise ValueError("the server answered without a token")
     return Answer(wanted, first, time.perf_counter(), counted or pieces)
 
 

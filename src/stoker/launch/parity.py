@@ -15,6 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
 
+from stoker import messages
 from stoker.errors import StokerError, StokerErrors
 from stoker.launch import endpoint as served
 from stoker.launch import llamacpp, local
@@ -54,9 +55,9 @@ def compare(
     started = time.monotonic()
     place = folder or _place(run_dir, name)
     if endpoint is not None:
-        reference, seen = _ask(endpoint, _reference(run_dir, on_event), name, on_event)
+        reference, seen = _ask(endpoint, make_reference(run_dir, on_event), name, on_event)
     elif python is not None:
-        reference = _reference(run_dir, on_event)
+        reference = make_reference(run_dir, on_event)
         seen = _look_elsewhere(python, run_dir, place)
     else:
         seen = _look(run_dir, name, place, on_event)
@@ -75,7 +76,8 @@ def _place(run_dir: RunDir, name: str) -> Path:
     return aside if aside.is_dir() else artifacts.folder(run_dir, name)
 
 
-def _reference(run_dir: RunDir, on_event: OnEvent) -> Reference:
+def make_reference(run_dir: RunDir, on_event: OnEvent = lambda _: None) -> Reference:
+    """What the trained model answers; made now, if it is not there: a server will need the memory."""
     local.run_engine("parity", run_dir, on_event)
     return _read(run_dir)
 
@@ -273,6 +275,8 @@ def _follow(server: _Served, prompt: Prompt, stops: list[int]) -> _Followed:
         wanted = len(expected) + (prompt.stopped and done + reach >= len(prompt.answer))
         answer = server.complete([*prompt.ids, *prompt.answer[:done]], wanted)
         agreed = _take(followed, prompt, expected, _with_end(answer, expected, stops))
+        if len(followed.tokens) == done:
+            raise ValueError(messages.text("parity.silent", done=done))
         # Where it parted once it may part again: small steps, longer ones as long as it agrees.
         reach = 2 * reach if agreed else _REACH_AFTER_PARTING
     return followed

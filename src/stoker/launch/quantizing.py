@@ -7,7 +7,7 @@ import importlib.util
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,8 @@ def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
         "agreement": figures["agreement"],
         "perplexity_change": figures["perplexity_change"],
     }
-    EventLog(run_dir.events_file).write("quantized", **made)
+    with closing(EventLog(run_dir.events_file)) as log:
+        log.write("quantized", **made)
     return made
 
 

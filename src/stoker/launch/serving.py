@@ -181,11 +181,16 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
     if not run_dir.final.is_dir():
         raise StokerError("STK502", name=run_dir.name)
     for name in ("export", "merged"):
-        if (artifacts.folder(run_dir, name) / "config.json").is_file():
+        folder = artifacts.folder(run_dir, name)
+        # Older than what training made last: of an earlier training under this name.
+        if (folder / "config.json").is_file() and folder.stat().st_mtime >= run_dir.final.stat().st_mtime:
             return Model(name, artifacts.folder(run_dir, name).resolve())
     adapter_config = run_dir.final / "adapter_config.json"
+    if engine == "transformers":
+        # Its server takes no settings beside the model's: what was not exported would not stop at the end of turn.
+        raise StokerError("STK619", name=run_dir.name)
     if adapter_config.is_file():
-        _check_beside(run_dir, run, engine, files.read_json(adapter_config))
+        _check_beside(run_dir, run, files.read_json(adapter_config))
     local.run_engine("serving", run_dir, lambda _: None)
     settings = artifacts.aside(run_dir, "serving").resolve()
     if not adapter_config.is_file():
@@ -194,13 +199,11 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
     return Model("adapter", base, adapter=run_dir.final.resolve(), settings=settings)
 
 
-def _check_beside(run_dir: RunDir, run: Run, engine: Engine, adapter: dict[str, Any]) -> None:
+def _check_beside(run_dir: RunDir, run: Run, adapter: dict[str, Any]) -> None:
     """The adapter can be computed beside its base as it was trained."""
     option = ""
     if run.tune.method == "qlora":
         option = "tune.method: qlora"
-    elif engine == "transformers":
-        option = "transformers serve"
     for name, plain in _BESIDE.items():
         if adapter.get(name, plain) != plain:
             option = f"{name}: {adapter[name]}"
@@ -324,6 +327,8 @@ def environment(serving: Serving, secret: str) -> dict[str, str]:
         env.NCCL_SOCKET_IFNAME.name: loopback,
         env.PYTHONPATH.name: str(_FOREIGN),
         **({env.CUDA_VISIBLE_DEVICES.name: ",".join(map(str, serving.gpus))} if serving.gpus else {}),
+        # Numbers as the driver counts them, not by speed.
+        env.CUDA_DEVICE_ORDER.name: "PCI_BUS_ID",
     }
 
 

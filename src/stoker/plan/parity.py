@@ -375,7 +375,7 @@ def _likely_cause(reference: Reference, figures: dict[str, Any]) -> str:
 def _loss_problems(name: str, figures: dict[str, Any]) -> list[StokerError]:
     """Of quantised artifacts."""
     change, limit = figures["perplexity_change"], figures["perplexity_change_limit"]
-    too_far = change is not None and change > limit
+    too_far = change is None or change > limit
     if figures["agreement"] >= figures["agreement_limit"] and not too_far:
         return []
     shown = messages.text("parity.unmeasured") if change is None else f"{change:+.1%}"
