@@ -1,7 +1,7 @@
 """Readies a finished model that was not exported: `python -m stoker.engine.serving RUN_DIR`.
 
-Writes `artifacts/.serving.tmp/`: the base's folder as found and verified, and generation settings with the tokens that end
-an answer, so that the served model stops where `stoker chat` does.
+Writes `artifacts/.serving.tmp/`: the base's folder as found and verified, and generation settings with the tokens that
+end an answer, so that the served model stops where `stoker chat` does.
 """
 
 import sys

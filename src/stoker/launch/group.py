@@ -42,7 +42,7 @@ def end(pid: int) -> None:
     _signal(pid, signal.SIGKILL, group=True)
     _wait(lambda: not members(pid), _LEFT_SECONDS)
     if left := members(pid):
-        raise StokerError("STK618", pids=", ".join(map(str, left)))
+        raise StokerError("STK603", pids=", ".join(map(str, left)))
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> None:

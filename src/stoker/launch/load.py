@@ -60,7 +60,7 @@ def run(work: Work) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise StokerError("STK617", url=work.url, reason=(done.stderr.strip().splitlines() or ["-"])[-1])
+        raise StokerError("STK602", url=work.url, reason=(done.stderr.strip().splitlines() or ["-"])[-1])
     return figures([Answer(*one) for one in json.loads(done.stdout)])
 
 

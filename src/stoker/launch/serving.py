@@ -188,7 +188,7 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
     adapter_config = run_dir.final / "adapter_config.json"
     if engine == "transformers":
         # Its server takes no settings beside the model's: what was not exported would not stop at the end of turn.
-        raise StokerError("STK619", name=run_dir.name)
+        raise StokerError("STK604", name=run_dir.name)
     if adapter_config.is_file():
         _check_beside(run_dir, run, files.read_json(adapter_config))
     local.run_engine("serving", run_dir, lambda _: None)
