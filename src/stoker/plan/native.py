@@ -159,6 +159,6 @@ def _quantization(decisions: Decisions) -> dict[str, Any]:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
         "bnb_4bit_compute_dtype": compute,
-        # Sharding cuts floating-point storage only; bytes would lie on every device in full.
+        # Floats are cut by every FSDP; of bytes some versions leave all to each device.
         **({"bnb_4bit_quant_storage": compute} if decisions.strategy == "fsdp2" else {}),
     }
