@@ -218,44 +218,23 @@ def bare(run_dir: Any, *, padded: bool) -> tuple[float, float]:
 def bare_ranks(run_dir: Any, method: str) -> tuple[float, float]:
     """Two processes of a plain Trainer, which accelerate wraps in DDP, over the same packed rows."""
     import bare as yardstick
-    import tiny_run
 
-    taken = representative(yardstick.read_rows(run_dir.data / "train"), BATCH * STEPS)
-
-    def work(rank: int) -> int:
-        import torch
-
-        quiet(run_dir, "bare.log")
-        torch.set_num_threads(1)
-        join(rank)
-        marks: Marks = []
+    def train(rank: int, rows: list[Any], marks: Marks) -> None:
         model = yardstick.build_model(run_dir.folder() / "base", method, {"r": 16, "lora_alpha": 32}, seed=42)
         options = {"extra": [clock(marks)], "learning_rate": 1e-4, "ddp_find_unused_parameters": False}
-        yardstick.losses(model, taken, run_dir.path / "bare", 1, BATCH // RANKS, 42, **options)
-        if rank == 0:
-            (run_dir.path / "marks.json").write_text(json.dumps(marks))
-        return 0
+        yardstick.losses(model, rows, run_dir.path / "bare", 1, BATCH // RANKS, 42, **options)
 
-    codes = tiny_run.in_ranks(RANKS, work)
-    assert set(codes) == {0}, (run_dir.path / "bare.log").read_text()[-2000:]
-    return pace(run_dir, step_tokens(taken))
+    return in_ranks(run_dir, train)
 
 
 def bare_shards(run_dir: Any) -> tuple[float, float]:
     """Two processes of a plain loop around torch's `fully_shard`: accelerate has no FSDP on a processor."""
     import bare as yardstick
-    import tiny_run
 
-    taken = representative(yardstick.read_rows(run_dir.data / "train"), BATCH * STEPS)
-
-    def work(rank: int) -> int:
+    def train(rank: int, rows: list[Any], marks: Marks) -> None:
         import torch
         from torch.distributed.fsdp import fully_shard
 
-        quiet(run_dir, "bare.log")
-        torch.set_num_threads(1)
-        join(rank)
-        marks: Marks = []
         model = yardstick.build_model(run_dir.folder() / "base", "lora", {"r": 16, "lora_alpha": 32}, seed=42)
         for module in model.modules():
             if type(module).__name__ == "Qwen2DecoderLayer":
@@ -263,20 +242,39 @@ def bare_shards(run_dir: Any) -> tuple[float, float]:
         fully_shard(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0, fused=True)
-        for first in range(0, len(taken), BATCH):
-            for row in taken[first + rank : first + BATCH : RANKS]:
+        for first in range(0, len(rows), BATCH):
+            for row in rows[first + rank : first + BATCH : RANKS]:
                 (model(**yardstick.collate([row])).loss / (BATCH // RANKS)).backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad()
             mark(marks)
+
+    return in_ranks(run_dir, train)
+
+
+def in_ranks(run_dir: Any, train: Callable[[int, list[Any], Marks], None]) -> tuple[float, float]:
+    """Train in two joined processes over rows of the prepared set; the first one's pace."""
+    import bare as yardstick
+    import tiny_run
+
+    rows = representative(yardstick.read_rows(run_dir.data / "train"), BATCH * STEPS)
+
+    def work(rank: int) -> int:
+        import torch
+
+        quiet(run_dir, "bare.log")
+        torch.set_num_threads(1)
+        join(rank)
+        marks: Marks = []
+        train(rank, rows, marks)
         if rank == 0:
             (run_dir.path / "marks.json").write_text(json.dumps(marks))
         return 0
 
     codes = tiny_run.in_ranks(RANKS, work)
     assert set(codes) == {0}, (run_dir.path / "bare.log").read_text()[-2000:]
-    return pace(run_dir, step_tokens(taken))
+    return pace(run_dir, step_tokens(rows))
 
 
 def join(rank: int) -> None:
