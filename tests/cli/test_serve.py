@@ -42,6 +42,8 @@ def calls(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(serving, "start", start)
     monkeypatch.setattr(serving, "stop", lambda _: made.append("stop"))
+    monkeypatch.setattr(serving, "find_engine", lambda: ("vllm", Path("python")))
+    monkeypatch.setattr(parity, "make_reference", lambda _: made.append("reference"))
     monkeypatch.setattr(parity, "compare", lambda *_: {"agree": 1})
     return made
 
@@ -52,7 +54,7 @@ def test_the_address_is_data_and_how_to_ask_is_talk(
 ) -> None:
     done = stoker("serve", "night", "--port", "8123", language=language)
     assert (done.code, done.out) == (0, "http://127.0.0.1:8123/v1\n")
-    assert calls == [("start", 8123, [])]
+    assert calls == ["reference", ("start", 8123, [])]  # the trained model is asked while there is memory for it
     assert f"$(cat {runs}/night/serve.token)" in done.err
     assert (runs / "night" / "serve.token").read_text().strip() not in done.err + done.out
     assert "stoker serve night --stop" in done.err
@@ -93,7 +95,7 @@ def test_an_endpoint_that_answers_otherwise_is_ended(
 
 def test_words_of_serving_can_be_set(stoker: CommandLine, calls: list[Any]) -> None:
     stoker("serve", "night", "--set", "native.vllm.max_num_seqs=4", "--gpus", "0")
-    assert calls == [("start", 8000, ["native.vllm.max_num_seqs=4", "where.gpus=0"])]
+    assert calls == ["reference", ("start", 8000, ["native.vllm.max_num_seqs=4", "where.gpus=0"])]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -88,7 +88,7 @@ def test_turns_of_neighbouring_leaves_are_nodes_of_the_same_tree(count: int, ran
 def test_every_leaf_is_computed_by_exactly_one_rank(world: int, count: int, *, interleaved: bool) -> None:
     from stoker.engine.parallel import Ranks
 
-    ranks = [Ranks(rank, world, interleaved) for rank in range(world)]
+    ranks = [Ranks(rank, world, interleaved=interleaved) for rank in range(world)]
     assert sorted(leaf for one in ranks for leaf in one.leaves(count)) == list(range(count))
     assert all(len(one.leaves(count)) <= one.turns(count) for one in ranks)
     if interleaved:
