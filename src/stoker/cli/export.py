@@ -28,7 +28,7 @@ def export(name: str, folder: str | None, *, as_json: bool) -> None:
     if target:
         _copy(path, target)
         path = target
-    console.talk("export.done", name=run_dir.name, path=path, size=runs.size(_size(path)))
+    console.talk("export.done", name=run_dir.name, path=path, size=runs.size(files.folder_bytes(path)))
     if as_json:
         console.data_json({"path": str(path), "parity": artifacts.parity(run_dir)[NAME]})
     else:
@@ -70,9 +70,7 @@ def _same_files(one: Path, other: Path) -> bool:
 def _copy(source: Path, target: Path) -> None:
     """Copy beside the target first, then put it in its place."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(target.parent).free, _size(source)
-    if free < needed:
-        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=target.parent)
+    files.require_room(target.parent, files.folder_bytes(source))
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(source, aside)
@@ -88,10 +86,6 @@ def _copy(source: Path, target: Path) -> None:
         path.replace(place)
     shutil.rmtree(aside)
     files.sync_folder(target)
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in _files(folder))
 
 
 def _files(folder: Path) -> list[Path]:

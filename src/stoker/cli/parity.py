@@ -8,6 +8,7 @@ from stoker import messages
 from stoker.cli import console
 from stoker.launch import parity
 from stoker.launch.endpoint import Endpoint
+from stoker.plan.parity import Reference
 from stoker.rundir.layout import RunDir
 
 
@@ -15,6 +16,7 @@ def compare(
     run_dir: RunDir,
     name: str,
     endpoint: Endpoint | None = None,
+    reference: Reference | None = None,
     *,
     python: Path | None = None,
     folder: Path | None = None,
@@ -22,15 +24,15 @@ def compare(
     """Compare an artifact with the trained model and say how it went; raises where it is not the same."""
     with console.status() as status:
         take = functools.partial(_show, status)
-        figures = parity.compare(run_dir, name, endpoint, take, python=python, folder=folder)
+        figures = parity.compare(run_dir, name, endpoint, take, python=python, folder=folder, reference=reference)
     console.talk("parity.line", **_counts(figures), rest=_rest(figures))
     return figures
 
 
-def make_reference(run_dir: RunDir) -> None:
+def make_reference(run_dir: RunDir) -> Reference:
     """Ask the trained model first: beside a server there may be no memory for it."""
     with console.status() as status:
-        parity.make_reference(run_dir, functools.partial(_show, status))
+        return parity.make_reference(run_dir, functools.partial(_show, status))
 
 
 def _show(status: console.Status, event: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from stoker import env, messages
 from stoker.cli import console, parity
 from stoker.launch import serving
 from stoker.launch.serving import Server
+from stoker.plan.parity import Reference
 from stoker.plan.serving import Serving
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
@@ -18,15 +19,15 @@ def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bo
     if stop:
         _stop(run_dir, as_json=as_json)
         return
-    if serving.find_engine()[0] == "vllm" and serving.find(run_dir) is None:
-        parity.make_reference(run_dir)
+    asks = serving.find_engine()[0] == "vllm" and serving.find(run_dir) is None
+    reference = parity.make_reference(run_dir) if asks else None
     with console.status() as status:
         server, plan = serving.start(
             run_dir, port, overrides, lambda s: status.show(messages.text("serve.starting", seconds=round(s)))
         )
     if not as_json:
         _explain(plan)
-    compared = _compare(run_dir, server)
+    compared = _compare(run_dir, server, reference)
     if as_json:
         shown = {**asdict(server), "url": server.url, "token_file": _token_file(run_dir), "plan": plan.model_dump()}
         console.data_json({**shown, "parity": compared})
@@ -51,13 +52,13 @@ def _explain(plan: Serving) -> None:
         console.talk("serve.reason", about=reason.about, text=reason.text)
 
 
-def _compare(run_dir: RunDir, server: Server) -> dict[str, Any] | None:
+def _compare(run_dir: RunDir, server: Server, reference: Reference | None) -> dict[str, Any] | None:
     """The parity gate; an endpoint that does not answer like the trained model is ended, not served."""
     if server.engine != "vllm":
         console.talk("serve.unchecked")
         return None
     try:
-        return parity.compare(run_dir, "served", serving.endpoint(run_dir, server))
+        return parity.compare(run_dir, "served", serving.endpoint(run_dir, server), reference)
     except BaseException:
         serving.stop(run_dir)
         raise

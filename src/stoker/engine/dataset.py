@@ -33,6 +33,11 @@ Segment = np.ndarray
 """int32 tokens of one document; an untrained token is stored as ~id."""
 
 
+def token_ids(segment: Segment) -> np.ndarray:
+    """A segment's tokens, trained or not."""
+    return np.where(segment < 0, ~segment, segment)
+
+
 class PreparedSplit:
     """Rows of one split over all its shards, by memory map."""
 
@@ -47,6 +52,10 @@ class PreparedSplit:
         """The segments of one sequence."""
         shard, local = self._locate(index)
         return shard.row(local)
+
+    def spread(self, count: int) -> list[int]:
+        """So many sequences evenly over the split, or all of a smaller one."""
+        return sorted({place * len(self) // count for place in range(count)})
 
     def trained_tokens(self, index: int) -> int:
         """How many tokens of one sequence are trained."""
@@ -158,7 +167,7 @@ class Arrangement:
             at = 0
             for segment in row:
                 end = at + len(segment)
-                ids_BL[b, at:end] = np.where(segment < 0, ~segment, segment)
+                ids_BL[b, at:end] = token_ids(segment)
                 labels_BL[b, at:end] = np.where(segment < 0, UNTRAINED, segment)
                 positions_BL[b, at:end] = np.arange(len(segment))
                 at = end

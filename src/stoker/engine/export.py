@@ -43,7 +43,7 @@ def main(path: Path) -> int:
             "exported",
             source=source.name,
             dtype=files.read_json(folder / "config.json")["dtype"],
-            bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+            bytes=files.folder_bytes(folder),
             licence=licence(run_dir),
         )
     return EXIT_DONE

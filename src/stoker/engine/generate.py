@@ -146,9 +146,16 @@ def end_ids(settings: Any, tokenizer: Any) -> list[int]:
     return sorted(i for i in ids if i is not None and i < len(tokenizer))
 
 
-def write_settings(source: Path, config: Any, folder: Path) -> None:
-    """The model's generation settings, with every token that ends an answer."""
-    tokenizer = models.load_tokenizer(folder)
+def write_settings(source: Path, config: Any, folder: Path, words: Path | None = None) -> None:
+    """The generation settings of the model in `source`, with every token that ends an answer.
+
+    Args:
+        source: The model whose settings they are.
+        config: Its configuration, where it has no settings of its own.
+        folder: Where to.
+        words: The tokenizer's folder, where that is another.
+    """
+    tokenizer = models.load_tokenizer(words or folder)
     try:
         settings = GenerationConfig.from_pretrained(source)
     except OSError:

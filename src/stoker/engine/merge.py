@@ -56,7 +56,7 @@ def main(path: Path) -> int:
     placed = merger.placed()
     total = sum(entry.num_bytes for entries in placed.values() for entry in entries)
     run_dir.artifacts.mkdir(parents=True, exist_ok=True)
-    _check_disk(run_dir.artifacts, total)
+    files.require_room(run_dir.artifacts, total)
     folder = artifacts.begin(run_dir, NAME)
     with closing(EventLog(run_dir.events_file)) as log:
         done = 0
@@ -127,12 +127,6 @@ def _from_hub(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_BASE_FILES)))
     except (OSError, HfHubHTTPError) as error:
         raise StokerError("STK413", model=name, reason=str(error).splitlines()[0]) from error
-
-
-def _check_disk(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=folder)
 
 
 # ---- the tensors

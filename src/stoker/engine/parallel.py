@@ -20,6 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from stoker import env, messages
+from stoker.engine import exact
 from stoker.engine.exact import CanonicalReduceScatter
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
@@ -63,19 +64,15 @@ class Ranks:
 
     def agree(self, flags: Sequence[bool]) -> list[bool]:
         """Each flag as the first rank sees it: clocks and files are looked at by one process only."""
-        if self.world == 1:
-            return list(flags)
-        said = torch.tensor(flags, dtype=torch.uint8)
-        dist.broadcast(said, src=0, group=self.control)
-        return [bool(flag) for flag in said]
+        return [bool(flag) for flag in self.follow(flags)]
 
-    def follow(self, number: int) -> int:
-        """A number as the first rank has it."""
+    def follow(self, numbers: Sequence[int]) -> list[int]:
+        """Numbers as the first rank has them."""
         if self.world == 1:
-            return number
-        said = torch.tensor(number)
+            return list(numbers)
+        said = torch.tensor(numbers, dtype=torch.int64)
         dist.broadcast(said, src=0, group=self.control)
-        return int(said)
+        return [int(number) for number in said]
 
     def wait(self) -> None:
         """Until the first rank has come this far, so that nobody's patience ends in a collective meanwhile."""
@@ -163,7 +160,7 @@ def _block_names(model: Any) -> set[str]:
 def _require_shards(model: torch.nn.Module, world: int) -> None:
     """Every parameter lies in parts on the ranks: what is replicated in full would break the plan's memory."""
     for name, parameter in model.named_parameters():
-        held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        held = exact.local(parameter)
         row = parameter.numel() // parameter.shape[0] * parameter.element_size()
         largest = -(-parameter.shape[0] // world) * row
         if held.nbytes > largest:

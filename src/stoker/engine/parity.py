@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from stoker.engine import generate, models, program, tensors
-from stoker.engine.dataset import PreparedSplit
+from stoker.engine.dataset import PreparedSplit, token_ids
 from stoker.engine.foreign import observe
 from stoker.errors import StokerError
 from stoker.facts import prompts as shipped
@@ -208,16 +208,15 @@ def _segments(run_dir: RunDir, count: int) -> Iterator[np.ndarray]:
         return
     name = "eval" if report.eval else "train"
     split = PreparedSplit(run_dir.data / name, report.eval or report.train)
-    for at in range(min(count, len(split))):
-        yield from split.row(at * len(split) // min(count, len(split)))[:1]
+    for number in split.spread(count):
+        yield from split.row(number)[:1]
 
 
 def _opening(segment: np.ndarray) -> list[int]:
     """What stands before the trained tokens; of running text, its first quarter."""
     trained = np.flatnonzero(segment >= 0)
     end = int(trained[0]) if len(trained) and trained[0] > 1 else max(1, len(segment) // 4)
-    opening = segment[: min(end, parity.PROMPT_TOKENS)]
-    return np.where(opening < 0, ~opening, opening).tolist()
+    return token_ids(segment[: min(end, parity.PROMPT_TOKENS)]).tolist()
 
 
 def _corpus(run_dir: RunDir, words: list[Words], room: int) -> list[list[int]]:

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from stoker.engine import generate, models, program
-from stoker.engine.dataset import PreparedSplit
+from stoker.engine.dataset import PreparedSplit, token_ids
 from stoker.errors import StokerError
 from stoker.facts import prompts
 from stoker.rundir import files, prepared
@@ -150,9 +150,8 @@ def _rows(run_dir: RunDir, count: int) -> Iterator[list[int]]:
     if report is None:
         return
     split = PreparedSplit(run_dir.data / "train", report.train)
-    for at in range(min(count, len(split))):
-        row = split.row(at * len(split) // min(count, len(split)))
-        yield [int(token) if token >= 0 else ~int(token) for segment in row for token in segment]
+    for number in split.spread(count):
+        yield [token for segment in split.row(number) for token in token_ids(segment).tolist()]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 
 from stoker.config.run import Shape
 from stoker.engine import generate
-from stoker.engine.dataset import PreparedSplit, Segment
+from stoker.engine.dataset import PreparedSplit, Segment, token_ids
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -37,7 +37,7 @@ def _cut(segment: Segment) -> tuple[list[int], list[int]]:
     trained = [at for at, token in enumerate(tokens) if token >= 0]
     start = trained[0] if trained and trained[0] > 1 else max(1, len(tokens) // 2)
     end = next((at for at in range(start, len(tokens)) if tokens[at] < 0), len(tokens))
-    return [token if token >= 0 else ~token for token in tokens[:start]], tokens[start:end]
+    return token_ids(segment[:start]).tolist(), tokens[start:end]
 
 
 def _before(run_dir: RunDir, model: Any, tokenizer: Any, cuts: list[tuple[list[int], list[int]]]) -> list[Sample]:

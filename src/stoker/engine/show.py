@@ -36,9 +36,9 @@ def shown_rows(data: Path, report: Report, count: int) -> list[dict[str, object]
     """`count` rows of the training split, evenly spread, as text."""
     tokenizer = tokenizers.Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
     split = PreparedSplit(data / "train", report.train)
-    numbers = sorted({place * len(split) // count for place in range(count)})
     return [
-        {"row": number, "segments": [_runs(segment, tokenizer) for segment in split.row(number)]} for number in numbers
+        {"row": number, "segments": [_runs(segment, tokenizer) for segment in split.row(number)]}
+        for number in split.spread(count)
     ]
 
 

@@ -26,7 +26,7 @@ from stoker.engine.parallel import Ranks
 from stoker.engine.trainer import ExactTrainer, SaveHook, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.facts.machine import installed
-from stoker.plan import order
+from stoker.plan import order, strategy
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, files, lock, prepared
@@ -168,7 +168,7 @@ def _newest(opened: Opened) -> Checkpoint | None:
     """The checkpoint to go on from; none only where there never was one. The first rank looks, the others follow."""
     folder = opened.run_dir.checkpoints
     found = _look(opened, folder) if opened.ranks.first else None
-    step = opened.ranks.follow(found.step if found else -1)
+    (step,) = opened.ranks.follow([found.step if found else -1])
     if opened.ranks.first or step < 0:
         return found
     return next(one for one in checkpoints.committed(folder) if one.step == step)
@@ -362,7 +362,7 @@ def _synthetic(opened: Opened, longest: int) -> MicroBatch:
 def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int, *, first: bool) -> None:
     # Hold the room of what later steps have and this one has not: gradient sums and, in a new run, optimizer state.
     parts, cuda = opened.plan.memory.parts, opened.plan.device == "cuda"
-    sharing = opened.plan.batch.devices if opened.plan.strategy in ("fsdp2", "zero2", "zero3") else 1
+    sharing = strategy.state_parts(opened.plan.strategy, opened.plan.batch.devices)
     own_gradients = 4 * opened.plan.model.trainable_parameters // sharing
     room = parts["gradients"] - own_gradients + (parts["optimizer"] if first else 0)
     held = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
@@ -387,12 +387,10 @@ def _check_disk(opened: Opened, *, first: bool) -> None:
     folder = opened.run_dir.checkpoints
     folder.mkdir(parents=True, exist_ok=True)
     if first:
-        needed = opened.plan.disk_bytes - sum(f.stat().st_size for f in opened.run_dir.data.rglob("*") if f.is_file())
+        needed = opened.plan.disk_bytes - files.folder_bytes(opened.run_dir.data)
     else:
         needed = checkpoints.committed(folder)[-1].commit.total_bytes
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=folder)
+    files.require_room(folder, needed)
 
 
 def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:

@@ -111,13 +111,12 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """Shard the model between loading its weights and making its optimizer."""
         if self._plan.strategy == "fsdp2":
             self._reduction = parallel.shard(self.model, self._plan)
-        resume = resume_from_checkpoint
-        if self.is_deepspeed_enabled and resume:
+        if not (self.is_deepspeed_enabled and resume_from_checkpoint):
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        else:
             # Weights before DeepSpeed takes them apart, the rest after: it would look for files of its own.
-            self._load_from_checkpoint(resume)
-            resume = None
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume)
-        if resume != resume_from_checkpoint:
+            self._load_from_checkpoint(resume_from_checkpoint)
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         parallel.require_strategy(self._plan, self.model_wrapped)
         return prepared

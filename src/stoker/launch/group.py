@@ -6,9 +6,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import StokerError
 
+DETACHED: dict[str, Any] = {
+    "start_new_session": os.name != "nt",
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+}
+"""How a process is started that outlives the terminal: closing it or Ctrl-C in it changes nothing."""
 _END_SECONDS = 30.0
 """For the first process to end by itself, and its children with it."""
 _LEFT_SECONDS = 3.0

@@ -41,6 +41,7 @@ def compare(
     *,
     python: Path | None = None,
     folder: Path | None = None,
+    reference: Reference | None = None,
 ) -> dict[str, Any]:
     """Compare an artifact with the trained model; what is written to parity.json under its name.
 
@@ -51,11 +52,12 @@ def compare(
         on_event: Is given `parity` events: part, done, of.
         python: Of the environment whose transformers reads the folder; ours without.
         folder: Where it stands, if neither aside nor accepted.
+        reference: Of `make_reference`, where an endpoint's was made before it started.
     """
     started = time.monotonic()
     place = folder or _place(run_dir, name)
     if endpoint is not None:
-        reference, seen = _ask(endpoint, make_reference(run_dir, on_event), name, on_event)
+        reference, seen = _ask(endpoint, reference or make_reference(run_dir, on_event), name, on_event)
     elif python is not None:
         reference = make_reference(run_dir, on_event)
         seen = _look_elsewhere(python, run_dir, place)

@@ -49,7 +49,7 @@ def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
     """
     training.require_idle(run_dir)
     source_bytes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    _check_disk(run_dir.artifacts, int(source_bytes * _ROOM.get(kind, 1.0)))
+    files.require_room(run_dir.artifacts, int(source_bytes * _ROOM.get(kind, 1.0)))
     target = artifacts.begin(run_dir, kind)
     with _work(run_dir) as work:
         local.run_engine("quantize", run_dir, on_event, kind, str(source), str(target), str(work))
@@ -66,7 +66,7 @@ def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
     made = {
         "name": kind,
         "path": str(place),
-        "bytes": sum(path.stat().st_size for path in place.rglob("*") if path.is_file()),
+        "bytes": files.folder_bytes(place),
         "source_bytes": source_bytes,
         "agreement": figures["agreement"],
         "perplexity_change": figures["perplexity_change"],
@@ -78,12 +78,6 @@ def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
 
 def _tool(kind: str) -> Tool:
     return tools.LLAMACPP if kind.startswith("gguf") else tools.LLMCOMPRESSOR
-
-
-def _check_disk(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=folder)
 
 
 @contextmanager

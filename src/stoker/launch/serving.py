@@ -262,8 +262,7 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=env.child_environment(environment(serving, token(run_dir))),
-            start_new_session=os.name != "nt",
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            **group.DETACHED,
         )
     server = Server(
         pid=process.pid,

@@ -1,6 +1,5 @@
 """Starts the training program on this machine and watches over it through files: never through a pipe (law 9)."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -8,13 +7,10 @@ from pathlib import Path
 
 from stoker import env
 from stoker.errors import StokerError
-from stoker.launch import local
+from stoker.launch import group, local
 from stoker.plan.plan import Plan
 from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
-
-_NEW_PROCESS_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-"""Windows' way to keep Ctrl-C in the terminal from reaching the trainer."""
 
 
 def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
@@ -39,8 +35,7 @@ def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=env.child_environment(settings),
-            start_new_session=os.name != "nt",
-            creationflags=_NEW_PROCESS_GROUP,
+            **group.DETACHED,
         )
     files.write_json(run_dir.process_file, {"pid": process.pid})
     return process
@@ -87,8 +82,5 @@ def _is_training(pid: int, run_dir: RunDir) -> bool:
     """
     if not Path("/proc/self/cmdline").exists():
         return lock.is_held(run_dir.lock_file)
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"stoker.engine.train" in words and str(run_dir.path.resolve()).encode() in words
+    words = group.words(pid)
+    return "stoker.engine.train" in words and str(run_dir.path.resolve()) in words

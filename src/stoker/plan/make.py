@@ -170,8 +170,8 @@ def _memory(inputs: Inputs, share: int, micro: int, precision: str, chosen: str,
         length=inputs.data.longest,
         gradient_checkpointing=checkpointing,
         gradient_sets=memory.gradient_sets(share // micro, exact=strategy.exact(inputs.run, chosen)),
-        weight_parts=devices if chosen in ("fsdp2", "zero3") else 1,
-        state_parts=devices if chosen in ("fsdp2", "zero2", "zero3") else 1,
+        weight_parts=strategy.weight_parts(chosen, devices),
+        state_parts=strategy.state_parts(chosen, devices),
     )
     return memory.estimate(load, inputs.machine.memory_per_device)
 
@@ -179,7 +179,7 @@ def _memory(inputs: Inputs, share: int, micro: int, precision: str, chosen: str,
 def _check_host(inputs: Inputs, chosen: str, devices: int, precision: str) -> None:
     """Where weights are shared out, every process builds the whole model in main memory first."""
     machine, run = inputs.machine, inputs.run
-    if not machine.examined or machine.kind != "cuda" or chosen not in ("fsdp2", "zero3"):
+    if not machine.examined or machine.kind != "cuda" or strategy.weight_parts(chosen, devices) == 1:
         return
     whole = memory.whole_weight_bytes(inputs.shape.shape, run, precision)
     if devices * whole > machine.memory_bytes:

@@ -73,6 +73,16 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
     return found
 
 
+def weight_parts(strategy: str, devices: int) -> int:
+    """Over how many devices weights are shared out."""
+    return devices if strategy in ("fsdp2", "zero3") else 1
+
+
+def state_parts(strategy: str, devices: int) -> int:
+    """Over how many devices gradients and optimizer state are shared out."""
+    return devices if strategy in ("fsdp2", "zero2", "zero3") else 1
+
+
 def exact(run: Run, strategy: str) -> bool:
     """Whether gradients are combined in the canonical order: by the recipe; DeepSpeed adds up in its own."""
     if strategy.startswith("zero"):

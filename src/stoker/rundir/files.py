@@ -3,8 +3,11 @@
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
+
+from stoker.errors import StokerError
 
 _CHUNK_BYTES = 1 << 22
 _WHOLE_BYTES = 1 << 26
@@ -57,6 +60,18 @@ def content_digest(path: Path) -> str:
             file.seek((size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
             digest.update(file.read(_BLOCK_BYTES))
     return digest.hexdigest()
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files below a folder take."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """There is room on the folder's disk for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StokerError("STK407", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=folder)
 
 
 def sync_file(path: Path) -> None:
