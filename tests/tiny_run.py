@@ -6,18 +6,19 @@ SIGKILL hits a real process.
 
 import hashlib
 import importlib
-import json
 import os
 import shutil
 import signal
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from stoker.config import load
 from stoker.config.load import RunFile
@@ -125,7 +126,7 @@ def write_prepared(
     make_tokenizer(data / "tokenizer")
     train = write_split(data / "train", rows)
     evaluation = write_split(data / "eval", eval_rows) if eval_rows else None
-    digest = hashlib.sha256(json.dumps(train["files"], sort_keys=True).encode()).hexdigest()
+    digest = prepared.digest(data, {**train["files"], **(evaluation["files"] if evaluation else {})})
     report = {
         "digest": digest,
         "key": prepared.key(run_file.run, run_file.folder),
@@ -143,7 +144,7 @@ def write_prepared(
         "train": train,
         "eval": evaluation,
     }
-    files.write_json(data / "report.json", report)
+    prepared.write_report(data, prepared.Report.model_validate(report))
 
 
 def make_run(
@@ -225,6 +226,8 @@ def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None
             os.dup2(log.fileno(), 2)
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # pytest has its own
         logging.disable(logging.WARNING)
+        # Its lock is shared by all that were forked; one that was killed in a save may have held it.
+        tqdm.set_lock(threading.RLock())
         from stoker.engine import callbacks
         from stoker.engine import train as program
 

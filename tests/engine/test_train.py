@@ -96,7 +96,7 @@ def test_other_data_is_refused(tmp_path: Path, base: Path) -> None:
     assert tiny_run.train(run_dir, stop_after=5) == 75
     newest = checkpoints.committed(run_dir.checkpoints)[-1].path / "COMMIT.json"
     commit = files.read_json(newest)
-    files.write_json(newest, {**commit, "data_digest": "0" * 64})
+    files.write_json(newest, checkpoints.sealed({**commit, "data_digest": "0" * 64}))
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK410"
 
@@ -185,14 +185,25 @@ def test_a_cut_data_file_is_refused(tmp_path: Path, base: Path) -> None:
     assert last_error(run_dir) == "STK311"
 
 
-def test_another_base_model_is_not_called_exact(tmp_path: Path) -> None:
+def test_an_adapter_goes_on_on_another_base_model_only_if_told(tmp_path: Path) -> None:
     first = tiny_run.make_base_model(tmp_path / "base")
     run_dir = make(tmp_path / "run", first)
     assert tiny_run.train(run_dir, stop_after=5) == 75
     tiny_run.make_base_model(tmp_path / "base", seed=1)
-    assert tiny_run.train(run_dir) == 0
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK410"
+    told = make(tmp_path / "run", first, extra=", resume: any")
+    assert tiny_run.train(told) == 0
     tiers = [e["tier"] for e in events.read(run_dir.events_file) if e["event"] == "attempt"]
-    assert tiers == ["EXACT", "SAMPLE-EXACT"]
+    assert tiers == ["EXACT", "OTHER"]
+
+
+def test_what_is_not_exact_is_refused_where_exact_was_asked_for(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base, extra=", resume: exact")
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    make(tmp_path, base, extra=", resume: exact", where="micro: 2")
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK420"
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path: Path, base: Path) -> None:

@@ -77,7 +77,7 @@ def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
 
 
 def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """A sharded model's weights, put together on the rank that keeps them; of an adapter, its own only.
+    """A model's weights, copied and, from shards, put together on the rank that keeps them; of an adapter, its own.
 
     Names that share one parameter share one tensor here too, so that it is written once.
     """
@@ -95,9 +95,12 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
 
 
 def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """A tensor in whole on the host; nothing of it on a rank that does not write."""
+    """A copy of a tensor, whole and on the host; nothing of it on a rank that does not write.
+
+    A copy always: training goes on while it is written.
+    """
     complete = parallel.whole(tensor.detach())
-    return complete.cpu() if keep else complete.new_empty(0)
+    return complete.to("cpu", copy=True) if keep else complete.new_empty(0)
 
 
 def _unshared(tensors: Tensors) -> Tensors:

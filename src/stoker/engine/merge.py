@@ -211,7 +211,8 @@ class Merger:
 
 
 def _base_config(base: Path, plan: Plan) -> Any:
-    options = {k: v for k, v in plan.native.model.items() if k not in ("dtype", "attn_implementation", "revision")}
+    without = {"dtype", "attn_implementation", "revision", *models.NEVER}
+    options = {k: v for k, v in plan.native.model.items() if k not in without}
     config, _ = AutoConfig.from_pretrained(base, return_unused_kwargs=True, **options)
     if getattr(config, "quantization_config", None):
         raise StokerError("STK614", kind=config.quantization_config.get("quant_method", "?"))

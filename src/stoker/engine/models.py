@@ -17,6 +17,9 @@ from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import files, inputs
 
+NEVER = ("trust_remote_code", "code_revision", "weights_only", "gguf_file", "cache_dir", "config", "token")
+"""What would run code, read a pickle or lead to other files."""
+
 
 def load_tokenizer(folder: Path) -> Any:
     """A tokenizer from a folder of ours."""
@@ -63,7 +66,7 @@ def base_digest(run: Run, folder: Path) -> str:
     if not path.is_dir():
         revision = run.native.model.get("revision", "main")
         return str(AutoConfig.from_pretrained(run.model, revision=revision)._commit_hash)
-    parts = [files.content_digest(file) for file in sorted(path.glob("*.safetensors"))]
+    parts = [files.content_digest(file) for file in sorted([*path.glob("*.safetensors"), *path.glob("config.json")])]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
@@ -79,6 +82,8 @@ def _from_shape(plan: Plan) -> Any:
 def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     """The trained model a run starts from, in the precision and bits the plan states."""
     options = {**plan.native.model, **placement}
+    for name in NEVER:  # a plan may come from a stranger's run directory
+        options.pop(name, None)
     options["dtype"] = getattr(torch, options["dtype"])
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)

@@ -64,10 +64,16 @@ def offers(card: str) -> list[Offer]:
     return sorted((offer for offer in all_offers() if card in offer.cards), key=_price_in_usd)
 
 
-def cheapest(card: str) -> Offer | None:
-    """The cheapest offer; those that can be rented as a single card, and from a source still kept, go first."""
+def cheapest(card: str, currency: str | None = None) -> Offer | None:
+    """The cheapest offer; those that can be rented as a single card, and from a source still kept, go first.
+
+    Args:
+        card: A card of the catalogue.
+        currency: Offers in this one go before all others.
+    """
     newest = max(offer.date for offer in all_offers())
     found = offers(card)
+    found = [offer for offer in found if offer.currency == currency] or found
     kept = [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
     single = [offer for offer in kept if offer.gpu_count == 1] or kept
     return single[0] if single else None

@@ -5,15 +5,30 @@ import itertools
 from dataclasses import dataclass
 
 from stoker import env
+from stoker.config import values
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
+from stoker.facts import failures
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
 from stoker.plan import checks, choices, memory, native, speed, strategy
 from stoker.plan.data import DataFacts
 from stoker.plan.order import Order
-from stoker.plan.plan import Batch, DataPlan, Intervals, Memory, ModelPlan, Plan, Reason, Steps
+from stoker.plan.plan import (
+    Batch,
+    Cost,
+    DataPlan,
+    Guard,
+    Intervals,
+    Limits,
+    Memory,
+    ModelPlan,
+    Plan,
+    Reason,
+    Rung,
+    Steps,
+)
 
 _LADDER_CHECKPOINTING = (False, True)
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
@@ -34,6 +49,12 @@ class Inputs:
     """The tokenizer's size, once it is known; else the run file's or the shape's."""
     micro: int | None = None
     """The micro batch of an earlier attempt: kept while it fits, because the bits of a step follow from it."""
+    out_of_memory: tuple[Rung, ...] = ()
+    """Rungs that ran out of memory on this machine: what estimates say of them is wrong."""
+    deadline: str | None = None
+    """When the platform ends the session."""
+    place: str = "local"
+    """Where failures are counted: a platform's name, its kind, or `local`."""
 
 
 def make_plan(inputs: Inputs) -> Plan:
@@ -48,7 +69,9 @@ def make_plan(inputs: Inputs) -> Plan:
     attention = choices.attention(run, machine, precision.value)
     arrange = choices.arrangement(run, attention.value)
     workers = choices.workers(run, machine, devices)
-    save = choices.save_interval(run)
+    between_failures = failures.seconds_between(inputs.place, len(machine.devices))
+    save = choices.save_interval(run, inputs.place, between_failures)
+    background = choices.background(machine, memory.checkpoint_bytes(inputs.shape.shape, run))
     size = _size(inputs, share, precision.value)
     micro, checkpointing, used, chosen = size.micro, size.checkpointing, size.memory, size.strategy
     strategy.check(run, machine, chosen, devices, precision.value)
@@ -77,8 +100,11 @@ def make_plan(inputs: Inputs) -> Plan:
         recompute=checkpointing,
     )
     seconds = speed.total_seconds(pace, steps)
+    money = speed.cost(seconds, batch, inputs.offer)
+    limits = _limits(inputs, money, devices)
     supported = machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
-    reasons = [c.reason for c in (trains, precision, attention, arrange, exact, workers, save)] + size.reasons
+    reasons = [c.reason for c in (trains, precision, attention, arrange, exact, workers, save, background)]
+    reasons += size.reasons
     return Plan(
         name=run.name or "run",
         card=machine.name,
@@ -99,11 +125,20 @@ def make_plan(inputs: Inputs) -> Plan:
             trainable_parameters=memory.trainable_parameters(inputs.shape.shape, run),
             origin=inputs.shape.origin,
         ),
-        intervals=Intervals(save=save.value, evaluate=run.train.eval_every if data.has_eval else "never"),
+        intervals=Intervals(
+            save=save.value,
+            between_failures_seconds=between_failures,
+            background=background.value,
+            evaluate=run.train.eval_every if data.has_eval else "never",
+        ),
+        limits=limits,
+        guard=Guard(on_bad_step=run.train.on_bad_step, spike=run.train.spike),
+        store=run.save.store,
+        out_of_memory=list(inputs.out_of_memory),
         memory=used,
         speed=pace,
         time_seconds=seconds,
-        cost=speed.cost(seconds, batch, inputs.offer),
+        cost=money,
         disk_bytes=_disk_bytes(inputs),
         fits=memory.fits(used) and supported,
         estimated=_estimated(data),
@@ -112,6 +147,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *reasons,
             strategy.reason(run, chosen),
             *_machine_reasons(machine),
+            *_limit_reasons(run, limits, money, devices),
             *_support_reasons(machine, supported=supported),
         ],
         argv=_program(chosen, devices),
@@ -148,15 +184,63 @@ def _size(inputs: Inputs, share: int, precision: str) -> _Size:
     sizes = choices.micro_candidates(run, machine, share, inputs.micro)
     strategies = strategy.candidates(run, machine, choices.processes(run, machine))
     rungs = list(itertools.product(strategies, recompute, sizes))
+    failed = [rung for rung in inputs.out_of_memory if rung.card == machine.name]
     for chosen, checkpointing, micro in rungs:
         used = _memory(inputs, share, micro, precision, chosen, checkpointing=checkpointing)
-        if memory.fits(used):
+        if memory.fits(used) and not _failed(inputs, used, share, precision, failed):
             reasons = _size_reasons(inputs, micro, checkpointing=checkpointing)
-            return _Size(chosen, checkpointing, micro, used, reasons)
+            return _Size(chosen, checkpointing, micro, used, [*reasons, *_failed_reasons(failed)])
+    if failed:
+        raise StokerError("STK675", micro=failed[-1].micro, step=failed[-1].step, tried=len(failed))
     reasons = _size_reasons(inputs, micro, checkpointing=checkpointing, smallest=True)
     return _Size(
         chosen, checkpointing, micro, used, [*reasons, Reason(about="fits", key="why.fits.not", fields=_gib(used))]
     )
+
+
+def _failed(inputs: Inputs, used: Memory, share: int, precision: str, failed: list[Rung]) -> bool:
+    """Whether a rung needs as much as one that ran out of memory."""
+    tried = (
+        _memory(inputs, share, rung.micro, precision, rung.strategy, checkpointing=rung.gradient_checkpointing)
+        for rung in failed
+    )
+    return any(used.peak_allocated_bytes >= one.peak_allocated_bytes for one in tried)
+
+
+def _failed_reasons(failed: list[Rung]) -> list[Reason]:
+    return [Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in failed]
+
+
+def _limits(inputs: Inputs, money: Cost | None, devices: int) -> Limits:
+    """Budgets as seconds: the supervisor counts nothing else."""
+    budget = inputs.run.budget
+    lasts = None
+    if budget.money and money:
+        amount, currency = values.money(budget.money)
+        lasts = amount / (money.price_per_hour * devices) * 3600 if currency == money.currency else None
+    return Limits(
+        time_seconds=values.duration_seconds(budget.time) if budget.time else None,
+        money_seconds=lasts,
+        deadline=inputs.deadline,
+    )
+
+
+def _limit_reasons(run: Run, limits: Limits, money: Cost | None, devices: int) -> list[Reason]:
+    reasons = []
+    if limits.time_seconds is not None:
+        reasons.append(Reason(about="limits.time_seconds", key="why.asked", fields={"word": "budget.time"}))
+    if limits.money_seconds is not None and money:
+        fields = {
+            "hours": f"{limits.money_seconds / 3600:.1f}",
+            "money": run.budget.money,
+            "price": f"{money.price_per_hour:.2f} {money.currency}",
+            "devices": devices,
+            "source": money.source,
+        }
+        reasons.append(Reason(about="limits.money_seconds", key="why.limit.money", fields=fields))
+    if limits.deadline:
+        reasons.append(Reason(about="limits.deadline", key="why.limit.deadline", fields={"deadline": limits.deadline}))
+    return reasons
 
 
 def _memory(inputs: Inputs, share: int, micro: int, precision: str, chosen: str, *, checkpointing: bool) -> Memory:
@@ -233,7 +317,7 @@ def _with_vocab(inputs: Inputs) -> ResolvedShape:
 def _disk_bytes(inputs: Inputs) -> int:
     """Prepared data, the checkpoints kept and one being written, and the finished model."""
     one = memory.checkpoint_bytes(inputs.shape.shape, inputs.run)
-    kept = inputs.run.save.keep + (1 if inputs.run.save.best else 0)
+    kept = inputs.run.save.keep + bool(inputs.run.save.best) + bool(inputs.run.save.store)
     final = memory.trainable_parameters(inputs.shape.shape, inputs.run) * 4
     return inputs.data.disk_bytes + (kept + 1) * one + final
 

@@ -1,5 +1,6 @@
 """Small files, written so that a reader or a crash never sees half of one, and digests of large ones."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,8 @@ from typing import Any
 
 from stoker.errors import StokerError
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
+"""What a disk says that is full, over quota, broken or read-only."""
 _CHUNK_BYTES = 1 << 22
 _WHOLE_BYTES = 1 << 26
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 20
@@ -32,7 +35,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` with `value` as JSON in one step."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON as it is written into files of ours."""
+    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+
+
+def write_through(path: Path, text: str) -> None:
+    """Write `text` under its own name and sync it: for readers who can tell half of it from all of it."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_json(path: Path) -> Any:
@@ -40,10 +56,12 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def sha256(path: Path) -> str:
-    """The file's SHA-256 in hex, read in chunks."""
+def sha256(path: Path, *, from_disk: bool = False) -> str:
+    """The file's SHA-256 in hex, read in chunks; from the disk itself where the system can be asked to forget."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

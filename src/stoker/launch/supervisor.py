@@ -1,0 +1,760 @@
+"""The on-box supervisor: `python -m stoker.launch.supervisor RUN_DIR`. Standard library only, one file.
+
+Starts the trainer detached, watches its files, starts it again after what may pass, stops at limits, never for ever:
+    supervisor.json    its heartbeat: pid, state, attempt, step, restarts, reason, next retry
+    events.jsonl       restart, limit, passed_over, and why it gave up
+What needs more than files and processes (a new plan, a copy in the store) it starts as a `stoker` subcommand.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+EXIT_DONE, EXIT_USER, EXIT_SURPRISE, EXIT_STOPPED = 0, 1, 2, 75
+
+_OUT_OF_MEMORY = "STK408"
+_BAD_STEP = {"STK405", "STK416", "STK672"}
+_MAY_PASS = {"STK407", "STK413"}
+"""Disk and model hub: a mistake before the first step, a failure of the surroundings after it."""
+_AT_WORK = {"attempt", "rehearsal", "step", "eval", "checkpoint"}
+"""Events of a trainer that has its model; before, it may have to fetch one."""
+_PEER = "STK402"
+"""What a rank says when another one is gone."""
+_FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
+"""Signals a program brings upon itself; others come from outside."""
+_DEVICE = re.compile(r"CUDA error|NCCL error|ECC error|fallen off the bus|device lost|hipError")
+_RANK_SIGNAL = re.compile(r"exitcode\s*: -(\d+)")
+_TAIL_BYTES = 1 << 16
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How patient the supervisor is. Tests are less so."""
+
+    look_seconds: float = 0.5
+    beat_seconds: float = 5.0
+    """Between two writings of supervisor.json."""
+    start_seconds: float = 7200.0
+    """From the start to the first sign of life: a model may have to be fetched."""
+    hang_floor_seconds: float = 900.0
+    hang_steps: float = 100.0
+    """A trainer that gives no sign for the floor and so many median steps hangs."""
+    first_wait_seconds: float = 5.0
+    longest_wait_seconds: float = 300.0
+    fruitless_most: int = 8
+    """Restarts in a row without a newer checkpoint."""
+    passed_over_most: int = 3
+    """Steps passed over without a newer checkpoint: more of them is divergence, not a bad batch."""
+    stop_seconds: float = 1800.0
+    """For a trainer that was asked to stop to commit and end."""
+    deadline_reserve_seconds: float = 120.0
+    """Kept free before a platform's hard end, beside what saving took so far."""
+    copy_seconds: float = 3600.0
+    """For the last copy in the store."""
+
+
+class Trainer(Protocol):
+    """A trainer process."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the signal that ended it, or None while it lives."""
+
+
+class Adopted:
+    """A trainer that an earlier supervisor left behind: not our child, so its code is not told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """None while it lives; what it did is in the events."""
+        return None if _words(self.pid) else -int(signal.SIGTERM)
+
+
+@dataclass
+class Ended:
+    """How an attempt ended, as far as it can be seen from outside."""
+
+    code: int
+    codes: list[str] = field(default_factory=list)
+    """Of the errors it wrote down."""
+    status: str = ""
+    """Of its end event."""
+    step: int = 0
+    """The newest step it did, or went on from."""
+    bad_step: int | None = None
+    hung: bool = False
+    starved: bool = False
+    """Whether the kernel killed for want of memory meanwhile."""
+    tail: str = ""
+    """The end of its log."""
+
+    @property
+    def signal(self) -> str:
+        """The signal that ended it or one of its ranks; torchrun itself then ends with 1."""
+        number = -self.code
+        if self.code == EXIT_USER and not self.codes and (found := _RANK_SIGNAL.search(self.tail)):
+            number = int(found.group(1))
+        try:
+            return signal.Signals(number).name if number > 0 else ""
+        except ValueError:
+            return f"signal {number}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do after an attempt, and why."""
+
+    act: str
+    """done, stopped, retry, replan, pass_over or fail."""
+    reason: str
+
+
+def judge(ended: Ended, *, skip: bool, trained: bool) -> Verdict:
+    """Tell what will repeat from what may pass.
+
+    Args:
+        ended: How it ended.
+        skip: Whether the run file wants bad steps passed over.
+        trained: Whether any step was done before.
+    """
+    if ended.status == "done":
+        return Verdict("done", "")
+    if ended.status == "stopped" or ended.code == EXIT_STOPPED:
+        return Verdict("stopped", "asked")
+    if ended.hung:
+        return Verdict("retry", "hang")
+    if _OUT_OF_MEMORY in ended.codes or ended.starved:
+        return Verdict("replan", "memory")
+    if _BAD_STEP & set(ended.codes):
+        return Verdict("pass_over" if skip and ended.bad_step is not None else "fail", "bad_step")
+    return _judge_rest(ended, trained=trained)
+
+
+def _judge_rest(ended: Ended, *, trained: bool) -> Verdict:
+    own = [code for code in ended.codes if code != _PEER] or ended.codes
+    if own and ended.code == EXIT_USER:
+        may_pass = trained and set(own) <= _MAY_PASS
+        return Verdict("retry" if may_pass else "fail", own[0])
+    if ended.signal:
+        return Verdict("retry", ended.signal)
+    return Verdict("retry", "device" if _DEVICE.search(ended.tail) else "surprise")
+
+
+@dataclass
+class Status:
+    """`supervisor.json`."""
+
+    pid: int
+    state: str = "starting"
+    """starting, running, waiting, planning, stopping, copying, done, stopped or failed."""
+    attempt: int = 0
+    trainer_pid: int | None = None
+    step: int = 0
+    committed_step: int = 0
+    restarts: int = 0
+    fruitless: int = 0
+    """Restarts in a row without a newer checkpoint."""
+    reason: str = ""
+    """Of the newest restart, stop or failure."""
+    next_retry: str | None = None
+    started: str = ""
+    beat: str = ""
+    spent_seconds: float = 0.0
+    """Over all supervisors of this run: what budgets are counted by."""
+    stops_at: str | None = None
+    """When a budget or the platform ends it."""
+    stored_step: int | None = None
+    """Newest checkpoint whose copy in the store was verified."""
+
+
+class Supervisor:
+    """Watches over one run until it is done, stopped or beyond help."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: Settings | None = None,
+        start: Callable[["Supervisor"], Trainer] | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take charge of a run directory that holds a plan.
+
+        Args:
+            run_dir: The run directory.
+            settings: How patient to be.
+            start: Starts a trainer; a campaign may fork one instead.
+            wait: How time passes; a campaign has a clock of its own.
+        """
+        self.run_dir = run_dir.resolve()
+        self.settings = settings or Settings()
+        self.plan: dict[str, Any] = {}
+        self.status = Status(os.getpid(), started=_now())
+        self._start = start or start_trainer
+        self._wait = wait
+        self._asked = ""
+        self._began = time.monotonic()
+        self._spent_before = 0.0
+        self._seen = 0
+        self._beat_at = 0.0
+        self._attempt = Ended(0)
+        self._step_seconds: deque[float] = deque(maxlen=50)
+        self._save_seconds = 0.0
+        self._alive_at = 0.0
+        self._alive = False
+        self._used = 0
+        self._worked_at = 0.0
+        self._faults: dict[str, int] = {}
+        self._passed_over = 0
+        self._copy: subprocess.Popen[bytes] | None = None
+        self._copying: int | None = None
+        self._copy_began = 0.0
+        self._copy_seconds = 0.0
+        self.meeting: str | None = None
+        """Where the ranks of the attempt meet."""
+
+    # ---- the whole
+
+    def run(self) -> int:
+        """Supervise until the end; the exit code of `stoker train`."""
+        self._recall()
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda *_: self._ask("signal"))
+        while True:
+            if reason := self._limit():
+                return self._at_limit(reason)
+            verdict = self._train_once()
+            code = self._decide(verdict)
+            if code is not None:
+                return code
+
+    def _recall(self) -> None:
+        """What earlier supervisors of this run left."""
+        before = _read_json(self.run_dir / "supervisor.json")
+        self._spent_before = self.status.spent_seconds = float(before.get("spent_seconds", 0.0))
+        self.status.stored_step = before.get("stored_step")
+        self._read_plan()
+        for event in self._events():
+            self._take(event)
+        if not _words(self._known_trainer()):
+            self._stop_file.unlink(missing_ok=True)
+
+    def _train_once(self) -> Verdict:
+        self._attempt = Ended(0, step=self.status.committed_step)
+        starved = _oom_kills()
+        try:
+            trainer = self._begin()
+        except OSError:  # no room for a log, no process to be had
+            return Verdict("retry", "machine")
+        while (code := trainer.poll()) is None:
+            self._look(trainer)
+            self._wait(self.settings.look_seconds)
+        ended = self._attempt
+        ended.code = code
+        self._follow_events()
+        self._end_group(trainer.pid)
+        if self.meeting:
+            shutil.rmtree(self.meeting, ignore_errors=True)
+        ended.starved = ended.code == -int(getattr(signal, "SIGKILL", 0)) and _oom_kills() > starved
+        ended.tail = _tail(self._log)
+        self.status.trainer_pid = None
+        return judge(ended, skip=self._guard == "skip", trained=self.status.step > 0)
+
+    def _begin(self) -> Trainer:
+        left = self._known_trainer()
+        self.status.attempt = _attempts(self.run_dir)
+        if _words(left):
+            trainer: Trainer = Adopted(left)
+        else:
+            self.status.attempt += 1
+            trainer = self._start(self)
+            _write_json(self.run_dir / "process.json", {"pid": trainer.pid})
+        self.status.trainer_pid = trainer.pid
+        self._alive, self._alive_at = False, time.time()
+        self._say("running", self.status.reason)
+        return trainer
+
+    def _look(self, trainer: Trainer) -> None:
+        """One look at a living trainer."""
+        self._follow_events()
+        if not self._asked and self._stop_file.exists():
+            self._asked = "user"
+        if not self._asked and (reason := self._limit()):
+            self._note("limit", reason=reason, stops_at=self.status.stops_at)
+            self._ask(reason)
+        if self._asked:
+            self._stop_file.touch()  # also where a signal asked, or one came before the trainer
+            if self.status.state != "stopping":
+                self._say("stopping", self._asked)
+        if self._hangs(trainer.pid):
+            self._attempt.hung = True
+            self._end_group(trainer.pid)
+        if time.monotonic() - self._beat_at >= self.settings.beat_seconds:
+            self._say(self.status.state, self.status.reason)
+        self._store_newest()
+
+    def _ask(self, reason: str) -> None:
+        self._asked = self._asked or reason
+
+    # ---- after an attempt
+
+    def _decide(self, verdict: Verdict) -> int | None:
+        """Act on a verdict: an exit code, or None to go on."""
+        if verdict.act == "done":
+            return self._finish("done", "", EXIT_DONE)
+        if verdict.act == "stopped" or self._asked:
+            return self._stopped()
+        if verdict.act == "replan" and not self._replan():
+            return self._finish("failed", "memory", EXIT_USER)
+        if verdict.act == "pass_over" and not self._pass_over():
+            return self._finish("failed", "bad_step", EXIT_USER)
+        if verdict.act == "fail":
+            return self._finish("failed", verdict.reason, EXIT_USER)
+        if self._repeats(verdict):
+            return self._give_up("STK673", verdict, step=self._attempt.step)
+        if verdict.act == "retry" and self.status.fruitless >= self.settings.fruitless_most:
+            return self._give_up("STK674", verdict, restarts=self.status.fruitless)
+        return self._back_off(verdict)
+
+    def _repeats(self, verdict: Verdict) -> bool:
+        """The same fault of the program at the same step twice will come a third time."""
+        if verdict.act != "retry" or verdict.reason not in {"surprise", "device", *_FAULTS}:
+            return False
+        before = self._faults.get(verdict.reason)
+        self._faults[verdict.reason] = self._attempt.step
+        return before == self._attempt.step
+
+    def _back_off(self, verdict: Verdict) -> int | None:
+        """Wait before the next attempt: not at all after progress, ever longer without."""
+        self.status.restarts += 1
+        self.status.fruitless += 1
+        times = self.status.fruitless - 1
+        seconds = min(self.settings.longest_wait_seconds, self.settings.first_wait_seconds * 2 ** (times - 1))
+        seconds = seconds if times and verdict.act == "retry" else 0.0
+        self._note("restart", reason=verdict.reason, step=self._attempt.step, wait_seconds=seconds)
+        until = time.time() + seconds
+        self.status.next_retry = _stamp(until)
+        self._say("waiting", verdict.reason)
+        while seconds > 0 and not self._asked and not self._stop_file.exists():
+            pause = min(seconds, self.settings.look_seconds)
+            self._wait(pause)
+            seconds -= pause
+        self.status.next_retry = None
+        return self._stopped() if self._asked or self._stop_file.exists() else None
+
+    def _replan(self) -> bool:
+        """The next rung of the ladder, by `stoker replan`; False where there is none."""
+        self._say("planning", "memory")
+        done = self._stoker("replan", "replan.log", str(self._attempt.step))
+        self._read_plan()
+        return done.wait() == EXIT_DONE
+
+    def _pass_over(self) -> bool:
+        """Note a step that the next attempt passes over; False where there were too many."""
+        self._passed_over += 1
+        if self._passed_over > self.settings.passed_over_most:
+            return False
+        self._note("passed_over", step=self._attempt.bad_step, reason=self._attempt.codes[-1])
+        return True
+
+    def _stopped(self) -> int:
+        self._stop_file.unlink(missing_ok=True)
+        return self._finish("stopped", self._asked or "asked", EXIT_STOPPED)
+
+    def _give_up(self, code: str, verdict: Verdict, **fields: Any) -> int:
+        """Write down why, for the light world to say in words."""
+        fields = {**fields, "reason": verdict.reason, "log": str(self._log)}
+        self._note("error", program="supervisor", error={"code": code, "where": "", "fields": fields})
+        return self._finish("failed", verdict.reason, EXIT_SURPRISE)
+
+    def _at_limit(self, reason: str) -> int:
+        """A limit that was reached before an attempt could begin."""
+        if self._asked or self.status.restarts:
+            return self._finish("stopped", reason, EXIT_STOPPED)
+        fields = {"reason": reason, "spent": round(self.status.spent_seconds)}
+        self._note("error", program="supervisor", error={"code": "STK670", "where": "", "fields": fields})
+        return self._finish("failed", reason, EXIT_USER)
+
+    def _finish(self, state: str, reason: str, code: int) -> int:
+        if state in ("done", "stopped") and not self._store_last():
+            reason = "store"
+        self._say(state, reason)
+        return code
+
+    # ---- what the trainer does
+
+    def _follow_events(self) -> None:
+        for event in self._events():
+            self._alive_at = time.time()
+            self._alive = self._alive or event["event"] in _AT_WORK
+            self._take(event)
+
+    def _events(self) -> list[Event]:
+        """Whole lines since the last look."""
+        found = []
+        with contextlib.suppress(OSError), (self.run_dir / "events.jsonl").open("rb") as file:
+            file.seek(self._seen)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                self._seen += len(raw)
+                with contextlib.suppress(ValueError):
+                    found.append(json.loads(raw))
+        return [event for event in found if isinstance(event, dict) and "event" in event]
+
+    def _take(self, event: Event) -> None:
+        kind, ended = event["event"], self._attempt
+        if kind == "attempt":
+            self.status.step = ended.step = int(event["resumed_step"])
+            self._progress(ended.step)  # committed, and killed before it could be said
+        elif kind == "step":
+            self.status.step = ended.step = int(event["step"])
+            self._step_seconds.append(float(event["seconds"]))
+        elif kind == "checkpoint":
+            self._save_seconds = float(event["seconds"])
+            self._progress(int(event["step"]))
+        elif kind == "error" and event["program"] == "train":
+            error = event["error"]
+            ended.codes.append(error["code"])
+            if error["code"] in _BAD_STEP:
+                ended.bad_step = int(error["fields"]["step"])
+        elif kind == "end":
+            ended.status = event["status"]
+
+    def _progress(self, step: int) -> None:
+        if step > self.status.committed_step:
+            self.status.committed_step = step
+            self.status.fruitless = self._passed_over = 0
+            self._faults.clear()
+
+    def _hangs(self, pid: int) -> bool:
+        """No sign of life for too long: events, the heartbeat file, a checkpoint that grows; at the start, any work."""
+        now = time.time()
+        if now - self._alive_at <= self.settings.look_seconds:
+            return False
+        heartbeat = _modified(self.run_dir / "heartbeat")
+        if heartbeat > self._alive_at:
+            self._alive, self._alive_at = True, heartbeat
+        for parent in ("checkpoints", "artifacts"):
+            self._alive_at = max(self._alive_at, _newest_change(self.run_dir / parent))
+        patience = self.settings.start_seconds
+        if not self._alive and (used := _used(pid)):
+            if used != self._used:
+                self._used, self._worked_at = used, now
+            idle = now - self._worked_at > self.settings.hang_floor_seconds
+            return idle or now - self._alive_at > patience
+        if self._alive:
+            step = statistics.median(self._step_seconds) if self._step_seconds else 0.0
+            patience = self.settings.hang_floor_seconds + self.settings.hang_steps * step
+        if self._asked:
+            patience = min(patience, self.settings.stop_seconds)
+        return now - self._alive_at > patience
+
+    # ---- limits
+
+    def _limit(self) -> str:
+        """The limit that is reached, or nothing; each leaves room for a last checkpoint."""
+        self.status.spent_seconds = self._spent_before + time.monotonic() - self._began
+        step = statistics.median(self._step_seconds) if self._step_seconds else 0.0
+        reserve = 2 * self._save_seconds + 2 * step
+        limits = self.plan.get("limits", {})
+        left = {
+            word: limits[word] - self.status.spent_seconds - reserve
+            for word in ("time_seconds", "money_seconds")
+            if limits.get(word) is not None
+        }
+        if limits.get("deadline"):
+            ends = datetime.fromisoformat(limits["deadline"]).timestamp()
+            reserve += self.settings.deadline_reserve_seconds + 2 * self._copy_seconds
+            left["deadline"] = ends - time.time() - reserve
+        first = min(left, key=left.__getitem__, default="")
+        self.status.stops_at = _stamp(time.time() + left[first]) if first else None
+        return first.removesuffix("_seconds") if first and left[first] <= 0 else ""
+
+    # ---- the store
+
+    def _store_newest(self) -> None:
+        """After a commit, and one at a time: a copy in the background."""
+        if not self.plan.get("store"):
+            return
+        if self._copy is not None and self._copy.poll() is None:
+            return
+        self._copied()
+        newest = self.status.committed_step
+        if newest and newest != self.status.stored_step and newest != self._copying:
+            self._copying = newest
+            self._copy_began = time.monotonic()
+            self._copy = self._stoker("push", "store.log")
+
+    def _copied(self) -> None:
+        if self._copy is not None and self._copy.poll() == EXIT_DONE:
+            self.status.stored_step = self._copying
+            self._copy_seconds = time.monotonic() - self._copy_began
+        self._copy = None
+
+    def _store_last(self) -> bool:
+        """The newest checkpoint stands verified in the store before a run counts as ended; False where it does not."""
+        if not self.plan.get("store") or not self.status.committed_step:
+            return True
+        self._say("copying", self.status.reason)
+        until = time.monotonic() + self.settings.copy_seconds
+        self._copying = None
+        while time.monotonic() < until and self.status.stored_step != self.status.committed_step:
+            if self._copy is not None and self._copy.poll() is not None:
+                self._copied()
+                self._wait(self.settings.first_wait_seconds)
+                self._copying = None
+            self._store_newest()
+            self._wait(self.settings.look_seconds)
+        if self._copy is not None:
+            self._copy.kill()
+            self._copy.wait()
+        return self.status.stored_step == self.status.committed_step
+
+    # ---- small things
+
+    @property
+    def _guard(self) -> str:
+        return str(self.plan.get("guard", {}).get("on_bad_step", "stop"))
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.run_dir / "stop"
+
+    @property
+    def _log(self) -> Path:
+        return log_file(self.run_dir, self.status.attempt)
+
+    def _read_plan(self) -> None:
+        self.plan = _read_json(self.run_dir / "plan.json")
+
+    def _known_trainer(self) -> int:
+        """The process that trains here, whoever started it; 0 for none."""
+        pid = int(_read_json(self.run_dir / "process.json").get("pid", 0))
+        words = _words(pid) if pid else []
+        return pid if "stoker.engine.train" in words and str(self.run_dir) in words else 0
+
+    def _stoker(self, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+        """A subcommand of ours on this run; its words go to a log."""
+        with (self.run_dir / "logs" / log).open("ab") as output:
+            return subprocess.Popen(  # noqa: S603  # our own program, no shell
+                [sys.executable, "-X", "utf8", "-m", "stoker", command, str(self.run_dir), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _end_group(self, pid: int) -> None:
+        """Nothing of an attempt outlives it: an orphaned rank would hold the lock and go on writing."""
+        for number in _members(pid, self.run_dir):
+            _kill(number)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the one who waits for room
+            append_event(self.run_dir / "events.jsonl", kind, attempt=self.status.attempt, **fields)
+
+    def _say(self, state: str, reason: str) -> None:
+        self.status.state, self.status.reason, self.status.beat = state, reason, _now()
+        self._beat_at = time.monotonic()
+        _write_json(self.run_dir / "supervisor.json", asdict(self.status))
+
+
+# ---- processes
+
+
+def start_trainer(supervisor: Supervisor) -> "subprocess.Popen[bytes]":
+    """The plan's program in a session of its own, with files for its words: a closed terminal changes nothing."""
+    run_dir, plan, attempt = supervisor.run_dir, supervisor.plan, supervisor.status.attempt
+    log = log_file(run_dir, attempt)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    settings = {
+        **plan["env"],
+        "TENSORBOARD_LOGGING_DIR": str(run_dir / "logs" / "tensorboard"),
+        "STOKER_ATTEMPT": str(attempt),
+    }
+    if plan["strategy"] != "single":
+        # A folder of this user's own: whoever could write there could join the training.
+        supervisor.meeting = settings["STOKER_RENDEZVOUS"] = tempfile.mkdtemp(prefix="stoker-")
+    with log.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603  # our own program, no shell
+            [sys.executable, "-X", "utf8", *plan["argv"], str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **settings},
+            start_new_session=os.name != "nt",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+
+
+def _words(pid: int) -> list[str]:
+    """A living process' command line; empty where it has ended, or this system does not say."""
+    if not pid:
+        return []
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return raw.decode("utf-8", "replace").split("\0") if raw else []
+
+
+def _members(group: int, run_dir: Path) -> list[int]:
+    """Living processes of an attempt: its group, and ranks of torchrun, which have groups of their own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        pid = int(path.parent.name)
+        try:
+            state, _, pgid = path.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        words = _words(pid)
+        rank = "stoker.engine.train" in words and str(run_dir) in words
+        if state != "Z" and pid != os.getpid() and (int(pgid) == group or rank):
+            found.append(pid)
+    if Path("/proc/self/stat").exists():
+        return found
+    return [group if os.name == "nt" else -group]  # the group as a whole
+
+
+def _used(pid: int) -> int:
+    """What a process has computed, read and written so far, in no unit; 0 where this system does not say."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:15]
+        moved = Path(f"/proc/{pid}/io").read_text(encoding="utf-8").split()[1::2]
+    except OSError:
+        return 0
+    return sum(map(int, ticks)) + sum(map(int, moved))
+
+
+def _kill(pid: int) -> None:
+    if os.name == "nt":
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], capture_output=True, check=False)  # noqa: S603, S607
+        return
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _oom_kills() -> int:
+    """How often the kernel killed in this container for want of memory."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError:
+            continue
+        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return int(found.group(1))
+    return 0
+
+
+# ---- files
+
+
+def log_file(run_dir: Path, attempt: int) -> Path:
+    """The log of an attempt."""
+    return run_dir / "logs" / f"train-{attempt}-rank0.log"
+
+
+def _attempts(run_dir: Path) -> int:
+    """Attempts are numbered by their logs, from 1."""
+    return len(list((run_dir / "logs").glob("train-*-rank0.log")))
+
+
+def append_event(path: Path, kind: str, **fields: Any) -> None:
+    """One line, in one write; a line that a kill cut short is kept apart from it."""
+    at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    line = json.dumps({"at": at, "event": kind, **fields}, ensure_ascii=False) + "\n"
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode())
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _newest_change(folder: Path) -> float:
+    """When anything in the folders of a folder was written last; they come and go meanwhile."""
+    try:
+        inner = [path for child in folder.iterdir() for path in (child, *(child.iterdir() if child.is_dir() else ()))]
+    except OSError:
+        return 0.0
+    return max(map(_modified, inner), default=0.0)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    """Whole or not at all; on a full disk the old one stays, and training goes on."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        aside.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return _stamp(time.time())
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def main() -> int:
+    """Supervise the run directory named on the command line, alone."""
+    run_dir = Path(sys.argv[1])
+    if os.name != "nt":
+        import fcntl
+
+        handle = os.open(run_dir / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return EXIT_USER
+    return Supervisor(run_dir).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
