@@ -1,0 +1,27 @@
+"""The honest interval beside a figure: which published measurements a step is like."""
+
+from typing import Literal
+
+from stoker.facts import intervals
+from stoker.facts.cards import Card
+from stoker.facts.intervals import Interval
+from stoker.plan.step import Step
+
+
+def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Interval:
+    """Ratios measured / predicted of measurements like this step on this card."""
+    return intervals.interval(figure, method(step), sharing(step), intervals.card_class(card) if card else "processor")
+
+
+def method(step: Step) -> str:
+    """`full`, `lora` or `qlora`."""
+    if step.adapter is None:
+        return "full"
+    return "lora" if step.weights in ("fp32", "bf16", "fp16") else "qlora"
+
+
+def sharing(step: Step) -> str:
+    """`single`, `replicated` or `sharded`."""
+    if step.devices == 1:
+        return "single"
+    return "sharded" if step.state_parts > 1 else "replicated"
