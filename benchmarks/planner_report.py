@@ -42,9 +42,14 @@ WORDS = {
     "out of memory, said not to fit": "显存不足，判为放不下",
     "out of memory, said to fit": "显存不足，判为放得下",
     "out of memory, whole interval fits": "显存不足，但整个区间都放得下",
+    "ran: share said to fit (recall)": "能运行的行：判为放得下的比例（召回率）",
+    "out of memory: share said not to fit (recall)": "显存不足的行：判为放不下的比例（召回率）",
     "right": "判对",
+    "right if always said to fit": "若一律判为放得下，判对",
     "memory, one GPU, grade A/B": "显存，单卡，A/B 级",
     "memory, sharded, grade A/B": "显存，多卡，A/B 级",
+    "memory, one GPU, fixed lengths only, grade A/B": "显存，单卡，仅固定长度，A/B 级",
+    "memory, sharded, without tensor/pipeline rows, grade A/B": "显存，多卡，不含张量/流水线并行，A/B 级",
     "speed, grade A": "速度，A 级",
     "speed, grade B": "速度，B 级",
     "memory": "显存",
@@ -138,7 +143,10 @@ def _fits(told: dict[str, Any], say: Say) -> str:
         "out of memory, said not to fit": own.get("oom said oom", 0),
         "out of memory, said to fit": own.get("oom said fits", 0),
         "out of memory, whole interval fits": len(own["oom_outside_interval"]),
+        "ran: share said to fit (recall)": _percent(own["recall_ran"]),
+        "out of memory: share said not to fit (recall)": _percent(own["recall_oom"]),
         "right": _percent(own["right"]),
+        "right if always said to fit": _percent(own["always_fits"]),
     }
     return table([say("what"), say("rows")], [[say(name), str(value)] for name, value in named.items()])
 
@@ -173,7 +181,7 @@ def _intervals(bounds: dict[str, Any], say: Say) -> str:
         [f"{say(figure)}: {name}", str(own["n"]), f"{own['low']:.2f}", f"{own['high']:.2f}"]
         for figure, groups in bounds.items()
         for name, own in groups.items()
-        if name.endswith(" any")
+        if name.endswith(" any") or not own["n"]
     ]
     return table([say("method, strategy, card"), "n", say("low"), say("high")], rows)
 

@@ -1,6 +1,7 @@
 """The planner's proof reads any table with these columns: each row is compared or says why not, and none crashes it."""
 
 import csv
+import itertools
 import json
 import subprocess
 import sys
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from stoker.facts import intervals, rates
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import measurements  # noqa: E402  # benchmarks/ is no package
+import fit_speed  # noqa: E402  # benchmarks/ is no package
+import measurements  # noqa: E402
+import planner  # noqa: E402
 import planner_intervals  # noqa: E402
 import planner_report  # noqa: E402
 
@@ -195,8 +200,44 @@ def test_intervals_hold_nine_of_ten_rows_and_small_groups_lean_on_wider_ones() -
     made = planner_intervals.make([*spread, Pair(1.0, "source 1", rare)])
     own, few = (planner_intervals.find(made, "speed", *group) for group in (common, rare))
     assert 0.88 <= sum(own.low <= pair.ratio <= own.high for pair in spread) / 100 <= 0.97
-    assert (few.n, few.group) == (1, "lora single consumer")
+    assert (few.n, few.group) == (101, "lora single any"), "a single row makes no interval"
     assert few.low == pytest.approx(own.low, abs=0.02)
+    assert made["speed"]["lora single consumer"]["low"] == pytest.approx(own.low, abs=0.02)
+
+
+def test_a_group_of_ten_covers_its_own_rows_where_wider_ones_pull_it_away() -> None:
+    wide, odd = ("lora", "single", "datacenter"), ("lora", "single", "workstation")
+    common = [Pair(0.95 + 0.1 * place / 199, f"source {place % 10}", wide) for place in range(200)]
+    own = [Pair(1.2 + 0.02 * place, f"source {place % 5}", odd) for place in range(10)]
+    found = planner_intervals.find(planner_intervals.make([*common, *own]), "speed", *odd)
+    assert found.group == "lora single workstation"
+    assert sum(found.low <= pair.ratio <= found.high for pair in own) >= 9
+
+
+def test_only_unmeasured_groups_of_older_cards_reach_runs_out_of_memory_and_say_so() -> None:
+    bounds = {"memory": {"any any any": {"low": 0.8, "high": 1.2, "n": 50}}}
+    for card in ("older", "datacenter"):
+        planner_intervals.reach(bounds, ("lora", "single", card), 1.42)
+    assert bounds["memory"]["lora single older"] == {"low": 0.8, "high": 1.42, "n": 0}
+    assert "lora single datacenter" not in bounds["memory"]
+    judged = planner_intervals.measured(bounds)
+    assert planner_intervals.find(judged, "memory", "lora", "single", "older").high == 1.2
+
+
+@pytest.mark.parametrize("figure", ["memory", "speed"])
+def test_the_proof_looks_intervals_up_as_a_plan_does(figure: intervals.Figure) -> None:
+    bounds = json.loads(planner.INTERVALS.read_text(encoding="utf-8"))["intervals"]
+    for group in itertools.product(
+        ("full", "lora", "qlora"), ("single", "replicated", "sharded"), ("datacenter", "older")
+    ):
+        assert planner_intervals.find(bounds, figure, *group) == intervals.interval(figure, *group)
+
+
+def test_a_fit_without_a_source_starts_where_no_fit_ended() -> None:
+    start, shipped = fit_speed.neutral(), rates.rates()
+    assert len(set(start.peak.values())) == 1
+    assert start.peak.keys() == shipped.peak.keys()
+    assert not [name for name in fit_speed.NEUTRAL if getattr(start, name) == getattr(shipped, name)]
 
 
 def test_a_source_unlike_the_others_widens_the_intervals() -> None:

@@ -24,7 +24,7 @@ _LEAST_UNITS = 2
 def show(run: Run, here: Row, rows: list[Row], changes: list[Change], goal: Goal, *, everything: bool) -> None:
     """The ranked table with the sentences that belong to it."""
     marked = compare.frontier(rows)
-    shown = rows if everything else compare.shortlist(rows, marked, _SHOWN)
+    shown = rows if everything else compare.shortlist(rows, marked, _advised(run, rows), _SHOWN)
     console.data(messages.text("compare.title", name=run.name, goal=messages.text(f"compare.goal.{goal}")))
     console.table(_table(here, shown, marked))
     console.data("")
@@ -170,16 +170,25 @@ def _sentences(run: Run, rows: list[Row], changes: list[Change]) -> list[str]:
     return found
 
 
+def _advised(run: Run, rows: list[Row]) -> list[Row]:
+    """The row to take and, where there is one, a much faster one."""
+    first = compare.recommend(rows, run)
+    if first is None:
+        return []
+    quick = compare.faster(rows, first, run) if first.fits == "yes" else None
+    return [first, quick] if quick else [first]
+
+
 def _advice(run: Run, rows: list[Row]) -> str:
-    advised = compare.recommend(rows, run)
-    if advised is None:
+    advised = _advised(run, rows)
+    if not advised:
         budget = ", ".join(filter(None, (run.budget.time, run.budget.money)))
         return messages.text("compare.over_budget", budget=budget)
-    fields = _taken(advised)
-    if advised.fits == "tight":
+    fields = _taken(advised[0])
+    if advised[0].fits == "tight":
         return messages.text("compare.tight_only", **fields)
-    if quick := compare.faster(rows, advised):
-        faster = {f"faster_{key}": value for key, value in _taken(quick).items()}
+    if len(advised) > 1:
+        faster = {f"faster_{key}": value for key, value in _taken(advised[1]).items()}
         return messages.text("compare.take_faster", **fields, **faster)
     return messages.text("compare.take", **fields)
 
@@ -202,10 +211,16 @@ def _free(rows: list[Row]) -> list[str]:
         for stay in row.stays:
             if stay.free and stay.session_hours:
                 best.setdefault(stay.platform, (row, stay))
-    return [
-        messages.text("compare.free", count=row.devices, card=row.card, sessions=clocks.sessions_reason(stay).text)
-        for row, stay in best.values()
-    ]
+    return [_free_of_charge(row, clocks.sessions_reason(stay).text) for row, stay in best.values()]
+
+
+def _free_of_charge(row: Row, sessions: str) -> str:
+    assert row.found is not None
+    fields = {"count": row.devices, "card": row.card, "sessions": sessions}
+    if row.fits == "yes":
+        return messages.text("compare.free", **fields)
+    high, there = row.found.way.memory_range[1], row.found.inputs.machine.memory_per_device
+    return messages.text("compare.free_perhaps", high=f"{high / 2**30:.1f}", there=f"{there / 2**30:.1f}", **fields)
 
 
 def _change(change: Change) -> str:

@@ -60,7 +60,7 @@ def _memory(found: Found) -> list[str]:
     used, machine = found.way.memory, found.inputs.machine
     low, high = (each / _GIB for each in found.way.memory_range)
     there = machine.memory_per_device / _GIB
-    room = there * search.USABLE_SHARE
+    room = there * search.usable_share(machine)
     around = ranges.of("memory", found.way.step, machine.card)
     parts = [(named("part", part), size) for part, size in used.parts.items() if size]
     parts.sort(key=lambda part: -part[1])
@@ -78,7 +78,7 @@ def _memory(found: Found) -> list[str]:
             expected=_gib(used.device),
             high=f"{high:.2f}",
             there=f"{there:.2f}",
-            share=search.USABLE_SHARE,
+            share=search.usable_share(machine),
             room=f"{room:.2f}",
         ),
         *_moments(found),

@@ -70,12 +70,12 @@ def trace(step: Step, steps: int = 2, on: Kernels = "cuda") -> Traced:
         ledger.closed = True
     if rules.applies(step):
         rules.Rewriting(step, ledger).run()
-    return _replayed(ledger, building.notes(step))
+    return _replayed(ledger, building.notes(step), expandable=step.expandable)
 
 
-def _replayed(ledger: Ledger, notes: list[str]) -> Traced:
+def _replayed(ledger: Ledger, notes: list[str], *, expandable: bool) -> Traced:
     """The log through CUDA's allocator, with the peak taken apart."""
-    allocator, marks = Allocator(), dict(ledger.moments)
+    allocator, marks = Allocator(expandable=expandable), dict(ledger.moments)
     moments: dict[str, int] = {}
     moment, at, last = "start", "start", 0
     for place, entry in enumerate(ledger.log):

@@ -27,6 +27,9 @@ _STRATEGIES = {
     "zero3": "sharded",
 }
 """Strategies of a plan as the classes that measurements are grouped by."""
+_ASSUMED = {"memory": (0.7, 1.4), "speed": (0.5, 2.0)}
+_ENOUGH = 10
+"""Fewer measurements do not make an interval; the wider group's holds."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +39,26 @@ class Interval:
     low: float
     high: float
     n: int
-    """Measurements in the group."""
+    """Measurements in the group; 0 where the bounds are assumed."""
     group: str
     """The group the bounds come from: method, strategy and class of card, `any` where it is a wider one."""
 
 
 def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Interval:
-    """The interval of the narrowest group that was measured."""
+    """The interval of the narrowest group with enough measurements."""
     sharing = _STRATEGIES.get(strategy, strategy)
     groups = _stored()[figure]
     wider = [(method, sharing, card_class), (method, sharing, ANY), (ANY, sharing, ANY), (ANY, ANY, ANY)]
-    name = next(name for name in (" ".join(words) for words in wider) if name in groups)
+    names = [" ".join(words) for words in wider]
+    name = next(name for name in names if name in groups and not 0 < groups[name]["n"] < _ENOUGH)
     found = groups[name]
     return Interval(low=found["low"], high=found["high"], n=found["n"], group=name)
+
+
+def assumed(figure: Figure) -> Interval:
+    """For devices of which no measurement is at hand: a guess, said as one."""
+    low, high = _ASSUMED[figure]
+    return Interval(low=low, high=high, n=0, group="not measured")
 
 
 def card_class(card: Card) -> CardClass:

@@ -7,6 +7,7 @@ import functools
 import json
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,5 +49,16 @@ class Rates:
 @functools.cache
 def rates() -> Rates:
     """The constants shipped here."""
+    return Rates(**_stored()["constants"])
+
+
+@functools.cache
+def guessed() -> frozenset[str]:
+    """Classes of card whose share of the peak no measurement was at hand for."""
+    return frozenset(name.removeprefix("peak ") for name in _stored()["about"]["defaults"])
+
+
+@functools.cache
+def _stored() -> dict[str, Any]:
     text = resources.files("stoker.facts").joinpath("data", "speed.json").read_text(encoding="utf-8")
-    return Rates(**json.loads(text)["constants"])
+    return dict(json.loads(text))

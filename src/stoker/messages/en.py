@@ -277,6 +277,7 @@ ENGLISH: dict[str, str] = {
     "compare.none": "It fits on no card of the catalogue.",
     "compare.over_budget": "No card stays within the budget of {budget}.",
     "compare.free": "Free of charge: {count} x {card}. {sessions}",
+    "compare.free_perhaps": "Free of charge, if it fits (up to {high} of {there} GiB): {count} x {card}. {sessions}",
     "compare.no_price": "no price known",
     "compare.one_price": "Every card is counted at your price of {price}.",
     "change.method": "with `tune.method: {method}` on {count} x {card}: {figures}",

@@ -277,6 +277,7 @@ CHINESE: dict[str, str] = {
     "compare.none": "目录里没有一种显卡放得下。",
     "compare.over_budget": "没有一种显卡在预算 {budget} 之内。",
     "compare.free": "免费：{count} x {card}。{sessions}",
+    "compare.free_perhaps": "免费，前提是放得下（最多 {high}，共 {there} GiB）：{count} x {card}。{sessions}",
     "compare.no_price": "没有报价",
     "compare.one_price": "每种显卡都按你的价格 {price} 计算。",
     "change.method": "改用 `tune.method: {method}`，{count} x {card}：{figures}",

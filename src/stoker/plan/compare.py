@@ -11,6 +11,7 @@ from typing import Literal
 from stoker.config import values
 from stoker.config.run import Lora, Qlora, Run, Tune
 from stoker.errors import StokerError
+from stoker.facts import prices
 from stoker.facts.cards import Card
 from stoker.facts.machine import Machine
 from stoker.plan import clocks, make, money
@@ -115,16 +116,17 @@ def frontier(rows: Iterable[Row]) -> list[Row]:
     return kept
 
 
-def shortlist(rows: list[Row], marked: list[Row], size: int) -> list[Row]:
-    """The best of a ranked list: the frontier, evenly thinned, then each card's best, in order of rank.
+def shortlist(rows: list[Row], marked: list[Row], advised: list[Row], size: int) -> list[Row]:
+    """The best of a ranked list: what is advised, the frontier, evenly thinned, then each card's best, by rank.
 
     Where nothing fits, those that lack least.
     """
     room = max(1, size // 2)
     step = max(1, -(-len(marked) // room))
     chosen = marked[::step]
-    if marked and marked[-1] not in chosen:
-        chosen.append(marked[-1])
+    for row in (*marked[-1:], *advised):
+        if all(row is not one for one in chosen):
+            chosen.append(row)
     seen = {row.card for row in chosen}
     for row in rows:
         if len(chosen) >= size:
@@ -141,20 +143,21 @@ def recommend(rows: list[Row], run: Run) -> Row | None:
     return next((row for row in rows if row.fits != "no" and within(row, run)), None)
 
 
-def faster(rows: list[Row], than: Row, times: float = 2.0) -> Row | None:
-    """The cheapest that is so many times as fast."""
-    quick = [row for row in rows if row.fits == "yes" and row.cost and row.seconds * times <= than.seconds]
+def faster(rows: list[Row], than: Row, run: Run, times: float = 2.0) -> Row | None:
+    """The cheapest within the run's budget that is so many times as fast."""
+    able = [row for row in rows if row.fits == "yes" and row.cost and within(row, run)]
+    quick = [row for row in able if row.seconds * times <= than.seconds]
     return min(quick, key=lambda row: row.money, default=None)
 
 
 def within(row: Row, run: Run) -> bool:
-    """Whether expected time and money stay within the budget; money of another currency cannot be compared."""
+    """Whether expected time and money stay within the budget; another currency is compared by a rough rate."""
     if run.budget.time and row.seconds > values.duration_seconds(run.budget.time):
         return False
     if not run.budget.money or row.cost is None:
         return True
     most, currency = values.money(run.budget.money)
-    return row.cost.currency != currency or row.cost.amount <= most
+    return row.cost.amount * prices.usd(row.cost.currency) <= most * prices.usd(currency)
 
 
 def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None = None, count: int = 1) -> list[Change]:

@@ -5,14 +5,12 @@ step matters, because the optimizer's state, made at the end of the first, then 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.plan.allocator import Allocator, Entry
 
 _COUNTED_FROM = 1 << 20
 """Smaller tensors are left out: together they fill a few segments of 2 MiB."""
-_SLIGHT = 0.03
-"""Share of what is held below which gradients and states do not change where the next step's tensors lie."""
 
 
 @dataclass(frozen=True)
@@ -21,28 +19,25 @@ class Tensors:
 
     held: list[int]
     """Those that live throughout."""
-    waiting: list[int]
+    waiting: list[int] = field(default_factory=list)
     """Gradients of earlier micro batches."""
-    states: list[int]
+    states: list[int] = field(default_factory=list)
     """The optimizer's, made in the first step."""
-    scratch: list[int]
+    scratch: list[int] = field(default_factory=list)
     """What the optimizer's step makes and drops together."""
 
 
-def lost_bytes(log: list[Entry], around: Tensors) -> int:
+def lost_bytes(log: list[Entry], around: Tensors, *, expandable: bool) -> int:
     """Bytes reserved at the end of two steps beyond the highest bytes allocated.
 
     Args:
         log: One micro batch's tensors.
         around: The others.
+        expandable: Whether segments grow.
     """
-    run = _Run(log)
+    run = _Run(log, expandable=expandable)
     run.make(around.held)
-    if sum(around.waiting) + sum(around.states) < _SLIGHT * run.allocator.allocated:
-        for _ in range(2):
-            run.drop(run.micro_batch())
-        return run.allocator.peak_reserved - run.allocator.peak_allocated
-    for turn in range(2):
+    for turn in range(2 if around.states or around.waiting else 1):
         living = run.micro_batch() if around.waiting else []
         run.drop(living)
         waiting = run.make(around.waiting)
@@ -57,10 +52,10 @@ def lost_bytes(log: list[Entry], around: Tensors) -> int:
 class _Run:
     """An allocator, and numbers for what it serves."""
 
-    def __init__(self, log: list[Entry]) -> None:
+    def __init__(self, log: list[Entry], *, expandable: bool) -> None:
         large = {entry[0] for entry in log if len(entry) > 1 and entry[1] >= _COUNTED_FROM}
         self.log = [entry for entry in log if abs(entry[0]) in large]
-        self.allocator = Allocator()
+        self.allocator = Allocator(expandable=expandable)
         self._next = 1
 
     def make(self, sizes: Iterable[int]) -> list[int]:

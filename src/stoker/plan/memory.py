@@ -37,10 +37,10 @@ _STATE_BLOCK = 256
 _WEIGHT_BLOCK = 64
 _GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero in GPTQ's form."""
+_SLIGHT = 0.03
+"""Share of what is held below which gradients and states do not change where the next step's tensors lie."""
 _VARIED_ACTIVATIONS, _VARIED_LOGITS = 1.45, 3.7
 """What the allocator has taken after many steps of differing lengths: so many times what one of the longest holds."""
-USABLE_SHARE = 0.97
-"""Share of a device's memory that a plan may fill."""
 
 
 @dataclass(frozen=True)
@@ -99,39 +99,70 @@ def estimate(step: Step, device: str = "cuda") -> Estimate:
     name = max(peaks, key=lambda one: peaks[one])
     peak = moments[name]
     parts = {
-        "weights": weights,
+        "weights": weights + peak.weights,
         "gradients": waiting + buffers + peak.gradients,
         "optimizer": states,
         "activations": peak.activations,
         "logits": peak.logits,
-        "temporaries": _CUBLAS_WORKSPACES + peak.live - peak.gradients - peak.activations - peak.logits,
+        "temporaries": _CUBLAS_WORKSPACES + peak.others,
     }
     runtime = _CONTEXT_BYTES[device] + (_NCCL_BYTES if step.devices > 1 else 0)
     return Estimate(step, device, peaks[name], runtime, parts, name, peaks)
 
 
-@functools.lru_cache(maxsize=16)
 def _walk(step: Step) -> Walk:
+    return _walked(_passing(step))
+
+
+@functools.lru_cache(maxsize=64)
+def _walked(step: Step) -> Walk:
     return Walk(step)
+
+
+def _passing(step: Step) -> Step:
+    """The step with what makes no difference to its passes left out: many steps of a search pass alike."""
+    if step.strategy in ("single", "ddp", "zero1"):
+        alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1, offload="none")
+    else:
+        alone = step
+    several, sets = min(step.accumulation, 2), min(step.gradient_sets, 2)
+    return dataclasses.replace(
+        alone, optimizer="sgd", master=False, mean_length=None, accumulation=several, gradient_sets=sets
+    )
 
 
 def _lost_bytes(step: Step, walk: Walk) -> int:
     """What the allocator has taken and no tensor uses, by a model of the blocks that were walked through."""
     shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
-    trained = layers.trained(shallow.shape, step.adapter)
+    around = _tensors(shallow)
+    if sum(around.waiting) + sum(around.states) > _SLIGHT * sum(around.held):
+        return lost_bytes(walk.tape.log, around, expandable=step.expandable)
+    if walk.between:
+        return _lost_in_passes(_passing(step))
+    return lost_bytes(walk.tape.log, Tensors(around.held), expandable=step.expandable)
+
+
+@functools.lru_cache(maxsize=64)
+def _lost_in_passes(step: Step) -> int:
+    """The same where gradients and states are too small to be in the way."""
+    walk = _walked(step)
+    shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
+    return lost_bytes(walk.tape.log, Tensors(_tensors(shallow).held), expandable=step.expandable)
+
+
+def _tensors(step: Step) -> Tensors:
+    """Tensors that are there beside those of a micro batch."""
+    trained = layers.trained(step.shape, step.adapter)
     gradients = [one.elements * _size(step, one) // step.gradient_parts for one in trained for _ in range(one.count)]
-    weights = _weight_tensors(shallow) if step.offload != "all" else []
-    held = [*weights, _CUBLAS_WORKSPACES // 2, _CUBLAS_WORKSPACES // 2]
-    if step.strategy == "ddp":
-        held += gradients
+    weights = _weight_tensors(step) if step.offload != "all" else []
     waiting = gradients * (step.gradient_sets - 1) if step.gradient_sets > 1 else gradients
-    around = Tensors(
-        held=held,
+    here = step.offload == "none"
+    return Tensors(
+        held=[*weights, *([_CUBLAS_WORKSPACES // 2] * 2), *(gradients if step.strategy == "ddp" else [])],
         waiting=waiting if step.accumulation > 1 and not _hands_over(step) else [],
-        states=_state_tensors(shallow) if step.offload == "none" else [],
-        scratch=_scratch_tensors(shallow) if step.offload == "none" else [],
+        states=_state_tensors(step) if here else [],
+        scratch=_scratch_tensors(step) if here else [],
     )
-    return lost_bytes(walk.tape.log, around)
 
 
 # ---- what the whole step holds

@@ -21,6 +21,8 @@ Verdict = Literal["yes", "tight", "no"]
 
 USABLE_SHARE = 0.98
 """Share of a device's memory that a process gets: the driver keeps the rest (81,050 of 81,920 MiB on an A100)."""
+_MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
+"""The same of main memory: about what macOS lets a GPU hold, and what other programs leave a processor."""
 _AS_FAST = 0.99
 _FLASH_CAPABILITY = 8.0
 
@@ -79,6 +81,11 @@ def find(asked: Asked) -> Way:
     return _timed(min(cuts, key=lambda cut: cut.memory.device), on)
 
 
+def usable_share(machine: Machine) -> float:
+    """Share of a device's memory that a training process gets."""
+    return _MAIN_MEMORY_SHARES.get(machine.kind, USABLE_SHARE)
+
+
 def hardware(machine: Machine) -> Hardware:
     """The devices of a machine as the roofline sees them."""
     return speed.hardware(machine.card) if machine.card else speed.processor(machine.threads)
@@ -101,7 +108,7 @@ def _cuts(asked: Asked) -> Iterator[Cut]:
 def _sizes(asked: Asked, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Cut]:
     """Micro batches from the smallest on, up to one whose activations alone fill the device."""
     machine = asked.machine
-    card, room = machine.card, machine.memory_per_device * USABLE_SHARE
+    card, room = machine.card, machine.memory_per_device * usable_share(machine)
     cuts = []
     for micro in sorted(sizes):
         step = describe(asked, chosen, micro, checkpointing=checkpointing)
@@ -155,6 +162,7 @@ def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> S
         strategy=_STRATEGIES[chosen],
         devices=asked.devices,
         shard_devices=asked.devices,
+        expandable=asked.machine.kind == "cuda",
     )
 
 

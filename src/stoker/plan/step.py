@@ -100,6 +100,8 @@ class Step:
     expert_parallel: int = 1
     product_bits: Literal[4, 8, 16] = 16
     """Width of the arithmetic in linear layers: 8 for fp8, 4 for fp4; `compute` holds elsewhere."""
+    expandable: bool = False
+    """Whether the allocator's segments grow (`expandable_segments`), as in every run of ours."""
     compiled: bool = False
     """Whether torch.compile or hand-fused kernels run instead of one kernel per operation."""
 

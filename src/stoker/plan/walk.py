@@ -23,9 +23,15 @@ class Moment:
 
     live: int
     weights: int = 0
+    """Gathered ones, and autocast's copies."""
     gradients: int = 0
     activations: int = 0
     logits: int = 0
+
+    @property
+    def others(self) -> int:
+        """What is made and dropped."""
+        return self.live - self.weights - self.gradients - self.activations - self.logits
 
 
 class Walk:
@@ -68,6 +74,8 @@ class Walk:
         start, before = tape.peak, tape.live
         tape.peak = before
         hidden = self._block(hidden)
+        self.lowered = sum(copy.bytes for copy in tape.cache[self.copies :]) * step.shape.layers
+        """Copies of weights in lower precision."""
         self.each = tape.live - before
         tape.live += self.between * self.each
         tape.peak = max(start, tape.peak + self.between * self.each)
@@ -110,6 +118,8 @@ class Walk:
         tape.cache.clear()
         released = held - tape.live
         self.each -= released
+        if released:
+            self.lowered = 0
         tape.live -= self.between * released
         self.saved = saved - (self.between + 1) * released
 
@@ -135,13 +145,14 @@ class Walk:
         tape = self.tape
         between = self.between * self.each
         tape.peak, known = tape.live, self._gradients()
-        self._back()
-        highest = Moment(tape.peak, gradients=known, activations=between)
+        within = self._back()
+        lowered = min(self.lowered, between)
+        highest = Moment(tape.peak, weights=lowered, gradients=known, activations=between - lowered)
         each = self._gradients() - known - self.each
         if self.shards and self.shards.sent and self.between:
-            # At the blocks before it, the last one's gradients are still being sent.
-            there = max(each, self.between * each) + self.shards.sent.bytes
-            highest = replace(highest, live=highest.live + max(0, there))
+            # In the blocks before it, the last one's gradients are still being sent.
+            there = within + max(each, self.between * each) + self.shards.sent.bytes
+            highest = replace(highest, live=max(highest.live, there))
         grown = self.between * (self._gradients() - known)
         tape.live += grown - between
         tape.peak = tape.live
@@ -154,22 +165,26 @@ class Walk:
             highest = Moment(tape.peak, gradients=self._gradients() + grown)
         self.moments["block_backward"] = highest
 
-    def _back(self) -> None:
-        """Through the last block that is left."""
+    def _back(self) -> int:
+        """Through the last block that is left; how high it went before its gradients were shared out."""
         place = self.places.pop()
         if self.shards:
             self.shards.gather_again(more=bool(self.places))
         known = len(self.tape.kept)
         self.tape.backward(place)
+        within = self.tape.peak
         if self.shards:
             self.shards.reduce(known)
+        return within
 
     def _gradients(self) -> int:
         received = self.shards.received if self.shards else []
         return sum(gradient.bytes for gradient in (*self.tape.kept, *received))
 
     def _mark(self, name: str, activations: int, logits: int = 0) -> None:
-        self.moments[name] = Moment(self.tape.peak, 0, self._gradients(), activations, logits)
+        weights = self.lowered + (self.shards.gathered if self.shards else 0)
+        gradients = self._gradients() if logits == 0 else 0
+        self.moments[name] = Moment(self.tape.peak, weights, gradients, activations - weights, logits)
 
 
 class _Shards:
@@ -177,7 +192,7 @@ class _Shards:
 
     def __init__(self, step: Step, tape: Tape) -> None:
         self.tape, self.parts = tape, step.shard_devices
-        self.exact = step.gradient_sets > 1
+        self.exact, self.untied = step.gradient_sets > 1, not step.shape.tie_embeddings
         self.keeps = tape.keeps_gradients and step.offload != "all"
         """Whether a weight's part has no gradient yet. Whole weights never have one for longer than a block."""
         tape.keeps_gradients = True
@@ -193,6 +208,11 @@ class _Shards:
         """Gradients on their way to the other devices."""
         self.received: list[Tensor] = []
         """This device's part of the gradients."""
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of weights that are put together."""
+        return sum(one.bytes for one in (self.flat, self.whole, self.outer_whole) if one is not None)
 
     def gather_outer(self) -> None:
         """Embedding, last norm and output layer; they stay until the end of the backward pass."""
@@ -237,7 +257,8 @@ class _Shards:
         part = self._buffer(size // self.parts, _REDUCING)
         if self.exact:
             # The canonical sum has every device's slice before it adds them up.
-            tape.touch(size, *[size // self.parts] * 3)
+            slices = [size] + [size // self.parts] * self.parts.bit_length()
+            [self._buffer(one, _REDUCING) for one in slices]
         if self.keeps:
             self.received.append(part)
 
@@ -249,10 +270,12 @@ class _Shards:
         return made
 
     def reduce_outer(self) -> None:
-        """The same for the outermost weights, at the end."""
+        """The same for the outermost weights, at the end. A loop's variable still holds the output layer's gradient."""
         self.outer_whole = None
+        held = self.tape.kept[:1] if self.untied else []
         self.reduce()
         self.sent = None
+        held.clear()
 
 
 def _sizes(step: Step, *, mixed: bool) -> layers.Sizes:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_case import SEVEN, SMALL, machine, plan, processor, reason
+from plan_case import SEVEN, SMALL, inputs, machine, plan, processor, reason
 
 from stoker.config import load
 from stoker.errors import StokerError
@@ -14,6 +14,7 @@ from stoker.facts import cards, shapes
 from stoker.facts.machine import Device
 from stoker.launch import gather
 from stoker.messages import CATALOGUES
+from stoker.plan import make
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 
@@ -482,6 +483,14 @@ def test_native_options_are_laid_on_top() -> None:
     assert plan("").native.lora == {}
     assert plan("tune: {method: lora}").native.quantization == {}
     assert plan("tune: {method: qlora}").native.quantization["bnb_4bit_compute_dtype"] == "bfloat16"
+
+
+def test_memory_is_counted_for_the_allocator_the_run_is_started_with() -> None:
+    for on, grows in ((machine("RTX4090"), True), (processor(), False)):
+        made = plan("", on)
+        assert ("PYTORCH_CUDA_ALLOC_CONF" in made.env) is grows
+    asked = make.find(inputs("")).way.step
+    assert asked.expandable
 
 
 def test_no_price_no_cost() -> None:

@@ -177,14 +177,19 @@ def test_ddp_holds_gradients_once_more_in_its_buckets() -> None:
 
 
 def test_sharding_divides_what_is_trained_and_gathers_two_blocks() -> None:
-    used = memory.estimate(SHARDED)
-    assert used.parts["weights"] == pytest.approx(4 * LLAMA.parameters() / 8, rel=0.01)
+    used = memory.estimate(replace(SHARDED, micro=1, length=64, recompute="full"))
+    block = (LLAMA.parameters() - 2 * LLAMA.vocab * LLAMA.hidden) / LLAMA.layers
+    outer = 2 * LLAMA.vocab * LLAMA.hidden
+    assert used.moment in ("forward", "loss", "block_backward")
+    assert used.allocated > 4 * (LLAMA.parameters() * 3 / 8 + 2 * block + outer)
     assert used.parts["optimizer"] == pytest.approx(8 * LLAMA.parameters() / 8, rel=0.01)
 
 
 def test_what_is_offloaded_is_not_on_the_device() -> None:
     used = memory.estimate(STEPS["offloaded"]).parts
-    assert used["weights"] == used["optimizer"] == 0
+    gathered = 2 * (LLAMA.vocab * LLAMA.hidden * 2 + 2 * LLAMA.parameters() / LLAMA.layers)
+    assert used["optimizer"] == used["gradients"] == 0
+    assert 0 < used["weights"] < 2 * gathered
     states_only = memory.estimate(replace(FULL, offload="optimizer")).parts
     assert states_only["optimizer"] == 0
     assert states_only["weights"] > 0
