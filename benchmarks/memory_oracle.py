@@ -194,7 +194,7 @@ def report(rows: list[dict[str, Any]], failed: list[str], seed: int) -> dict[str
         for row in rows:
             members[key(from_json(row["step"]))].append(row)
         grouped[name] = {
-            member: {figure: summary(errors(some, figure)) for figure in BARS}
+            member: {figure: summary(errors(some, figure)) for figure in FIGURES}
             for member, some in sorted(members.items())
         }
     closed = {figure: summary(errors(rows, figure)) for figure in FIGURES}

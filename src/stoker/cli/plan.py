@@ -171,7 +171,8 @@ def to_json(made: Plan) -> dict[str, object]:
 
 def show(made: Plan) -> None:
     """The plan as people read it."""
-    console.data(messages.text("plan.title", name=made.name, card=made.card))
+    card = f"{made.batch.devices} x {made.card}" if made.batch.devices > 1 else made.card
+    console.data(messages.text("plan.title", name=made.name, card=card))
     table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     for key, value in _figures(made):
         table.add_row(messages.text(key), value)
