@@ -25,7 +25,8 @@ def trace(found: Found, *, as_json: bool) -> None:
         traced = tracing.trace(found)
     used, name = found.way.memory, found.inputs.machine.name
     if as_json:
-        console.data_json({"card": name, "closed_form": vars(used), "traced": traced})
+        closed = {key: getattr(used, key) for key in ("allocated", "reserved", "runtime", "parts", "moment", "moments")}
+        console.data_json({"card": name, "closed_form": closed, "traced": traced})
         return
     console.data(messages.text("trace.title", name=found.inputs.run.name, card=name))
     rows = [

@@ -4,15 +4,17 @@ The order is law 1's ladder: larger micro batches first, then recomputing, then 
 fast, the first of the ladder is taken.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from stoker.config.run import Run
+from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import choices, memory, ranges, speed, strategy
+from stoker.plan import choices, layers, memory, ranges, speed, strategy
 from stoker.plan.memory import Estimate
 from stoker.plan.speed import Hardware, Pace
 from stoker.plan.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
@@ -24,6 +26,7 @@ USABLE_SHARE = 0.98
 _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 """The same of main memory: about what macOS lets a GPU hold, and what other programs leave a processor."""
 _AS_FAST = 0.99
+_BEST_FIRST: tuple[Verdict, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
 
 
@@ -48,37 +51,64 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
-    """One way to cut the step to the hardware, with its memory."""
+class Way:
+    """One way to run the step. What is slow to find out is only found out where it is asked."""
 
     strategy: str
     micro: int
     checkpointing: bool
     step: Step
     memory: Estimate
-    memory_range: tuple[int, int]
-    """Nine in ten runs lie between."""
-    verdict: Verdict
+    around: Interval
+    """Of memory."""
+    room: float
+    """Bytes a process gets on the device."""
+    on: Hardware
 
+    @functools.cached_property
+    def pace(self) -> Pace:
+        """How fast it is."""
+        return speed.estimate(self.step, self.on)
 
-@dataclass(frozen=True, kw_only=True)
-class Way(Cut):
-    """One way to run the step, with its memory and its pace."""
+    @property
+    def memory_range(self) -> tuple[int, int]:
+        """Nine in ten runs lie between."""
+        return int(self.memory.device * self.around.low), int(self.memory.device * self.around.high)
 
-    pace: Pace
+    @property
+    def may_fit(self) -> bool:
+        """Whether what tensors hold has room."""
+        return self.memory.allocated + self.memory.runtime <= self.room
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """Whether it fits: surely, as expected but not surely, or not."""
+        if not self.may_fit:
+            return "no"
+        if self.memory_range[1] <= self.room:
+            return "yes"
+        return "tight" if self.memory.device <= self.room else "no"
 
 
 def find(asked: Asked) -> Way:
-    """The fastest way that surely fits; else one that may; else the smallest."""
-    cuts, on = list(_cuts(asked)), hardware(asked.machine)
-    for verdict in ("yes", "tight"):
-        # Only what is a choice is timed: over all cards that is most of the work.
-        fitting = [cut for cut in cuts if cut.verdict == verdict]
-        kept = [cut for cut in fitting if cut.micro == asked.earlier_micro]
-        if able := [_timed(cut, on) for cut in kept or fitting]:
-            fastest = max(way.pace.tokens_per_second for way in able)
-            return next(way for way in able if way.pace.tokens_per_second >= _AS_FAST * fastest)
-    return _timed(min(cuts, key=lambda cut: cut.memory.device), on)
+    """The fastest way that surely fits; else one that may; else the smallest. An earlier micro batch goes first."""
+    ways = list(_ways(asked))
+    earlier = [way for way in ways if way.micro == asked.earlier_micro]
+    for verdict in _BEST_FIRST:
+        if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
+            return found
+    return min(ways, key=lambda way: way.memory.allocated)
+
+
+def _fastest(ways: list[Way], verdict: Verdict) -> Way | None:
+    """Of those that fit so well, the first that is about as fast as the fastest. The fastest are looked at first."""
+    able = [way for way in ways if way.may_fit]
+    by_pace = sorted(able, key=lambda way: -way.pace.tokens_per_second)
+    best = next((way for way in by_pace if way.verdict == verdict), None)
+    if best is None:
+        return None
+    enough = _AS_FAST * best.pace.tokens_per_second
+    return next(way for way in able if way.pace.tokens_per_second >= enough and way.verdict == verdict)
 
 
 def usable_share(machine: Machine) -> float:
@@ -91,11 +121,7 @@ def hardware(machine: Machine) -> Hardware:
     return speed.hardware(machine.card) if machine.card else speed.processor(machine.threads)
 
 
-def _timed(cut: Cut, on: Hardware) -> Way:
-    return Way(**vars(cut), pace=speed.estimate(cut.step, on))
-
-
-def _cuts(asked: Asked) -> Iterator[Cut]:
+def _ways(asked: Asked) -> Iterator[Way]:
     run, machine = asked.run, asked.machine
     stated = run.where.gradient_checkpointing
     recompute = (False, True) if stated == "auto" else (bool(stated),)
@@ -105,36 +131,27 @@ def _cuts(asked: Asked) -> Iterator[Cut]:
         yield from reversed(_sizes(asked, chosen, sizes, checkpointing=checkpointing))
 
 
-def _sizes(asked: Asked, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Cut]:
+def _sizes(asked: Asked, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
     """Micro batches from the smallest on, up to one whose activations alone fill the device."""
     machine = asked.machine
-    card, room = machine.card, machine.memory_per_device * usable_share(machine)
-    cuts = []
+    card, on, room = machine.card, hardware(machine), machine.memory_per_device * usable_share(machine)
+    ways = []
     for micro in sorted(sizes):
         step = describe(asked, chosen, micro, checkpointing=checkpointing)
-        used = memory.estimate(step, machine.kind)
-        around = ranges.of("memory", step, card)
-        high = int(used.device * around.high)
-        cuts.append(
-            Cut(
-                strategy=chosen,
-                micro=micro,
-                checkpointing=checkpointing,
-                step=step,
-                memory=used,
-                memory_range=(int(used.device * around.low), high),
-                verdict=_verdict(used.device, high, room),
-            )
+        way = Way(
+            strategy=chosen,
+            micro=micro,
+            checkpointing=checkpointing,
+            step=step,
+            memory=memory.estimate(step, machine.kind),
+            around=ranges.of("memory", step, card),
+            room=room,
+            on=on,
         )
-        if used.parts["activations"] > room:
+        ways.append(way)
+        if way.memory.parts["activations"] > room:
             break
-    return cuts
-
-
-def _verdict(expected: float, high: float, room: float) -> Verdict:
-    if high <= room:
-        return "yes"
-    return "tight" if expected <= room else "no"
+    return ways
 
 
 def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> Step:
@@ -148,7 +165,7 @@ def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> S
         length=asked.longest,
         mean_length=asked.mean,
         accumulation=accumulation,
-        adapter=adapter(run),
+        adapter=_adapter(run, asked.shape),
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
@@ -182,12 +199,13 @@ _OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def adapter(run: Run) -> Adapter | None:
-    """The adapter a run trains."""
+def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
+    """The adapter a run trains; where it names none of the blocks' layers, as large as one on all of them."""
     tune = run.tune
     if tune.method == "full":
         return None
-    targets = () if isinstance(tune.targets, str) else tuple(tune.targets)
+    names = {linear.name for linear in layers.linear_layers(shape)}
+    targets = () if isinstance(tune.targets, str) else tuple(name for name in tune.targets if name in names)
     return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0)
 
 
