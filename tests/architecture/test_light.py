@@ -89,7 +89,10 @@ def test_help_takes_at_most_half_a_second(tmp_path: Path) -> None:
 
 
 def test_a_plan_over_every_card_and_count_takes_at_most_a_second_and_a_half(tmp_path: Path) -> None:
-    """Start-up included; in processor time, and beside `--version`: a test machine may have other things to do."""
+    """Start-up included; in processor time, and beside `--version`: a test machine may have other things to do.
+
+    On a quiet one `--version` takes a tenth of a second, so that 1.5 s are 15 of it.
+    """
 
     def seconds(*words: str) -> float:
         before = os.times()
@@ -98,7 +101,7 @@ def test_a_plan_over_every_card_and_count_takes_at_most_a_second_and_a_half(tmp_
         return after.children_user - before.children_user + after.children_system - before.children_system
 
     start = min(seconds("--version") for _ in range(3))
-    assert min(seconds("plan", "paper_r64") for _ in range(3)) <= max(1.5, 10 * start)
+    assert min(seconds("plan", "paper_r64") for _ in range(3)) <= max(1.5, 15 * start)
 
 
 def light_files() -> list[Path]:
