@@ -65,6 +65,14 @@ serving *args:
 campaign name *args:
     python tests/campaigns/campaign.py "$@"
 
+# The planner against published measurements: errors, intervals, fits, per group.
+planner *args:
+    python benchmarks/planner.py "$@"
+
+# The intervals beside a plan's figures and the accuracy page again (docs/concepts/planner-accuracy.*), some minutes.
+planner-report:
+    python benchmarks/planner.py --intervals --report
+
 # The documentation site.
 docs:
     mkdocs build --quiet --strict

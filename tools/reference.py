@@ -211,7 +211,7 @@ def kind(schema: Schema, words: Words) -> str:
             kinds = [kind(inner, words) for inner in schema[union] if inner.get("type") != "null"]
             return words.label("or").join(dict.fromkeys(kinds))
     if schema.get("type") == "array":
-        return words.label("list of") + kind(schema["items"], words)
+        return words.label("list of") + kind(schema["items"] if "items" in schema else schema["prefixItems"][0], words)
     return words.label(schema["type"]) + limits(schema)
 
 

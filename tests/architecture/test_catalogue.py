@@ -12,7 +12,11 @@ from stoker.messages.zh import CHINESE
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
 CODE = re.compile(r"STK\d{3}")
-DYNAMIC_PREFIXES = ("type.", "origin.", "card.", "eval.sample.")
+DYNAMIC_PREFIXES = (
+    *("type.", "origin.", "card.", "eval.sample."),
+    *("plan.fits.", "disk.", "part.", "moment.", "explain.section.", "explain.fits."),
+    *("compare.fits.", "compare.goal.", "change.", "why.sessions."),
+)
 """Keys whose last part is filled in at run time (`messages.text(f"origin.{...}")`)."""
 RESERVED: set[str] = set()
 """Codes that have sentences and no caller yet."""

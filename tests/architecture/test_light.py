@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import time
@@ -41,7 +42,9 @@ COMMANDS = {
     "schema": ["schema"],
     "gpus": ["gpus"],
     "plan for a card": ["plan", "paper_r64", "--card", "RTX4090"],
-    "plan for this machine": ["plan", "scratch_tiny", "--set", "data.tokens=100000"],
+    "plan for this machine": ["plan", "scratch_tiny", "--gpus", "0", "--set", "data.tokens=100000"],
+    "plan for every card": ["plan", "paper_r64", "--all"],
+    "the arithmetic of a plan": ["plan", "paper_r64", "--explain", "RTX4090"],
 }
 
 
@@ -83,6 +86,22 @@ def test_help_takes_at_most_half_a_second(tmp_path: Path) -> None:
         return time.perf_counter() - started
 
     assert min(seconds() for _ in range(5)) <= 0.5
+
+
+def test_a_plan_over_every_card_and_count_takes_at_most_a_second_and_a_half(tmp_path: Path) -> None:
+    """Start-up included; in processor time, and beside `--version`: a test machine may have other things to do.
+
+    On a quiet one `--version` takes a tenth of a second, so that 1.5 s are 15 of it.
+    """
+
+    def seconds(*words: str) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "stoker", *words], cwd=tmp_path, capture_output=True, check=True)
+        after = os.times()
+        return after.children_user - before.children_user + after.children_system - before.children_system
+
+    start = min(seconds("--version") for _ in range(3))
+    assert min(seconds("plan", "paper_r64") for _ in range(3)) <= max(1.5, 15 * start)
 
 
 def light_files() -> list[Path]:

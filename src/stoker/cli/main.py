@@ -83,17 +83,46 @@ def gpus(
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0913  # one parameter per flag
     run: RunName,
     set_: Overrides = None,
-    card: Annotated[str | None, typer.Option(help="Plan for this card instead of this machine.")] = None,
+    card: Annotated[str | None, typer.Option(help="The plan for this card, instead of a table of all.")] = None,
     gpus: Gpus = None,
+    goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="What comes first in the table.")] = "money",
+    price: Annotated[
+        str | None, typer.Option(metavar="2.5CNY/h", help="Your own price of one card and hour (`where.price`).")
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="CARD", help="The arithmetic behind every figure of this card.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw time against money: .png, .svg or .pdf.")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Check the memory by a trace of the step (needs torch).")
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure 20 steps here, and correct the rest.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every row of the table.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what will happen: fits? how long? how much? and why."""
+    """Say what will happen on every card, or on one: fits? how long? how much? and why."""
     from stoker.cli import plan as body
 
-    body.plan(run, _with_gpus(set_, gpus), card, as_json=json)
+    asked = body.Asked(
+        card=card,
+        here=gpus is not None,
+        explain=explain,
+        plot=plot,
+        trace=trace,
+        calibrate=calibrate,
+        goal=goal,
+        price=price,
+        everything=everything,
+        as_json=json,
+    )
+    body.plan(run, _with_gpus(set_, gpus), asked)
 
 
 @app.command()

@@ -1,24 +1,164 @@
-"""`stoker plan`: what will happen, as a page or as JSON."""
+"""`stoker plan`: what will happen, on every card or on one, as a page or as JSON."""
 
-from rich.table import Table
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from rich.table import Column, Table
 
 from stoker import messages
-from stoker.cli import console
-from stoker.config import load
-from stoker.launch import gather
-from stoker.plan.make import make_plan
-from stoker.plan.plan import Plan
+from stoker.cli import compare as listing
+from stoker.cli import console, explain, figures, measure
+from stoker.config import load, values
+from stoker.config.load import RunFile
+from stoker.errors import StokerError
+from stoker.facts import cards
+from stoker.facts.machine import Machine
+from stoker.facts.prices import STALE_DAYS
+from stoker.launch import drawing, gather
+from stoker.plan import compare, make, money
+from stoker.plan.compare import Change, Goal
+from stoker.plan.make import Inputs, make_plan
+from stoker.plan.plan import Cost, Plan
+
+_PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")
+_APART = [
+    *itertools.product(("--all", "--plot"), _PAGES),
+    *itertools.product(("--calibrate",), ("--card", "--explain", "--trace")),
+    *itertools.product(("--explain",), ("--card", "--trace")),
+]
+"""Flags that ask for different answers."""
 
 
-def plan(name: str, overrides: list[str], card: str | None, *, as_json: bool) -> None:
-    """Print the plan of a run file or recipe for a card or this machine."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What of a plan is to be shown."""
+
+    card: str | None
+    """This card instead of all."""
+    explain: str | None
+    """The arithmetic for this card."""
+    plot: str | None
+    """Draw the table to this file."""
+    trace: bool
+    """Trace the step of one plan."""
+    calibrate: bool
+    """Measure the first steps here."""
+    here: bool
+    """This machine instead of all cards."""
+    goal: str
+    price: str | None
+    everything: bool
+    as_json: bool
+
+    @property
+    def one(self) -> bool:
+        """Whether one machine's page is asked for, not the table."""
+        return self.card is not None or self.here
+
+    def check(self) -> None:
+        """Refuse flags that ask for two answers at once."""
+        flags = {
+            "--card": self.card,
+            "--gpus": self.here,
+            "--explain": self.explain,
+            "--plot": self.plot,
+            "--trace": self.trace,
+            "--calibrate": self.calibrate,
+            "--all": self.everything,
+        }
+        for one, other in _APART:
+            if flags[one] and flags[other]:
+                raise StokerError("STK224", one=one, other=other)
+
+
+def plan(name: str, overrides: list[str], asked: Asked) -> None:
+    """Print the plan of a run file or recipe: the table of all cards, or the page of one."""
+    asked.check()
+    goal, target = _goal(asked.goal), drawing.check(asked.plot) if asked.plot else None
+    overrides = [*overrides, *_price(asked.price)]
+    if asked.calibrate:
+        measure.calibrate(name, overrides, as_json=asked.as_json)
+        return
     run_file = load.load(name, overrides)
     with run_file.located():
-        made = make_plan(gather.inputs(run_file, None, gather.machine(card, run_file.run)))
+        if asked.explain:
+            _explanation(run_file, asked.explain, as_json=asked.as_json)
+        elif asked.trace:
+            inputs = gather.inputs(run_file, None, gather.machine(asked.card, run_file.run))
+            measure.trace(make.find(inputs), as_json=asked.as_json)
+        elif asked.one:
+            _page(run_file, asked)
+        else:
+            _listing(run_file, goal, target, asked)
+
+
+def _goal(text: str) -> Goal:
+    if text == "money":
+        return "money"
+    if text == "speed":
+        return "speed"
+    raise StokerError("STK108", "--for", given=f"`{text}`", choices=", ".join(get_args(Goal)))
+
+
+def _price(text: str | None) -> list[str]:
+    """`--price` is the short form of a word of the run file."""
+    if text is None:
+        return []
+    if not values.is_price(text):
+        raise StokerError("STK109", "--price", given=f"`{text}`", example="`2.5CNY/h`")
+    return [f"{money.OWN}={text}"]
+
+
+def _page(run_file: RunFile, asked: Asked) -> None:
+    inputs = gather.inputs(run_file, None, gather.machine(asked.card, run_file.run))
+    made = make_plan(inputs)
+    changes = ways_out(inputs, made)
+    if asked.as_json:
+        console.data_json({**to_json(made), "changes": listing.changes_json(changes)})
+        return
+    show(made)
+    if made.fits == "no":
+        console.data("")
+        for line in listing.change_lines(changes):
+            console.data(line)
+
+
+def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
+    inputs = gather.inputs(run_file, None, gather.machine(card, run_file.run))
+    found = make.find(inputs)
     if as_json:
-        console.data_json(to_json(made))
+        console.data_json({**to_json(make_plan(inputs)), "explanation": explain.sections(found)})
     else:
-        show(made)
+        explain.show(found)
+
+
+def _listing(run_file: RunFile, goal: Goal, target: Path | None, asked: Asked) -> None:
+    found = gather.machine(None, run_file.run)
+    inputs = gather.inputs(run_file, None, found)
+    here = compare.here(inputs, found.name, max(1, len(found.devices)))
+    rows = compare.ranked(compare.compare(inputs, cards.cards()), goal)
+    changes = compare.ways_out(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
+    if asked.as_json:
+        console.data_json(listing.to_json(run_file.run, here, rows, changes, goal))
+    else:
+        listing.show(run_file.run, here, rows, changes, goal, everything=asked.everything)
+    if target:
+        drawing.draw(listing.to_json(run_file.run, here, rows, changes, goal), target)
+        console.talk("compare.drawn", path=target)
+
+
+def ways_out(inputs: Inputs, made: Plan) -> list[Change]:
+    """What would make it fit, where it does not."""
+    if made.fits != "no":
+        return []
+    return compare.ways_out(inputs, cards.cards(), _card(inputs.machine), made.batch.devices)
+
+
+def _card(machine: Machine) -> cards.Card | None:
+    known = [card for card in cards.cards() if machine.devices and card.name == machine.devices[0].card]
+    return known[0] if known else None
 
 
 def to_json(made: Plan) -> dict[str, object]:
@@ -31,11 +171,12 @@ def to_json(made: Plan) -> dict[str, object]:
 
 def show(made: Plan) -> None:
     """The plan as people read it."""
-    console.data(messages.text("plan.title", name=made.name, card=made.card))
-    figures = Table.grid(padding=(0, 2))
+    card = f"{made.batch.devices} x {made.card}" if made.batch.devices > 1 else made.card
+    console.data(messages.text("plan.title", name=made.name, card=card))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     for key, value in _figures(made):
-        figures.add_row(messages.text(key), value)
-    console.table(figures)
+        table.add_row(messages.text(key), value)
+    console.table(table)
     console.data("")
     for reason in made.reasons:
         console.data(f"  {reason.about}: {reason.text}")
@@ -45,25 +186,53 @@ def show(made: Plan) -> None:
 
 
 def _figures(made: Plan) -> list[tuple[str, str]]:
-    used, there = made.memory.peak_reserved_bytes / 2**30, made.memory.available_bytes / 2**30
-    verdict = messages.text("plan.fits" if made.fits else "plan.fits_not")
+    used, there = made.memory.peak_device_bytes / 2**30, made.memory.available_bytes / 2**30
+    low, high = (f"{each / 2**30:.1f}" for each in made.memory.device_bytes_range)
+    slowest, fastest = (f"{each:,.0f}" for each in made.speed.tokens_per_second_range)
     steps = made.steps
     rows = [
-        ("plan.fits_row", verdict),
-        ("plan.memory", messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}")),
+        ("plan.fits_row", messages.text(f"plan.fits.{made.fits}")),
+        (
+            "plan.memory",
+            messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
+        ),
         ("plan.model", messages.text("plan.model_value", **_model_fields(made))),
         (
             "plan.steps",
             messages.text("plan.steps_value", total=steps.total, per_epoch=steps.per_epoch, epochs=steps.epochs),
         ),
-        ("plan.speed", messages.text("plan.speed_value", speed=f"{made.speed.tokens_per_second:,.0f}")),
-        ("plan.time", duration(made.time_seconds)),
-        ("plan.disk", f"{made.disk_bytes / 1e9:.1f} GB"),
+        (
+            "plan.speed",
+            messages.text("plan.speed_value", speed=f"{made.speed.tokens_per_second:,.0f}", low=slowest, high=fastest),
+        ),
+        ("plan.time", figures.time_range((made.time_seconds, *made.time_seconds_range))),
+        ("plan.disk", _disk(made)),
     ]
     if made.cost:
-        fields = {"amount": f"{made.cost.amount:.2f}", "currency": made.cost.currency, "source": made.cost.source}
-        rows.append(("plan.cost", messages.text("plan.cost_value", **fields)))
+        rows.append(("plan.cost", _cost(made.cost)))
     return rows
+
+
+def _cost(cost: Cost) -> str:
+    return messages.text("plan.cost_value", amount=figures.paid(cost), source=_source(cost))
+
+
+def _source(cost: Cost) -> str:
+    """Whose price, and how old where it is."""
+    if cost.source == money.OWN:
+        return messages.text("plan.price_own")
+    if cost.age_days <= STALE_DAYS:
+        return cost.source
+    return messages.text("plan.price_age", source=cost.source, days=cost.age_days)
+
+
+def _disk(made: Plan) -> str:
+    parts = [
+        f"{size / 1e9:.1f} {messages.text(f'disk.{part}')}" for part, size in made.disk_parts.items() if size >= 5e7
+    ]
+    return (
+        f"{made.disk_bytes / 1e9:.1f} GB = {' + '.join(parts)}" if len(parts) > 1 else f"{made.disk_bytes / 1e9:.1f} GB"
+    )
 
 
 def _model_fields(made: Plan) -> dict[str, str]:
@@ -72,13 +241,3 @@ def _model_fields(made: Plan) -> dict[str, str]:
         "trainable": f"{made.model.trainable_parameters / 1e6:,.1f}",
         "origin": messages.text(f"origin.{made.model.origin}"),
     }
-
-
-def duration(seconds: float) -> str:
-    """`2 h 05 min`, `3 min 20 s`, `12 s`."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    if whole >= 60:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole} s"

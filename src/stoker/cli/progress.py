@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker import messages
-from stoker.cli.plan import duration
+from stoker.cli.figures import duration
 from stoker.launch import training
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir

@@ -71,8 +71,8 @@ def _check(run: Run, plan: Plan) -> None:
     for one in plan.reasons:
         if one.key == "why.card.old":
             raise StokerError("STK204", **one.fields)
-    if not plan.fits:
-        needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_reserved_bytes, plan.memory.available_bytes))
+    if plan.fits == "no":
+        needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_device_bytes, plan.memory.available_bytes))
         advice = messages.text("advice.does_not_fit")
         raise StokerError("STK202", needed=needed, available=there, card=plan.card, advice=advice)
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from stoker import messages
 from stoker.cli import console
+from stoker.cli.figures import duration
 from stoker.cli.keyboard import Keyboard
-from stoker.cli.plan import duration
 from stoker.cli.progress import Progress, reason, wait_a_little
 from stoker.cli.runs import STATES, loss, size
 from stoker.doctor import load

@@ -50,6 +50,7 @@ _OWN_LANGUAGE = {
     "where.micro": "`auto`, `4`",
     "where.gradient_checkpointing": "`auto`, `true`, `false`",
     "where.workers": "`auto`, `2`",
+    "where.price": "`2.5 CNY/h`",
     "budget.money": "`50 CNY`",
     "budget.time": "`12h`",
     "name": "`my-run_1`",

@@ -54,6 +54,7 @@ Auto = Literal["auto"]
 Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
 Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]
 Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
+Price = Annotated[str, Field(pattern=values.PRICE_PATTERN)]
 EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN), AfterValidator(_not_zero)]
 IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN), AfterValidator(_not_zero)]
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -291,6 +292,8 @@ class Where(_Section):
         Discriminator(_auto_kind),
     ] = "auto"
     """Processes that read data."""
+    price: Price | None = None
+    """What one device costs by the hour, such as `2.5 CNY/h`. Default: the cheapest known offer."""
 
 
 class Budget(_Section):

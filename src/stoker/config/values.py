@@ -12,6 +12,7 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? *(s|m|h|d)$"
 PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)? *%$"
 MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3}$"
+PRICE_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3} */ *h$"
 EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
 RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
@@ -51,6 +52,16 @@ def share(text: str) -> float:
 def money(text: str) -> tuple[float, str]:
     """`50 CNY` as (50.0, "CNY")."""
     return float(text[:-3]), text[-3:]
+
+
+def is_price(text: str) -> bool:
+    """Whether a text is a price by the hour."""
+    return re.match(PRICE_PATTERN, text) is not None
+
+
+def price(text: str) -> tuple[float, str]:
+    """`2.5 CNY/h` as (2.5, "CNY")."""
+    return money(text.partition("/")[0].rstrip())
 
 
 def every(text: str) -> Every:

@@ -26,7 +26,7 @@ from stoker.engine.saving import Job, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.facts.machine import installed
-from stoker.plan import order, strategy
+from stoker.plan import order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared
@@ -484,10 +484,8 @@ def _synthetic(opened: Opened, longest: int) -> MicroBatch:
 
 def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int, *, first: bool) -> None:
     # Hold the room of what later steps have and this one has not: gradient sums and, in a new run, optimizer state.
-    parts, cuda = opened.plan.memory.parts, opened.plan.device == "cuda"
-    sharing = strategy.state_parts(opened.plan.strategy, opened.plan.batch.devices)
-    own_gradients = 4 * opened.plan.model.trainable_parameters // sharing
-    room = parts["gradients"] - own_gradients + (parts["optimizer"] if first else 0)
+    used, cuda = opened.plan.memory, opened.plan.device == "cuda"
+    room = used.gradient_sum_bytes + (used.optimizer_bytes if first else 0)
     held = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
     micro = _synthetic(opened, longest)
     trainer.model.train()

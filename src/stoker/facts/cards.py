@@ -18,7 +18,7 @@ _BRANDS = re.compile(r"\b(nvidia|geforce|tesla|apple)\b")
 class Card(BaseModel):
     """One GPU model. Tensor figures are dense, with fp32 accumulation."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     name: str
     """Its name in Stoker."""

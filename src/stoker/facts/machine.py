@@ -4,6 +4,7 @@ Containers are asked for their own limits (cgroup), not the host's. Decides noth
 """
 
 import csv
+import functools
 import importlib.metadata
 import os
 import platform
@@ -42,7 +43,7 @@ _ASSUMED_MEMORY_BYTES_PER_DEVICE = 32 << 30
 class Device(BaseModel):
     """One GPU."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     name: str
     """As the driver says it."""
@@ -58,7 +59,7 @@ class Device(BaseModel):
 class Machine(BaseModel):
     """A machine as far as a plan needs it."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     system: str
     """`Linux`, `Darwin` or `Windows`."""
@@ -127,9 +128,11 @@ class Machine(BaseModel):
         """Memory of the smallest GPU, or main memory where the processor trains."""
         return min((device.memory_bytes for device in self.devices), default=self.memory_bytes)
 
-    def flops_per_device(self, *, half: bool) -> float:
-        """Peak operations per second of the slowest GPU, in 16 bits or in fp32; 0 without one."""
-        return min((_flops(device, half=half) for device in self.devices), default=0.0)
+    @property
+    def card(self) -> Card | None:
+        """The slowest card; None where the processor trains."""
+        kinds = {(device.card, device.compute_capability) for device in self.devices}
+        return min((_card(*kind) for kind in kinds), key=_tflops, default=None)
 
 
 def examine() -> Machine:
@@ -182,15 +185,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _flops(device: Device, *, half: bool) -> float:
-    """The card's own figure; where there is none, no more than the slowest card of its generation has."""
-    own = [card for card in cards.cards() if card.name == device.card]
-    generation = [card for card in cards.cards() if card.compute_capability == device.compute_capability]
-    for group in (own, generation, cards.cards()):
-        figures = [card.half_tflops if half else card.fp32_tflops for card in group]
-        if known := [figure for figure in figures if figure]:
-            return min(known) * 1e12
-    raise AssertionError("the catalogue is empty")
+@functools.cache
+def _card(name: str | None, capability: float | None) -> Card:
+    """A device's card; one without figures in the catalogue is taken for the slowest of its generation."""
+    known = [card for card in cards.cards() if card.half_tflops]
+    own = [card for card in known if card.name == name]
+    generation = [card for card in known if card.compute_capability == capability]
+    return min(own or generation or known, key=_tflops)
+
+
+def _tflops(card: Card) -> float:
+    assert card.half_tflops is not None
+    return card.half_tflops
 
 
 def _kind(devices: list[Device]) -> Literal["cuda", "mps", "cpu"]:

@@ -18,7 +18,7 @@ Confidence = Literal["P", "S", "G"]
 
 
 class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Detection(_Fact):
@@ -61,11 +61,25 @@ class Limits(_Fact):
     """Clocks that end a session or delete data."""
 
     session_hours: float | None = None
+    counted_hours: float | None = None
+    """Hours of a session that a plan counts on, where sources disagree about `session_hours`."""
     idle_minutes: float | None = None
     weekly_gpu_hours: float | None = None
     release_after_stopped_days: float | None = None
     spot_notice_seconds: float | None = None
     """Between the notice and the kill."""
+
+
+class Lent(_Fact):
+    """A card that a platform hands out as it is, without an offer of so much an hour."""
+
+    card: str
+    """Its name in the catalogue."""
+    count: int
+    """How many of them a machine has."""
+    free: bool
+    """Whether it costs nothing."""
+    confidence: Confidence
 
 
 class TensorBoard(_Fact):
@@ -85,6 +99,8 @@ class Platform(_Fact):
     storage: tuple[Storage, ...]
     meter: Meter
     limits: Limits
+    cards: tuple[Lent, ...] = ()
+    """Cards that no table of prices has; those it has are found by the platform's name as a cloud."""
     tensorboard: TensorBoard | None = None
     mirrors: dict[str, str] = {}
     """Environment variables that lead to mirrors reachable from there."""
@@ -94,6 +110,11 @@ class Platform(_Fact):
         """The storage a path lies on: the longest one that contains it."""
         holding = [store for store in self.storage if PurePosixPath(path).is_relative_to(store.path)]
         return max(holding, key=lambda store: len(store.path), default=None)
+
+    @property
+    def session_hours(self) -> float | None:
+        """Hours of one session that a plan may count on."""
+        return self.limits.counted_hours or self.limits.session_hours
 
 
 @functools.cache

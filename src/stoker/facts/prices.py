@@ -19,7 +19,7 @@ _ABANDONED_DAYS = 180
 class Offer(BaseModel):
     """The price of one card for one hour at one cloud."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     cards: tuple[str, ...]
     """Cards it may mean: several where the source does not say which variant."""
@@ -37,6 +37,10 @@ class Offer(BaseModel):
     """When the source was last refreshed."""
     source: str
     note: str
+
+    def billed(self, count: int) -> int:
+        """Cards that are paid for where so many are wanted: whole machines only."""
+        return -(-count // self.gpu_count) * self.gpu_count
 
     def age_days(self, today: datetime.date | None = None) -> int:
         """Days since the source was refreshed."""
@@ -64,19 +68,20 @@ def offers(card: str) -> list[Offer]:
     return sorted((offer for offer in all_offers() if card in offer.cards), key=_price_in_usd)
 
 
-def cheapest(card: str, currency: str | None = None) -> Offer | None:
-    """The cheapest offer; those that can be rented as a single card, and from a source still kept, go first.
+@functools.cache
+def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
+    """The offer at which so many of a card cost least; those from a source still kept go first.
 
     Args:
         card: A card of the catalogue.
+        count: How many of it.
         currency: Offers in this one go before all others.
     """
     newest = max(offer.date for offer in all_offers())
     found = offers(card)
     found = [offer for offer in found if offer.currency == currency] or found
     kept = [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
-    single = [offer for offer in kept if offer.gpu_count == 1] or kept
-    return single[0] if single else None
+    return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 
 
 def in_order_of_price(card: str) -> float:
@@ -90,6 +95,11 @@ def _usd_per_unit() -> dict[str, float]:
     return {row["currency"]: float(row["usd"]) for row in tables.rows("currencies.csv")}
 
 
+def usd(currency: str) -> float:
+    """What a unit of a currency is worth, for the order only; one that is not in the table stands by itself."""
+    return _usd_per_unit().get(currency, 1.0)
+
+
 def _price_in_usd(offer: Offer) -> float:
     """For the order only; a price is always shown in its own currency."""
-    return offer.price_per_hour * _usd_per_unit()[offer.currency]
+    return offer.price_per_hour * usd(offer.currency)

@@ -7,15 +7,15 @@ import subprocess
 from pathlib import Path
 
 from stoker import env
-from stoker.config import load, values
+from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts import cards, failures, platforms, prices, shapes
+from stoker.facts import cards, failures, platforms, shapes
 from stoker.facts.machine import Machine, examine
 from stoker.facts.shapes import ResolvedShape
 from stoker.launch.deadline import deadline
-from stoker.plan import data
+from stoker.plan import data, money
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
 from stoker.plan.plan import Plan, Rung
@@ -27,14 +27,21 @@ from stoker.rundir.prepared import Report
 
 def machine(card: str | None, run: Run) -> Machine:
     """This machine, or one with as many of a card as the run asks for."""
-    return Machine.of_card(cards.find(card), _count(run.where.gpus)) if card else examine()
+    return Machine.of_card(cards.find(card), _last(run.where.gpus)) if card else examine()
 
 
-def _count(gpus: int | str) -> int:
+def _last(gpus: int | str) -> int:
     """How many cards a machine must have: a count, or up to the last one named."""
     if isinstance(gpus, int):
         return max(1, gpus)
     return 1 if gpus == "all" else 1 + max(int(number) for number in gpus.split(","))
+
+
+def _count(gpus: int | str, found: int) -> int:
+    """How many cards train."""
+    if isinstance(gpus, int):
+        return gpus
+    return found if gpus == "all" else len(gpus.split(","))
 
 
 def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
@@ -43,8 +50,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
     report = _report(run_file, run_dir)
     shape = _shape(run_file)
     card = on.devices[0].card if on.devices else None
-    currency = values.money(run.budget.money)[1] if run.budget.money else None
-    offer = prices.cheapest(card, currency) if card else None
+    offer = money.offer(run, card, max(1, _count(run.where.gpus, len(on.devices))))
     vocab = report.vocab if report else None
     return Inputs(
         run=run,

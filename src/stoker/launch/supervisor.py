@@ -208,7 +208,7 @@ class Supervisor:
         self.settings = settings or Settings()
         self.plan: dict[str, Any] = {}
         self.status = Status(os.getpid(), started=_now())
-        self._start = start or start_trainer
+        self._start = start or Supervisor._start_trainer
         self._wait = wait
         self._asked = ""
         self._began = time.monotonic()
@@ -228,8 +228,7 @@ class Supervisor:
         self._copying: int | None = None
         self._copy_began = 0.0
         self._copy_seconds = 0.0
-        self.meeting: str | None = None
-        """Where the ranks of the attempt meet."""
+        self._meeting: str | None = None
 
     # ---- the whole
 
@@ -272,8 +271,8 @@ class Supervisor:
         ended.code = code
         self._follow_events()
         self._end_group(trainer.pid)
-        if self.meeting:
-            shutil.rmtree(self.meeting, ignore_errors=True)
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
         ended.starved = ended.code == -int(getattr(signal, "SIGKILL", 0)) and _oom_kills() > starved
         ended.tail = _tail(self._log)
         self.status.trainer_pid = None
@@ -292,6 +291,10 @@ class Supervisor:
         self._alive, self._alive_at = False, time.time()
         self._say("running", self.status.reason)
         return trainer
+
+    def _start_trainer(self) -> Trainer:
+        self._meeting = meeting_place(self.plan)
+        return start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
 
     def _look(self, trainer: Trainer) -> None:
         """One look at a living trainer."""
@@ -581,9 +584,13 @@ class Supervisor:
 # ---- processes
 
 
-def start_trainer(supervisor: Supervisor) -> "subprocess.Popen[bytes]":
+def meeting_place(plan: dict[str, Any]) -> str | None:
+    """Where the ranks of an attempt meet: a folder of this user's own, as whoever could write there could join."""
+    return tempfile.mkdtemp(prefix="stoker-") if plan["strategy"] != "single" else None
+
+
+def start_trainer(run_dir: Path, plan: dict[str, Any], attempt: int, meeting: str | None) -> "subprocess.Popen[bytes]":
     """The plan's program in a session of its own, with files for its words: a closed terminal changes nothing."""
-    run_dir, plan, attempt = supervisor.run_dir, supervisor.plan, supervisor.status.attempt
     log = log_file(run_dir, attempt)
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -591,9 +598,8 @@ def start_trainer(supervisor: Supervisor) -> "subprocess.Popen[bytes]":
         "TENSORBOARD_LOGGING_DIR": str(run_dir / "logs" / "tensorboard"),
         "STOKER_ATTEMPT": str(attempt),
     }
-    if plan["strategy"] != "single":
-        # A folder of this user's own: whoever could write there could join the training.
-        supervisor.meeting = settings["STOKER_RENDEZVOUS"] = tempfile.mkdtemp(prefix="stoker-")
+    if meeting:
+        settings["STOKER_RENDEZVOUS"] = meeting
     with log.open("ab") as output:
         return subprocess.Popen(  # noqa: S603  # our own program, no shell
             [sys.executable, "-X", "utf8", *plan["argv"], str(run_dir)],

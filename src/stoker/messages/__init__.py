@@ -29,6 +29,11 @@ def language() -> str:
     return _language(env.read(env.LANG))
 
 
+def known(key: str) -> bool:
+    """Whether there is a sentence for `key`."""
+    return key in ENGLISH
+
+
 def text(key: str, /, **fields: Any) -> str:
     """The sentence for `key` in the user's language, with its fields filled in."""
     return CATALOGUES[language()][key].format(**fields)

@@ -1,39 +1,40 @@
 """`make_plan`: from what was asked, the machine and the data to what will happen. Pure."""
 
 import dataclasses
-import itertools
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 from stoker import env
-from stoker.config import values
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.facts import failures
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import checks, choices, memory, native, speed, strategy
+from stoker.plan import budget, checks, choices, clocks, memory, money, native, ranges, search, strategy
+from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.order import Order
 from stoker.plan.plan import (
     Batch,
-    Cost,
     DataPlan,
     Guard,
     Intervals,
-    Limits,
     Memory,
     ModelPlan,
     Plan,
     Reason,
     Rung,
+    Speed,
     Steps,
 )
+from stoker.plan.search import Asked, Verdict, Way
 
-_LADDER_CHECKPOINTING = (False, True)
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
 """Cards whose drivers offer no direct copies between them; accelerate refuses to start unless NCCL is told."""
+_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,66 @@ class Inputs:
     """Where failures are counted: a platform's name, its kind, or `local`."""
 
 
-def make_plan(inputs: Inputs) -> Plan:
-    """Decide everything the run file left open."""
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """How a run goes on a machine, with its figures: what a plan writes down and a comparison puts side by side."""
+
+    inputs: Inputs
+    """With the part of the machine that trains, and the vocabulary that is trained."""
+    asked: Asked
+    way: Way
+    choices: tuple[Choice[Any], ...]
+    """What was decided before the way, with reasons."""
+    workers: int
+    intervals: Intervals
+    steps: Steps
+
+    @property
+    def supported(self) -> bool:
+        """Whether current builds of torch run on the card."""
+        machine = self.inputs.machine
+        return machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
+
+    @property
+    def fits(self) -> Verdict:
+        """Whether it runs there."""
+        return self.way.verdict if self.supported else "no"
+
+    @functools.cached_property
+    def tokens_per_second(self) -> tuple[float, float, float]:
+        """Over all devices: expected, lowest, highest."""
+        expected = self.way.pace.tokens_per_second
+        around = ranges.of("speed", self.way.step, self.inputs.machine.card)
+        return expected, expected * around.low, expected * around.high
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the whole run."""
+        return self.inputs.data.tokens / self.steps.per_epoch * self.steps.total
+
+    @functools.cached_property
+    def seconds(self) -> tuple[float, float, float]:
+        """Training time without start-up and saves: expected, shortest, longest."""
+        expected, slowest, fastest = self.tokens_per_second
+        return self.tokens / expected, self.tokens / fastest, self.tokens / slowest
+
+    @functools.cached_property
+    def disk(self) -> dict[str, int]:
+        """Bytes on disk by part: data, checkpoints, the finished model, and what it is made from and merged into."""
+        inputs, step = self.inputs, self.way.step
+        kept = inputs.run.save.keep + bool(inputs.run.save.best) + bool(inputs.run.save.store)
+        whole = step.shape.parameters() * _HALF_BYTES
+        return {
+            "data": inputs.data.disk_bytes,
+            "checkpoints": (kept + 1) * memory.checkpoint_bytes(step),
+            "finished": memory.trainable_parameters(step.shape, step.adapter) * 4,
+            "base": 0 if inputs.shape.origin in ("run_file", "local") else whole,
+            "merged": whole if step.adapter else 0,
+        }
+
+
+def find(inputs: Inputs) -> Found:
+    """Decide how the run goes on this machine."""
     run, data = inputs.run, inputs.data
     trains = choices.machine(run, inputs.machine)
     checks.check(run, trains.value, inputs.shape.shape)
@@ -71,87 +130,110 @@ def make_plan(inputs: Inputs) -> Plan:
     workers = choices.workers(run, machine, devices)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices))
     save = choices.save_interval(run, inputs.place, between_failures)
-    background = choices.background(machine, memory.checkpoint_bytes(inputs.shape.shape, run))
-    size = _size(inputs, share, precision.value)
-    micro, checkpointing, used, chosen = size.micro, size.checkpointing, size.memory, size.strategy
-    strategy.check(run, machine, chosen, devices, precision.value)
-    _check_host(inputs, chosen, devices, precision.value)
-    exact = choices.exact(run, chosen)
-    batch = Batch(effective=run.train.batch, micro=micro, accumulation=share // micro, devices=devices)
-    steps = _steps(run, data)
-    decisions = native.Decisions(
-        device=machine.kind,
-        batch=batch,
-        steps=steps,
+    asked = Asked(
+        run=run,
+        machine=machine,
+        shape=inputs.shape.shape,
+        longest=data.longest,
+        mean=data.tokens / data.sequences,
         precision=precision.value,
-        attention=attention.value,
-        gradient_checkpointing=checkpointing,
-        workers=workers.value,
-        vocab=inputs.shape.shape.vocab,
-        ffn=inputs.shape.shape.intermediate,
-        strategy=chosen,
-    )
-    pace = speed.estimate(
-        run,
-        inputs.shape.shape,
-        machine,
-        batch,
-        data.tokens / steps.per_epoch,
-        recompute=checkpointing,
-    )
-    seconds = speed.total_seconds(pace, steps)
-    money = speed.cost(seconds, batch, inputs.offer)
-    limits = _limits(inputs, money, devices)
-    supported = machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
-    reasons = [c.reason for c in (trains, precision, attention, arrange, exact, workers, save, background)]
-    reasons += size.reasons
-    return Plan(
-        name=run.name or "run",
-        card=machine.name,
-        device=machine.kind,
-        batch=batch,
-        precision=precision.value,
-        strategy=chosen,
-        gradient_checkpointing=checkpointing,
         attention=attention.value,
         arrange=arrange.value,
-        exact=exact.value,
-        deterministic=run.train.deterministic,
-        threads=machine.threads,
-        steps=steps,
-        data=DataPlan(sequences=data.sequences, tokens=data.tokens, longest=data.longest, digest=data.digest),
-        model=ModelPlan(
-            parameters=inputs.shape.shape.parameters(),
-            trainable_parameters=memory.trainable_parameters(inputs.shape.shape, run),
-            origin=inputs.shape.origin,
-        ),
+        devices=devices,
+        share=share,
+        earlier_micro=inputs.micro,
+        out_of_memory=tuple(rung for rung in inputs.out_of_memory if rung.card == machine.name),
+    )
+    way = search.find(asked)
+    strategy.check(run, machine, way.strategy, devices, precision.value)
+    _check_host(machine, way)
+    exact = choices.exact(run, way.strategy)
+    background = choices.background(machine, memory.checkpoint_bytes(way.step))
+    return Found(
+        inputs=inputs,
+        asked=asked,
+        way=way,
+        choices=(trains, precision, attention, arrange, exact, workers, save, background),
+        workers=workers.value,
         intervals=Intervals(
             save=save.value,
             between_failures_seconds=between_failures,
             background=background.value,
             evaluate=run.train.eval_every if data.has_eval else "never",
         ),
+        steps=_steps(run, data),
+    )
+
+
+def make_plan(inputs: Inputs) -> Plan:
+    """Decide everything the run file left open, and write it down."""
+    found = find(inputs)
+    inputs, asked, way, steps = found.inputs, found.asked, found.way, found.steps
+    run, data, machine = inputs.run, inputs.data, inputs.machine
+    micro, devices = way.micro, asked.devices
+    batch = Batch(effective=run.train.batch, micro=micro, accumulation=asked.share // micro, devices=devices)
+    disk = found.disk
+    decisions = native.Decisions(
+        device=machine.kind,
+        batch=batch,
+        steps=steps,
+        precision=asked.precision,
+        attention=asked.attention,
+        gradient_checkpointing=way.checkpointing,
+        workers=found.workers,
+        vocab=inputs.shape.shape.vocab,
+        ffn=inputs.shape.shape.intermediate,
+        strategy=way.strategy,
+    )
+    seconds = found.seconds
+    cost = money.cost(seconds, devices, inputs.offer)
+    limits = budget.limits(run, cost, inputs.deadline)
+    return Plan(
+        name=run.name or "run",
+        card=machine.name,
+        device=machine.kind,
+        batch=batch,
+        precision=asked.precision,
+        strategy=way.strategy,
+        gradient_checkpointing=way.checkpointing,
+        attention=asked.attention,
+        arrange=asked.arrange,
+        exact=strategy.exact(run, way.strategy),
+        deterministic=run.train.deterministic,
+        threads=machine.threads,
+        steps=steps,
+        data=DataPlan(sequences=data.sequences, tokens=data.tokens, longest=data.longest, digest=data.digest),
+        model=ModelPlan(
+            parameters=inputs.shape.shape.parameters(),
+            trainable_parameters=memory.trainable_parameters(inputs.shape.shape, way.step.adapter),
+            origin=inputs.shape.origin,
+        ),
+        intervals=found.intervals,
         limits=limits,
         guard=Guard(on_bad_step=run.train.on_bad_step, spike=run.train.spike),
         store=run.save.store,
         out_of_memory=list(inputs.out_of_memory),
-        memory=used,
-        speed=pace,
-        time_seconds=seconds,
-        cost=money,
-        disk_bytes=_disk_bytes(inputs),
-        fits=memory.fits(used) and supported,
+        memory=_memory(way, machine),
+        speed=_pace(found),
+        time_seconds=seconds[0],
+        time_seconds_range=seconds[1:],
+        cost=cost,
+        disk_bytes=sum(disk.values()),
+        disk_parts=disk,
+        fits=found.fits,
         estimated=_estimated(data),
         reasons=[
             _batch_reason(batch),
-            *reasons,
-            strategy.reason(run, chosen),
+            *(choice.reason for choice in found.choices),
+            *_way_reasons(inputs, way, asked.out_of_memory),
+            strategy.reason(run, way.strategy),
             *_machine_reasons(machine),
-            *_limit_reasons(run, limits, money, devices),
-            *_support_reasons(machine, supported=supported),
+            *budget.reasons(run, limits, cost),
+            *_support_reasons(machine, supported=found.supported),
+            *clocks.reasons(machine.name, devices, seconds, disk),
         ],
-        argv=_program(chosen, devices),
-        env=_environment(run, machine, chosen),
+        argv=_program(way.strategy, devices),
+        env=_environment(run, machine, way.strategy),
         native=native.options(run, decisions),
     )
 
@@ -165,136 +247,71 @@ def _share(batch: int, devices: int) -> int:
     return batch // devices
 
 
-@dataclass(frozen=True)
-class _Size:
-    """How the work is cut to the memory of a device, and what it needs."""
-
-    strategy: str
-    checkpointing: bool
-    micro: int
-    memory: Memory
-    reasons: list[Reason]
-
-
-def _size(inputs: Inputs, share: int, precision: str) -> _Size:
-    """By the ladder of law 1: smaller micro batch first, then recompute, then share out."""
-    run, machine = inputs.run, inputs.machine
-    asked = run.where.gradient_checkpointing
-    recompute = _LADDER_CHECKPOINTING if asked == "auto" else (bool(asked),)
-    sizes = choices.micro_candidates(run, machine, share, inputs.micro)
-    strategies = strategy.candidates(run, machine, choices.processes(run, machine))
-    rungs = list(itertools.product(strategies, recompute, sizes))
-    failed = [rung for rung in inputs.out_of_memory if rung.card == machine.name]
-    for chosen, checkpointing, micro in rungs:
-        used = _memory(inputs, share, micro, precision, chosen, checkpointing=checkpointing)
-        if memory.fits(used) and not _failed(inputs, used, share, precision, failed):
-            reasons = _size_reasons(inputs, micro, checkpointing=checkpointing)
-            return _Size(chosen, checkpointing, micro, used, [*reasons, *_failed_reasons(failed)])
-    if failed:
-        raise StokerError("STK675", micro=failed[-1].micro, step=failed[-1].step, tried=len(failed))
-    reasons = _size_reasons(inputs, micro, checkpointing=checkpointing, smallest=True)
-    return _Size(
-        chosen, checkpointing, micro, used, [*reasons, Reason(about="fits", key="why.fits.not", fields=_gib(used))]
-    )
-
-
-def _failed(inputs: Inputs, used: Memory, share: int, precision: str, failed: list[Rung]) -> bool:
-    """Whether a rung needs as much as one that ran out of memory."""
-    tried = (
-        _memory(inputs, share, rung.micro, precision, rung.strategy, checkpointing=rung.gradient_checkpointing)
-        for rung in failed
-    )
-    return any(used.peak_allocated_bytes >= one.peak_allocated_bytes for one in tried)
-
-
-def _failed_reasons(failed: list[Rung]) -> list[Reason]:
-    return [Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in failed]
-
-
-def _limits(inputs: Inputs, money: Cost | None, devices: int) -> Limits:
-    """Budgets as seconds: the supervisor counts nothing else."""
-    budget = inputs.run.budget
-    lasts = None
-    if budget.money and money:
-        amount, currency = values.money(budget.money)
-        lasts = amount / (money.price_per_hour * devices) * 3600 if currency == money.currency else None
-    return Limits(
-        time_seconds=values.duration_seconds(budget.time) if budget.time else None,
-        money_seconds=lasts,
-        deadline=inputs.deadline,
-    )
-
-
-def _limit_reasons(run: Run, limits: Limits, money: Cost | None, devices: int) -> list[Reason]:
-    reasons = []
-    if limits.time_seconds is not None:
-        reasons.append(Reason(about="limits.time_seconds", key="why.asked", fields={"word": "budget.time"}))
-    if limits.money_seconds is not None and money:
-        fields = {
-            "hours": f"{limits.money_seconds / 3600:.1f}",
-            "money": run.budget.money,
-            "price": f"{money.price_per_hour:.2f} {money.currency}",
-            "devices": devices,
-            "source": money.source,
-        }
-        reasons.append(Reason(about="limits.money_seconds", key="why.limit.money", fields=fields))
-    if limits.deadline:
-        reasons.append(Reason(about="limits.deadline", key="why.limit.deadline", fields={"deadline": limits.deadline}))
-    return reasons
-
-
-def _memory(inputs: Inputs, share: int, micro: int, precision: str, chosen: str, *, checkpointing: bool) -> Memory:
-    devices = choices.processes(inputs.run, inputs.machine)
-    load = memory.Load(
-        shape=inputs.shape.shape,
-        run=inputs.run,
-        precision=precision,
-        device=inputs.machine.kind,
-        micro=micro,
-        length=inputs.data.longest,
-        gradient_checkpointing=checkpointing,
-        gradient_sets=memory.gradient_sets(share // micro, exact=strategy.exact(inputs.run, chosen)),
-        weight_parts=strategy.weight_parts(chosen, devices),
-        state_parts=strategy.state_parts(chosen, devices),
-    )
-    return memory.estimate(load, inputs.machine.memory_per_device)
-
-
-def _check_host(inputs: Inputs, chosen: str, devices: int, precision: str) -> None:
+def _check_host(machine: Machine, way: Way) -> None:
     """Where weights are shared out, every process builds the whole model in main memory first."""
-    machine, run = inputs.machine, inputs.run
-    if not machine.examined or machine.kind != "cuda" or strategy.weight_parts(chosen, devices) == 1:
+    if not machine.examined or machine.kind != "cuda" or way.step.weight_parts == 1:
         return
-    whole = memory.whole_weight_bytes(inputs.shape.shape, run, precision)
-    if devices * whole > machine.memory_bytes:
-        needed, there = (f"{size / 2**30:.0f}" for size in (devices * whole, machine.memory_bytes))
-        raise StokerError("STK220", needed=needed, available=there, devices=devices)
+    needed = way.step.devices * memory.whole_weight_bytes(way.step)
+    if needed > machine.memory_bytes:
+        gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
+        raise StokerError("STK220", needed=next(gib), available=next(gib), devices=way.step.devices)
 
 
-def _size_reasons(inputs: Inputs, micro: int, *, checkpointing: bool, smallest: bool = False) -> list[Reason]:
-    run = inputs.run
-    if run.where.micro != "auto":
-        micro_key = "why.asked"
-    elif smallest:
-        micro_key = "why.micro.smallest"
-    elif micro == inputs.micro:
-        micro_key = "why.micro.earlier"
-    else:
-        micro_key = "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.largest"
-    reasons = [Reason(about="batch.micro", key=micro_key, fields={"micro": micro, "word": "where.micro"})]
-    if run.where.gradient_checkpointing != "auto":
+def _memory(way: Way, machine: Machine) -> Memory:
+    used = way.memory
+    return Memory(
+        peak_allocated_bytes=used.allocated,
+        peak_reserved_bytes=used.reserved,
+        peak_device_bytes=used.device,
+        device_bytes_range=way.memory_range,
+        available_bytes=machine.memory_per_device,
+        parts=used.parts,
+        moment=used.moment,
+        optimizer_bytes=memory.optimizer_bytes(way.step),
+        gradient_sum_bytes=memory.gradient_bytes(way.step) * (way.step.gradient_sets - 1) // way.step.gradient_sets,
+    )
+
+
+def _pace(found: Found) -> Speed:
+    expected, lowest, highest = found.tokens_per_second
+    return Speed(
+        tokens_per_second=expected,
+        tokens_per_second_range=(lowest, highest),
+        step_seconds=found.way.pace.step_seconds,
+        parts=found.way.pace.parts,
+    )
+
+
+def _way_reasons(inputs: Inputs, way: Way, failed: tuple[Rung, ...]) -> list[Reason]:
+    reasons = [
+        Reason(about="batch.micro", key=_micro_key(inputs, way), fields={"micro": way.micro, "word": "where.micro"})
+    ]
+    if inputs.run.where.gradient_checkpointing != "auto":
         key = "why.asked"
     else:
-        key = "why.checkpointing.on" if checkpointing else "why.checkpointing.off"
-    fields = {"word": "where.gradient_checkpointing"}
-    return [*reasons, Reason(about="gradient_checkpointing", key=key, fields=fields)]
+        key = "why.checkpointing.on" if way.checkpointing else "why.checkpointing.off"
+    reasons.append(Reason(about="gradient_checkpointing", key=key, fields={"word": "where.gradient_checkpointing"}))
+    if way.verdict != "yes":
+        key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
+        reasons.append(Reason(about="fits", key=key, fields=_gib(way, inputs.machine)))
+    return reasons + [
+        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in failed
+    ]
 
 
-def _gib(used: Memory) -> dict[str, str]:
-    return {
-        "needed": f"{used.peak_reserved_bytes / 2**30:.1f}",
-        "available": f"{used.available_bytes / 2**30:.1f}",
-    }
+def _micro_key(inputs: Inputs, way: Way) -> str:
+    if inputs.run.where.micro != "auto":
+        return "why.asked"
+    if way.verdict == "no":
+        return "why.micro.smallest"
+    if way.micro == inputs.micro:
+        return "why.micro.earlier"
+    return "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.fastest"
+
+
+def _gib(way: Way, machine: Machine) -> dict[str, str]:
+    needed, high, there = way.memory.device, way.memory_range[1], machine.memory_per_device
+    return {"needed": f"{needed / 2**30:.1f}", "high": f"{high / 2**30:.1f}", "available": f"{there / 2**30:.1f}"}
 
 
 def _steps(run: Run, data: DataFacts) -> Steps:
@@ -312,14 +329,6 @@ def _with_vocab(inputs: Inputs) -> ResolvedShape:
     tokenizer = inputs.run.tokenizer
     vocab = inputs.vocab or (tokenizer.vocab if isinstance(tokenizer, TrainTokenizer) else shape.vocab)
     return dataclasses.replace(inputs.shape, shape=dataclasses.replace(shape, vocab=max(vocab, shape.vocab)))
-
-
-def _disk_bytes(inputs: Inputs) -> int:
-    """Prepared data, the checkpoints kept and one being written, and the finished model."""
-    one = memory.checkpoint_bytes(inputs.shape.shape, inputs.run)
-    kept = inputs.run.save.keep + bool(inputs.run.save.best) + bool(inputs.run.save.store)
-    final = memory.trainable_parameters(inputs.shape.shape, inputs.run) * 4
-    return inputs.data.disk_bytes + (kept + 1) * one + final
 
 
 def _estimated(data: DataFacts) -> list[str]:
@@ -373,6 +382,9 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         settings |= {"DS_ACCELERATOR": "cpu"} if machine.kind == "cpu" else {}
     if chosen != "single" and machine.name.startswith(_NO_PEER_ACCESS):
         settings |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+    if machine.kind == "cuda":
+        # Rows differ in length: without segments that grow, freed memory of a shorter one serves no longer one.
+        settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if run.train.deterministic and machine.kind == "cuda":
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined):

@@ -36,11 +36,21 @@ class Memory(_Part):
     peak_allocated_bytes: int
     """Most bytes held by tensors at one time."""
     peak_reserved_bytes: int
-    """Most bytes taken from the device, with the allocator's slack and the runtime's own."""
+    """Most bytes the allocator takes, with its rounding and gaps."""
+    peak_device_bytes: int
+    """Most bytes the driver shows: reserved, and the runtime's own."""
+    device_bytes_range: tuple[int, int]
+    """Nine in ten measured runs like this one lie between."""
     available_bytes: int
     """What the device has."""
     parts: dict[str, int]
-    """Bytes by part: weights, gradients, optimizer, activations, logits, runtime."""
+    """Allocated bytes at the peak by part: weights, gradients, optimizer, activations, logits, temporaries."""
+    moment: str
+    """When the peak is: `forward`, `loss_backward`, `block_backward`, `optimizer` and the like."""
+    optimizer_bytes: int
+    """The optimizer's state, which a first step does not have yet."""
+    gradient_sum_bytes: int
+    """Sums of gradients that live beside those of a micro batch."""
 
 
 class Speed(_Part):
@@ -48,8 +58,12 @@ class Speed(_Part):
 
     tokens_per_second: float
     """Tokens per second over all devices."""
+    tokens_per_second_range: tuple[float, float]
+    """Nine in ten measured runs like this one lie between."""
     step_seconds: float
     """Seconds per optimizer step."""
+    parts: dict[str, float]
+    """Seconds of a step by part."""
 
 
 class Cost(_Part):
@@ -57,12 +71,18 @@ class Cost(_Part):
 
     amount: float
     """How much."""
+    amount_range: tuple[float, float]
+    """As far as the pace may lie from what is expected."""
     currency: str
     """In which currency."""
     price_per_hour: float
     """Price of one device and hour it was computed with."""
+    billed_devices: int
+    """Devices that are paid for; more than train where an offer has only larger machines."""
     source: str
-    """Whose price, and of which day."""
+    """Whose price, and of which day; `where.price` is your own."""
+    age_days: int
+    """How old the price is."""
 
 
 class Steps(_Part):
@@ -234,12 +254,16 @@ class Plan(_Part):
     """Expected pace."""
     time_seconds: float
     """Expected time of training."""
+    time_seconds_range: tuple[float, float]
+    """As far as the pace may lie from what is expected."""
     cost: Cost | None
     """Expected money, where a price is known."""
     disk_bytes: int
-    """Disk for data, checkpoints and the finished model."""
-    fits: bool
-    """Whether it fits the device."""
+    """Disk for data, checkpoints, the finished model, and the base model it is made from and merged into."""
+    disk_parts: dict[str, int] = {}
+    """Disk by part: data, checkpoints, finished, base, merged."""
+    fits: Literal["yes", "tight", "no"]
+    """Whether it fits the device: surely, as expected but not surely, or not."""
     estimated: list[str]
     """Keys whose figures are estimates, not measured or exact."""
     reasons: list[Reason]

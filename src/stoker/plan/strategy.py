@@ -27,7 +27,7 @@ _OURS = {
 """DeepSpeed's names for what a word of the run file states."""
 
 
-def candidates(run: Run, machine: Machine, devices: int) -> list[str]:
+def candidates(run: Run, machine: Machine, devices: int, precision: str) -> list[str]:
     """Strategies to try, best first: the first that fits is taken."""
     asked, zero = run.where.strategy, _zero_stage(run)
     if asked != _AUTO:
@@ -36,7 +36,8 @@ def candidates(run: Run, machine: Machine, devices: int) -> list[str]:
         return [f"zero{zero}"]
     if devices == 1:
         return ["single"]
-    return ["ddp"] if _conflicts(run, machine, "fsdp2", devices) else ["ddp", "fsdp2"]
+    alone = precision == "fp16" or _conflicts(run, machine, "fsdp2", devices)
+    return ["ddp"] if alone else ["ddp", "fsdp2"]
 
 
 def reason(run: Run, chosen: str) -> Reason:
@@ -73,16 +74,6 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
     if strategy != "fsdp2" and run.tune.method == "qlora":
         found.append(("tune.method", "qlora", "fsdp2"))
     return found
-
-
-def weight_parts(strategy: str, devices: int) -> int:
-    """Over how many devices weights are shared out."""
-    return devices if strategy in ("fsdp2", "zero3") else 1
-
-
-def state_parts(strategy: str, devices: int) -> int:
-    """Over how many devices gradients and optimizer state are shared out."""
-    return devices if strategy in ("fsdp2", "zero2", "zero3") else 1
 
 
 def exact(run: Run, strategy: str) -> bool:

@@ -205,19 +205,24 @@ def create(run_file: RunFile, overrides: list[str]) -> RunDir:
             raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
         created = run_dir.manifest().created
     else:
-        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        created = ""
+    write(run_dir, run_file, overrides, created)
+    return run_dir
+
+
+def write(run_dir: RunDir, run_file: RunFile, overrides: list[str], created: str = "") -> None:
+    """Write a run file and its manifest into a run directory."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     files.write_text(run_dir.run_file, run_file.text)
     manifest = Manifest(
         name=run_dir.name,
-        created=created,
+        created=created or datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         stoker_version=__version__,
         run_file=run_file.name,
         overrides=overrides,
         folder=str(run_file.folder),
     )
     files.write_json(run_dir.manifest_file, manifest.model_dump())
-    return run_dir
 
 
 def _was_trained(run_dir: RunDir) -> bool:

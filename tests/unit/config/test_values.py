@@ -87,3 +87,16 @@ def test_all_money_that_the_pattern_lets_in_can_be_read(text: str) -> None:
     amount, currency = values.money(text)
     assert amount >= 0
     assert len(currency) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "price"), [("2.5 CNY/h", (2.5, "CNY")), ("2.5CNY/h", (2.5, "CNY")), ("0 USD / h", (0.0, "USD"))]
+)
+def test_a_price_by_the_hour(text: str, price: tuple[float, str]) -> None:
+    assert values.is_price(text)
+    assert values.price(text) == price
+
+
+@pytest.mark.parametrize("text", ["2.5", "2.5 CNY", "CNY/h", "2.5 cny/h", "2.5 CNY/d", "-1 CNY/h", "2,5 CNY/h"])
+def test_what_is_no_price(text: str) -> None:
+    assert not values.is_price(text)

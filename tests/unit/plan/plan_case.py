@@ -24,7 +24,7 @@ def processor(**facts: Any) -> Machine:
     return machine(**{**known, **facts})
 
 
-def plan(
+def inputs(
     text: str = "",
     on: Machine | None = None,
     *,
@@ -32,12 +32,17 @@ def plan(
     tokens: int = 1_000_000,
     sizes: str = "",
     **more: Any,
-) -> Plan:
-    """The plan of a run file with these further words."""
+) -> Inputs:
+    """All a plan follows from, for a run file with these further words."""
     content = f"model: {model}\ndata: {{train: a.jsonl, tokens: {tokens}{', ' + sizes if sizes else ''}}}\n{text}"
     run = load.parse(content, "run.yaml")
     shape = shapes.resolve(run.model, Path("nowhere"), run.tokenizer, run.data.length)
-    return make_plan(Inputs(run=run, machine=on or machine(), shape=shape, data=data.declared(run), **more))
+    return Inputs(run=run, machine=on or machine(), shape=shape, data=data.declared(run), **more)
+
+
+def plan(text: str = "", on: Machine | None = None, **more: Any) -> Plan:
+    """The plan of a run file with these further words."""
+    return make_plan(inputs(text, on, **more))
 
 
 def reason(made: Plan, about: str) -> str:

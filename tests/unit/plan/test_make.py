@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_case import SEVEN, SMALL, machine, plan, processor, reason
+from plan_case import SEVEN, SMALL, inputs, machine, plan, processor, reason
 
 from stoker.config import load
 from stoker.errors import StokerError
@@ -59,11 +59,11 @@ def test_a_micro_batch_that_does_not_divide_is_refused_with_those_that_do(micro:
     assert (caught.value.code, caught.value.fields["choices"]) == ("STK207", "16, 8, 4, 2, 1")
 
 
-def test_the_ladder_takes_the_largest_micro_batch_that_fits() -> None:
+def test_a_larger_micro_batch_does_not_surely_fit_or_is_not_faster() -> None:
     micros = []
     for card in ("T4", "RTX4090", "A100-40G", "A100-80G-SXM", "H200"):
         made = plan("tune: {method: lora}\ntrain: {batch: 64}", machine(card), sizes="length: 1024")
-        assert made.fits
+        assert made.fits == "yes"
         micros.append(made.batch.micro)
         larger = [size for size in (1, 2, 4, 8, 16, 32, 64) if size > made.batch.micro]
         if larger and not made.gradient_checkpointing:
@@ -73,20 +73,20 @@ def test_the_ladder_takes_the_largest_micro_batch_that_fits() -> None:
                 machine(card),
                 sizes="length: 1024",
             )
-            assert not forced.fits
+            assert forced.fits != "yes" or forced.speed.tokens_per_second <= 1.01 * made.speed.tokens_per_second
     assert micros == sorted(micros)
     assert micros[0] < micros[-1]
 
 
-def test_activations_are_recomputed_only_where_not_even_one_sequence_fits_without() -> None:
+def test_activations_are_recomputed_where_it_does_not_surely_fit_without() -> None:
     tight = plan("tune: {method: qlora}", machine("RTX4090"), model=SEVEN, sizes="length: 8192")
     assert tight.gradient_checkpointing
     assert reason(tight, "gradient_checkpointing") == "why.checkpointing.on"
     one = plan(
         "tune: {method: qlora}\nwhere: {micro: 1, gradient_checkpointing: false}", model=SEVEN, sizes="length: 8192"
     )
-    assert not one.fits
-    roomy = plan("tune: {method: qlora}", machine("RTX4090"), model=SEVEN, sizes="length: 512")
+    assert one.fits != "yes"
+    roomy = plan("tune: {method: qlora}", machine("A100-80G-SXM"), model=SEVEN, sizes="length: 512")
     assert not roomy.gradient_checkpointing
     assert reason(roomy, "gradient_checkpointing") == "why.checkpointing.off"
     assert tight.memory.parts["activations"] < one.memory.parts["activations"]
@@ -102,9 +102,9 @@ def test_stated_recomputing_is_taken(asked: str) -> None:
 
 def test_what_does_not_fit_is_planned_as_small_as_it_goes_and_says_so() -> None:
     made = plan("", machine("T4"), model=SEVEN)
-    assert not made.fits
+    assert made.fits == "no"
     assert (made.batch.micro, made.gradient_checkpointing) == (1, True)
-    assert made.memory.peak_reserved_bytes > made.memory.available_bytes
+    assert made.memory.peak_device_bytes > made.memory.available_bytes
     assert reason(made, "fits") == "why.fits.not"
     assert reason(made, "batch.micro") == "why.micro.smallest"
 
@@ -166,10 +166,10 @@ def test_an_impossible_precision_is_refused() -> None:
 @pytest.mark.parametrize("card", ["P100", "V100"])
 def test_a_card_that_torch_no_longer_runs_on_is_named(card: str) -> None:
     made = plan("tune: {method: lora}", machine(card), sizes="length: 64")
-    assert not made.fits
+    assert made.fits == "no"
     (why,) = [one for one in made.reasons if one.key == "why.card.old"]
     assert (why.about, why.fields["card"]) == ("fits", made.card)
-    assert made.memory.peak_reserved_bytes < made.memory.available_bytes, "memory is not the reason"
+    assert made.memory.peak_device_bytes < made.memory.available_bytes, "memory is not the reason"
 
 
 def test_every_other_card_of_the_catalogue_is_supported() -> None:
@@ -389,7 +389,12 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HERE)
 def test_every_recipe_plans_for_an_rtx4090(name: str) -> None:
     made = recipe(name)
-    assert made.fits or name not in ("scratch_tiny", "scratch_wikitext2", "scratch_wikitext2_768", "qlora_qwen2.5_7b")
+    assert made.fits == "yes" or name not in (
+        "scratch_tiny",
+        "scratch_wikitext2",
+        "scratch_wikitext2_768",
+        "qlora_qwen2.5_7b",
+    )
     assert made.name == name
     assert made.steps.total >= made.steps.per_epoch >= 1
     assert made.time_seconds > 0
@@ -420,7 +425,7 @@ def test_every_choice_has_one_reason_in_both_languages(name: str, monkeypatch: p
     about = [one.about for one in made.reasons]
     assert decided <= set(about)
     assert [key for key in decided if about.count(key) != 1] == []
-    assert made.fits or "fits" in about
+    assert made.fits == "yes" or "fits" in about
     for language in CATALOGUES:
         monkeypatch.setenv("STOKER_LANG", language)
         assert all(one.text for one in made.reasons)
@@ -477,9 +482,9 @@ def test_a_trained_model_keeps_its_own_vocabulary() -> None:
 def test_disk_counts_the_data_the_checkpoints_kept_one_more_and_the_result() -> None:
     few, many = (plan(f"save: {{keep: {keep}}}").disk_bytes for keep in (2, 5))
     one = plan("").model.trainable_parameters * 12 + (16 << 20)
-    assert many - few == 3 * one
+    assert many - few == pytest.approx(3 * one, rel=1e-3)
     best = plan("save: {keep: 2, best: eval_loss}", sizes="eval: 2%").disk_bytes
-    assert best - few == one
+    assert best - few == pytest.approx(one, rel=1e-3)
 
 
 def test_native_options_are_laid_on_top() -> None:
@@ -494,9 +499,13 @@ def test_native_options_are_laid_on_top() -> None:
     assert plan("tune: {method: qlora}").native.quantization["bnb_4bit_compute_dtype"] == "bfloat16"
 
 
+def test_memory_is_counted_for_the_allocator_the_run_is_started_with() -> None:
+    for on, grows in ((machine("RTX4090"), True), (processor(), False)):
+        made = plan("", on)
+        assert ("PYTORCH_CUDA_ALLOC_CONF" in made.env) is grows
+    asked = make.find(inputs("")).way.step
+    assert asked.expandable
+
+
 def test_no_price_no_cost() -> None:
     assert plan("").cost is None, "the offer is an input, not looked up"
-
-
-def test_the_ladder_is_that_of_law_1() -> None:
-    assert make._LADDER_CHECKPOINTING == (False, True)

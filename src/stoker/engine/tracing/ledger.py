@@ -1,0 +1,221 @@
+"""`Ledger`: writes down every storage that is made and freed while it is active, on which stream and at what moment.
+
+A dispatch mode: it sees each operation below autograd, so also what autograd itself makes, sums and drops. Knows
+nothing of models; what a storage is for is said from outside (`name`) or follows from when it was made (`part`).
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stoker.engine.exact import local
+from stoker.plan.allocator import Entry
+
+Part = Literal["weights", "gradients", "optimizer", "activations", "logits", "temporaries"]
+PARTS: tuple[Part, ...] = get_args(Part)
+Workspace = Callable[[tuple[Any, ...], Any], list[int]]
+"""Bytes a kernel takes beside its results while it runs, from its arguments and its result."""
+
+_DEVICE = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add.Tensor
+_CAST = torch.ops.aten._to_copy.default
+
+
+@dataclass
+class Birth:
+    """A storage when it was made."""
+
+    size: int
+    moment: str
+    forward: bool
+    """Made in a forward pass, the first one or a checkpointed block's second one."""
+    part: Part | None = None
+    kept: bool = False
+    """Whether it outlived the forward pass it was made in."""
+
+
+@dataclass(eq=False)
+class Ledger(TorchDispatchMode):
+    """The record of one trace."""
+
+    workspaces: dict[Any, Workspace]
+    """What kernels take beside their results, by operation."""
+    vocab: int = 0
+    """Last dimension of logits."""
+    log: list[Entry] = field(default_factory=list)
+    moments: list[tuple[int, str]] = field(default_factory=list)
+    """Where in the log a moment begins."""
+    births: dict[int, Birth] = field(default_factory=dict)
+    live: int = 0
+    peak: int = 0
+    moment: str = "start"
+    closed: bool = False
+    """Whether the record is complete: what is freed later is not written down."""
+    _numbers: dict[int, int] = field(default_factory=dict)
+    """The number of each living storage, by its address."""
+    _watched: dict[int, Any] = field(default_factory=dict)
+    _last: int = 0
+    _sum: tuple[int, int, int] | None = None
+    """A sum of two gradients that may have taken the first one's place: both addresses and the bytes."""
+    _streams: dict[Any, int] = field(default_factory=lambda: {torch.cpu.current_stream(): 0})
+    """FSDP2's streams by number; the one that computes is 0."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and record what it made."""
+        if func is _DEVICE:
+            return args[0].fake_device  # asked at every operation, and slow by the long way
+        if DTensor in types:
+            return NotImplemented  # comes back as operations on this rank's parts
+        self._settle()
+        out = func(*args, **(kwargs or {}))
+        if func is _ADD and self.backward and self._meets(args, kwargs, out):
+            return out
+        if isinstance(out, torch.Tensor):
+            self.record(out)
+        elif isinstance(out, list | tuple):
+            for one in out:
+                if isinstance(one, torch.Tensor):
+                    self.record(one)
+        if func is _CAST:
+            self._name_like(args[0], out)
+        workspace = self.workspaces.get(func)
+        if workspace is not None:
+            self._borrow(workspace(args, out))
+        return out
+
+    @property
+    def backward(self) -> bool:
+        """Whether autograd itself is at work, not a block's second forward pass."""
+        return self.moment.endswith("backward") and not torch.is_grad_enabled()
+
+    def record(self, tensor: torch.Tensor) -> None:
+        """Write a tensor's storage down, unless it is known."""
+        self._settle()
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._numbers:
+            return
+        size = storage.nbytes()
+        number = self._add(size)
+        if self.moment in ("loss", "loss_backward") and tensor.dim() > 1 and tensor.shape[-1] == self.vocab:
+            self.births[number].part = "logits"
+        self._numbers[key] = number
+        self._watch(storage)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has another size now; that is a free and an allocation. Only gathered weights are treated so."""
+        self._settle()
+        key = storage._cdata
+        number = self._numbers.get(key)
+        if number is None:
+            return
+        birth = self.births[number]
+        if storage.nbytes() == birth.size:
+            return
+        self._drop(number)
+        renewed = self._add(storage.nbytes())
+        birth.part = self.births[renewed].part = "weights"
+        self._numbers[key] = renewed
+
+    def name(self, tensors: Any, part: Part) -> None:
+        """Say what tensors are for; those not seen yet are recorded."""
+        for tensor in map(local, tensors):
+            self.record(tensor)
+            self.births[self._numbers[tensor.untyped_storage()._cdata]].part = part
+
+    def hold(self, size: int, part: Part) -> None:
+        """Memory that is taken once and kept to the end."""
+        number = self._add(size)
+        self.births[number].part = part
+        self.births[number].moment = "held"
+
+    def enter(self, moment: str) -> None:
+        """From here on it is another moment."""
+        if moment != self.moment:
+            self.moment = moment
+            self.moments.append((len(self.log), moment))
+
+    def keep(self) -> None:
+        """The forward pass is over: what lives now was saved for the backward pass."""
+        self._settle()
+        for number in self._numbers.values():
+            self.births[number].kept = True
+
+    def part(self, number: int) -> Part:
+        """What a storage was for."""
+        birth = self.births[number]
+        if birth.part is not None:
+            return birth.part
+        return "activations" if birth.forward and birth.kept else "temporaries"
+
+    def _meets(self, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
+        """Two gradients of one tensor are added: into the first one, where nobody else holds it.
+
+        While a dispatch mode is active autograd makes a third tensor instead (InputBuffer::accumulate); if the first
+        one is dropped at once, the sum takes its place here.
+        """
+        if kwargs or len(args) != 2 or not isinstance(args[1], torch.Tensor) or args[0]._is_view():
+            return False  # a view holds the tensor it was made from
+        storage, new = args[0].untyped_storage(), out.untyped_storage()
+        if storage._cdata not in self._numbers or storage.nbytes() != new.nbytes():
+            return False
+        self._sum = (storage._cdata, new._cdata, new.nbytes())
+        self._watch(new)
+        return True
+
+    def _settle(self) -> None:
+        """A sum whose first part still lives has memory of its own."""
+        if self._sum is not None:
+            _, key, size = self._sum
+            self._sum = None
+            self._numbers[key] = self._add(size)
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
+
+    def _name_like(self, weight: torch.Tensor, cast: torch.Tensor) -> None:
+        """A weight in another type is part of the weights."""
+        number = self._numbers.get(weight.untyped_storage()._cdata)
+        if number is not None and self.births[number].part == "weights":
+            self.births[self._numbers[cast.untyped_storage()._cdata]].part = "weights"
+
+    def _add(self, size: int) -> int:
+        self._last += 1
+        number = self._last
+        again = self.moment.endswith("backward") and not self.backward
+        forward = self.moment in ("forward", "loss") or again
+        self.births[number] = Birth(size, self.moment, forward, kept=again)
+        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
+        self.log.append((number, size, stream))
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        return number
+
+    def _drop(self, number: int) -> None:
+        self.log.append((-number,))
+        self.live -= self.births[number].size
+
+    def _borrow(self, sizes: list[int]) -> None:
+        numbers = [self._add(size) for size in sizes]
+        for number in numbers:
+            self._drop(number)
+
+    def _forget(self, key: int) -> None:
+        if self.closed:
+            return
+        del self._watched[key]
+        if self._sum is not None and key == self._sum[0]:
+            self._numbers[self._sum[1]] = self._numbers.pop(key)
+            self._sum = None
+            return
+        self._settle()
+        self._drop(self._numbers.pop(key))

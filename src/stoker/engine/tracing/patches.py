@@ -1,0 +1,159 @@
+"""Everything a trace changes in other packages, as context managers: nothing of it stays once `trace()` returns.
+
+Each says under which condition it can go.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import masking_utils
+
+_FP32_ON_CUDA = (
+    "layer_norm",
+    "native_layer_norm",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "rsqrt",
+    "reciprocal",
+    "exp",
+    "log",
+    "logsumexp",
+    "softplus",
+    "rms_norm",
+)
+_FP32_RESULT_ON_CUDA = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
+"""Operations for which CUDA's autocast asks for an fp32 result, unless the caller states a type."""
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """One attribute, for a while."""
+    with mock.patch.object(owner, name, value):
+        yield
+
+
+@contextmanager
+def cuda_kernels(attention: Any, dropout: Any) -> Iterator[None]:
+    """Attention and dropout as CUDA runs them. Remove when a fake `cuda` device works without a GPU."""
+    functional = torch.nn.functional
+    with (
+        replaced(functional, "scaled_dot_product_attention", attention),
+        replaced(functional, "dropout", dropout),
+    ):
+        yield
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """CPU autocast that also treats in fp32 what CUDA's does, and libraries that ask see CUDA's switched on.
+
+    Remove when a fake `cuda` device works without a GPU.
+    """
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+    for name in _FP32_ON_CUDA:
+        library.impl(name, _in_fp32(_overload(name)))
+    for name in _FP32_RESULT_ON_CUDA:
+        library.impl(name, _to_fp32(_overload(name)))
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+        library._destroy()
+
+
+@contextmanager
+def no_packing() -> Iterator[None]:
+    """Positions are not searched for packed documents, whose values do not exist: a mask is given where one is meant.
+
+    Remove when transformers' `find_packed_sequence_indices` finds none in fake tensors, instead of making a mask.
+    """
+    with replaced(masking_utils, "find_packed_sequence_indices", lambda positions: None):  # noqa: ARG005
+        yield
+
+
+@contextmanager
+def resizing(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Storages that change their size are reported: FSDP2 frees and takes memory that way, unseen by a dispatch mode.
+
+    Remove when torch shows `UntypedStorage.resize_` to dispatch modes.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def reported(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        seen(storage)
+        return result
+
+    with replaced(torch.UntypedStorage, "resize_", reported):
+        yield
+
+
+@contextmanager
+def convertible_modules() -> Iterator[None]:
+    """`Module.to` on fake parameters, which torch 2.13 cannot swap. Remove when it can."""
+
+    def converted(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: FBT001
+        for one in module.modules() if recurse else (module,):
+            for name, parameter in one._parameters.items():
+                if parameter is not None:
+                    with torch.no_grad():
+                        changed = fn(parameter)
+                    if changed is not parameter:
+                        one._parameters[name] = torch.nn.Parameter(changed, parameter.requires_grad)
+            for name, buffer in one._buffers.items():
+                if buffer is not None:
+                    one._buffers[name] = fn(buffer)
+        return module
+
+    with replaced(torch.nn.Module, "_apply", converted):
+        yield
+
+
+@contextmanager
+def copies_of_fakes() -> Iterator[None]:
+    """A deep copy of a fake tensor belongs to the same mode, not to a copy of it: PEFT copies layers it trains whole.
+
+    Remove when torch's `FakeTensorMode` copies itself so.
+    """
+    with mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True):  # noqa: ARG005
+        yield
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+
+
+def _in_fp32(operation: Any) -> Any:
+    def cast(value: Any) -> Any:
+        lower = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        return value.float() if lower else value
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            return operation(*map(cast, args), **kwargs)
+
+    return run
+
+
+def _to_fp32(operation: Any) -> Any:
+    def run(value: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        *args_left, said = (*args, dtype)
+        if args_left and isinstance(args_left[-1], torch.dtype):
+            said = args_left.pop()
+        if said is None and value.dtype in (torch.float16, torch.bfloat16):
+            said = torch.float32
+        with _without_autocast():
+            return operation(value, *args_left, dtype=said, **kwargs)
+
+    return run

@@ -1,0 +1,48 @@
+"""Gradient checkpointing: whole blocks, or torchtitan's choice of operations ("selective", by operation).
+
+The choice keeps the results of attention and of every other product; the rest of a block is computed again.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from stoker.plan.step import Step
+
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+_KEPT = _PRODUCTS | {
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def prepare(step: Step, model: Any, *, keep_random_state: bool) -> None:
+    """Let a model checkpoint its blocks, where the step asks for it.
+
+    Args:
+        step: What is asked.
+        model: A model of transformers, or PEFT's around one.
+        keep_random_state: Whether each block keeps the state of this CPU's random numbers; a GPU's is not on the GPU.
+    """
+    if step.recompute == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": keep_random_state}
+    if step.recompute == "selective":
+        options["context_fn"] = _contexts
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+def _contexts() -> Any:
+    counts = {True: 0, False: 0}
+    return create_selective_checkpoint_contexts(functools.partial(_policy, counts))
+
+
+def _policy(counts: dict[bool, int], ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001
+    if operation in _PRODUCTS:
+        counts[ctx.is_recompute] += 1
+        if counts[ctx.is_recompute] % 2 == 0:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

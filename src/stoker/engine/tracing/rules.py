@@ -1,0 +1,149 @@
+"""What is not run but follows from a rule on top of a trace: DeepSpeed's ZeRO, DDP's buckets, and offloading.
+
+A rule changes how large a storage is on this device and how long it lives there; the order of events stays the traced
+one. ZeRO's own buffers are those of its `auto` settings in transformers (integrations/deepspeed.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from stoker.engine.tracing.ledger import Ledger, Part
+from stoker.plan.allocator import Entry
+from stoker.plan.step import BYTES, Step
+
+_FIRST_BUCKET = 1 << 20
+_BUCKET = 25 << 20
+"""DDP's `bucket_cap_mb`; the first bucket is smaller, so that sending starts early."""
+_LIVE_PARAMETERS = 10**9
+"""ZeRO-3's `stage3_max_live_parameters`: weights that stay gathered."""
+
+
+def buffers(step: Step, gradient_sizes: list[int]) -> list[int]:
+    """Bytes of buffers that a strategy takes once and keeps.
+
+    Args:
+        step: What one device does.
+        gradient_sizes: Bytes of each trained weight's gradient, in the model's order.
+    """
+    if step.strategy == "ddp":
+        return list(_buckets(gradient_sizes))
+    if step.strategy in ("zero2", "zero3"):
+        # Two buckets of hidden x hidden elements: one is filled while the other one is sent.
+        bucket = min(step.shape.hidden**2 * BYTES[step.compute], sum(gradient_sizes))
+        return [bucket, bucket]
+    return []
+
+
+def gathered(step: Step) -> int:
+    """Bytes of weights that ZeRO-3 keeps put together."""
+    if step.strategy != "zero3":
+        return 0
+    return min(step.shape.parameters(), _LIVE_PARAMETERS) * BYTES.get(step.weights, 2)
+
+
+def unseen(step: Step) -> dict[Part, int]:
+    """Bytes that hang on experts which are not traced: a token takes a few of them, the device holds all."""
+    shape = step.shape
+    if not shape.experts:
+        return {}
+    elements = shape.layers * (shape.experts - shape.experts_per_token) * 3 * shape.hidden * shape.intermediate
+    held = BYTES.get(step.weights, 1 if step.weights == "int8" else 0.5)
+    sizes: dict[Part, int] = {"weights": int(elements * held) // step.weight_parts}
+    if step.adapter is None:
+        state = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 0}.get(step.optimizer, 2 * held)
+        sizes["gradients"] = int(elements * held) * min(1, step.gradient_sets) // step.gradient_parts
+        sizes["optimizer"] = int(elements * state) // step.state_parts
+    return sizes
+
+
+def _buckets(sizes: list[int]) -> Iterator[int]:
+    """Gradients in the order they come, last layer first, cut where a bucket is full."""
+    filled, limit = 0, _FIRST_BUCKET
+    for size in reversed(sizes):
+        filled += size
+        if filled >= limit:
+            yield filled
+            filled, limit = 0, _BUCKET
+    if filled:
+        yield filled
+
+
+def applies(step: Step) -> bool:
+    """Whether any rule changes the record."""
+    return step.strategy.startswith("zero") or step.offload != "none"
+
+
+@dataclass
+class Rewriting:
+    """A ledger's record as the rules have it, written into the ledger."""
+
+    step: Step
+    ledger: Ledger
+    log: list[Entry] = field(default_factory=list)
+    moments: list[tuple[int, str]] = field(default_factory=list)
+    _now: dict[int, int] = field(default_factory=dict)
+    """The number a storage has now, where it is another one than the traced one's."""
+    _gradient: int | None = None
+    """The newest gradient, whole until the next one comes."""
+
+    def run(self) -> None:
+        """Rewrite the record."""
+        marks = dict(self.ledger.moments)
+        for place, entry in enumerate(self.ledger.log):
+            if place in marks:
+                self._enter(marks[place])
+            if len(entry) == 1:
+                self._free(-entry[0])
+            else:
+                self._add(*entry)
+        self.ledger.log, self.ledger.moments = self.log, self.moments
+
+    def _enter(self, moment: str) -> None:
+        """The last gradient, too, is handed on when the backward pass ends."""
+        if self._gradient is not None and not moment.endswith("backward"):
+            self._shrink(self._gradient)
+            self._gradient = None
+        self.moments.append((len(self.log), moment))
+
+    def _add(self, number: int, size: int, stream: int) -> None:
+        if self._passes_on(number):
+            if self._gradient is not None:
+                self._shrink(self._gradient)
+            self._gradient = number
+            self.log.append((number, size, stream))
+            return
+        self.log.append((number, int(size * self._share(number)), stream))
+
+    def _free(self, number: int) -> None:
+        if number == self._gradient:
+            self._gradient = None
+        self.log.append((-self._now.pop(number, number),))
+
+    def _passes_on(self, number: int) -> bool:
+        """Whether it is a gradient that other devices, or main memory, keep."""
+        birth = self.ledger.births[number]
+        handed = self.step.strategy in ("zero2", "zero3") or (self._offloads and self.step.strategy != "zero1")
+        return handed and birth.part == "gradients" and birth.moment.endswith("backward")
+
+    def _shrink(self, number: int) -> None:
+        """A gradient is summed with the other devices'; this device's part is left, or none."""
+        birth = self.ledger.births[number]
+        part = 0 if self._offloads else birth.size // self.step.gradient_parts
+        renewed = len(self.ledger.births) + 1
+        self.ledger.births[renewed] = replace(birth, size=part)
+        self._now[number] = renewed
+        self.log += [(-number,), (renewed, part, 0)]
+
+    @property
+    def _offloads(self) -> bool:
+        return self.step.offload != "none" and (self.step.offload == "all" or self.step.strategy.startswith("zero"))
+
+    def _share(self, number: int) -> float:
+        """How much of a storage is on this device."""
+        birth, step = self.ledger.births[number], self.step
+        zero = step.strategy.startswith("zero")
+        if birth.part == "optimizer" or birth.moment in ("clipping", "optimizer"):
+            return 0 if step.offload != "none" else 1 / step.state_parts if zero else 1
+        if birth.part == "weights" and birth.moment == "start":
+            return 0 if step.offload == "all" else 1 / step.weight_parts if zero else 1
+        return 1

@@ -1,0 +1,118 @@
+"""Hours as platforms count them: sessions, weekly quotas, and disks that are too small. Pure; the facts are data."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+from stoker.facts import platforms, prices
+from stoker.facts.platforms import Platform, Storage
+from stoker.plan.plan import Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """A run on a platform that has its cards."""
+
+    platform: str
+    """Its title."""
+    free: bool
+    session_hours: float | None
+    """Hours of one session; None where a machine stays until it is given back."""
+    sessions: tuple[int, int]
+    """Expected, and at most."""
+    weekly_hours: float | None
+    weeks: tuple[int, int]
+    """Until the weekly quota allows it all: expected, and at most."""
+    idle_minutes: float | None
+    release_days: float | None
+    """Days after which a stopped machine is given back, with all that is on it."""
+    disk: Storage | None
+    """The largest disk that outlives a session, where the run does not fit it."""
+
+
+def stays(card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int]) -> list[Stay]:
+    """Every platform that has so many of a card, with its clocks; those that cost nothing first."""
+    hours = seconds[0] / 3600, seconds[2] / 3600
+    found = [_stay(platform, hours, kept_bytes(disk), free=free) for platform, free in _having(card, devices)]
+    return sorted(found, key=lambda stay: not stay.free)
+
+
+def reasons(card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int]) -> list[Reason]:
+    """What the clocks of platforms mean for a run, in sentences."""
+    return [one for stay in stays(card, devices, seconds, disk) for one in _said(stay, kept_bytes(disk))]
+
+
+def kept_bytes(disk: dict[str, int]) -> int:
+    """What must outlive a session: data, checkpoints and artifacts; a base model can be had again."""
+    return sum(size for part, size in disk.items() if part != "base")
+
+
+def sessions_reason(stay: Stay) -> Reason:
+    """How many sessions, and of how many hours."""
+    count, most = stay.sessions
+    fields = {
+        "platform": stay.platform,
+        "sessions": str(count) if count == most else f"{count}-{most}",
+        "hours": f"{stay.session_hours:g}",
+        "weekly": f"{stay.weekly_hours:g}" if stay.weekly_hours else "",
+        "weeks": str(stay.weeks[0]) if stay.weeks[0] == stay.weeks[1] else f"{stay.weeks[0]}-{stay.weeks[1]}",
+    }
+    kind = "weekly" if stay.weekly_hours else "plain"
+    if most == 1:
+        kind += ".one"
+    elif kind == "weekly" and stay.weeks[1] == 1:
+        kind = "within"
+    return Reason(about="time_seconds", key=f"why.sessions.{kind}", fields=fields)
+
+
+@functools.cache
+def _having(card: str, devices: int) -> tuple[tuple[Platform, bool], ...]:
+    """Platforms that lend a card or have an offer of it, and whether that is free."""
+    found: list[tuple[Platform, bool]] = []
+    clouds = {offer.cloud for offer in prices.offers(card)}
+    for platform in platforms.platforms():
+        lent = [one for one in platform.cards if one.card == card and one.count >= devices]
+        if lent:
+            found.append((platform, lent[0].free))
+        elif platform.name in clouds:
+            found.append((platform, False))
+    return tuple(found)
+
+
+def _stay(platform: Platform, hours: tuple[float, float], disk_bytes: float, *, free: bool) -> Stay:
+    session, weekly = platform.session_hours, platform.limits.weekly_gpu_hours
+    kept = [store for store in platform.storage if store.survives_stop and store.size_gb]
+    largest = max(kept, key=lambda store: store.size_gb or 0, default=None)
+    return Stay(
+        platform=platform.title,
+        free=free,
+        session_hours=session,
+        sessions=_times(hours, session),
+        weekly_hours=weekly,
+        weeks=_times(hours, weekly),
+        idle_minutes=platform.limits.idle_minutes,
+        release_days=platform.limits.release_after_stopped_days,
+        disk=largest if largest and disk_bytes > (largest.size_gb or 0) * 1e9 else None,
+    )
+
+
+def _times(hours: tuple[float, float], limit: float | None) -> tuple[int, int]:
+    if limit is None:
+        return 1, 1
+    expected, most = (max(1, math.ceil(each / limit)) for each in hours)
+    return expected, most
+
+
+def _said(stay: Stay, size: int) -> list[Reason]:
+    found = [sessions_reason(stay)] if stay.session_hours else []
+    if stay.idle_minutes:
+        fields = {"platform": stay.platform, "minutes": f"{stay.idle_minutes:g}"}
+        found.append(Reason(about="time_seconds", key="why.idle", fields=fields))
+    if stay.release_days:
+        fields = {"platform": stay.platform, "days": f"{stay.release_days:g}"}
+        found.append(Reason(about="time_seconds", key="why.release", fields=fields))
+    if stay.disk:
+        fields = {"platform": stay.platform, "path": stay.disk.path, "needed": f"{size / 1e9:.0f}"}
+        fields["there"] = f"{stay.disk.size_gb:g}"
+        found.append(Reason(about="disk_bytes", key="why.disk", fields=fields))
+    return found

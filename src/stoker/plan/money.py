@@ -1,0 +1,59 @@
+"""Money: which price counts, and what a run costs at it. A currency is kept; none is turned into another."""
+
+import datetime
+
+from stoker.config import values
+from stoker.config.run import Run
+from stoker.facts import prices
+from stoker.facts.prices import Offer
+from stoker.plan.plan import Cost
+
+OWN = "where.price"
+"""Whose price it is that the run file states."""
+
+
+def offer(run: Run, card: str | None, count: int) -> Offer | None:
+    """The user's own price; else the offer at which so many of a card cost least, in the budget's currency first."""
+    if run.where.price is not None:
+        return _own(run.where.price)
+    currency = values.money(run.budget.money)[1] if run.budget.money else None
+    return prices.cheapest(card, count, currency) if card else None
+
+
+def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None) -> Cost | None:
+    """What the training time costs: expected, least, most."""
+    if price is None:
+        return None
+    billed = price.billed(devices)
+    expected, least, most = (each / 3600 * price.price_per_hour * billed for each in seconds)
+    own = price.cloud == OWN
+    return Cost(
+        amount=round(expected, 4),
+        amount_range=(round(least, 4), round(most, 4)),
+        currency=price.currency,
+        price_per_hour=price.price_per_hour,
+        billed_devices=billed,
+        source=OWN if own else f"{price.cloud}, {price.date.isoformat()}",
+        age_days=0 if own else price.age_days(),
+    )
+
+
+def in_order(amount: Cost | None) -> float:
+    """A key that sorts by money over currencies; what has no price comes last."""
+    return amount.amount * prices.usd(amount.currency) if amount else float("inf")
+
+
+def _own(text: str) -> Offer:
+    amount, currency = values.price(text)
+    return Offer(
+        cards=(),
+        cloud=OWN,
+        gpu_count=1,
+        price_per_hour=amount,
+        currency=currency,
+        spot_price_per_hour=None,
+        instance="",
+        date=datetime.datetime.now(datetime.timezone.utc).date(),
+        source=OWN,
+        note="",
+    )

@@ -1,0 +1,241 @@
+"""How a step is cut to the hardware: every way that keeps batch and length, and the fastest that fits.
+
+The order is law 1's ladder: larger micro batches first, then recomputing, then sharing out. Where ways are equally
+fast, the first of the ladder is taken.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts.intervals import Interval
+from stoker.facts.machine import Machine
+from stoker.facts.shapes import ModelShape
+from stoker.plan import choices, layers, memory, ranges, speed, strategy
+from stoker.plan.memory import Estimate
+from stoker.plan.plan import Rung
+from stoker.plan.speed import Hardware, Pace
+from stoker.plan.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
+
+Verdict = Literal["yes", "tight", "no"]
+
+USABLE_SHARE = 0.98
+"""Share of a device's memory that a process gets: the driver keeps the rest (81,050 of 81,920 MiB on an A100)."""
+_MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
+"""The same of main memory: about what macOS lets a GPU hold, and what other programs leave a processor."""
+_AS_FAST = 0.99
+_BEST_FIRST: tuple[Verdict, ...] = ("yes", "tight")
+_FLASH_CAPABILITY = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What stays the same however the step is cut."""
+
+    run: Run
+    machine: Machine
+    shape: ModelShape
+    longest: int
+    """Tokens of the longest sequence."""
+    mean: float
+    """Tokens of a mean sequence."""
+    precision: str
+    attention: str
+    arrange: str
+    devices: int
+    share: int
+    """Sequences per device and step."""
+    earlier_micro: int | None = None
+    out_of_memory: tuple[Rung, ...] = ()
+    """What ran out of memory on this machine: estimates that say otherwise are wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to run the step. What is slow to find out is only found out where it is asked."""
+
+    strategy: str
+    micro: int
+    checkpointing: bool
+    step: Step
+    memory: Estimate
+    around: Interval
+    """Of memory."""
+    room: float
+    """Bytes a process gets on the device."""
+    on: Hardware
+
+    @functools.cached_property
+    def pace(self) -> Pace:
+        """How fast it is."""
+        return speed.estimate(self.step, self.on)
+
+    @property
+    def memory_range(self) -> tuple[int, int]:
+        """Nine in ten runs lie between."""
+        return int(self.memory.device * self.around.low), int(self.memory.device * self.around.high)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether what tensors hold has room."""
+        return self.memory.allocated + self.memory.runtime <= self.room
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """Whether it fits: surely, as expected but not surely, or not."""
+        if not self.may_fit:
+            return "no"
+        if self.memory_range[1] <= self.room:
+            return "yes"
+        return "tight" if self.memory.device <= self.room else "no"
+
+
+def find(asked: Asked) -> Way:
+    """The fastest way that surely fits; else one that may; else the smallest. An earlier micro batch goes first."""
+    too_much = _too_much(asked)
+    ways = [way for way in _ways(asked) if way.memory.allocated < too_much]
+    earlier = [way for way in ways if way.micro == asked.earlier_micro]
+    for verdict in _BEST_FIRST:
+        if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
+            return found
+    if asked.out_of_memory:
+        last = asked.out_of_memory[-1]
+        raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(asked.out_of_memory))
+    return min(ways, key=lambda way: way.memory.allocated)
+
+
+def _too_much(asked: Asked) -> float:
+    """What tensors held in the smallest of the ways that ran out of memory."""
+    tried = (
+        describe(asked, rung.strategy, min(rung.micro, asked.share), checkpointing=rung.gradient_checkpointing)
+        for rung in asked.out_of_memory
+    )
+    return min((memory.estimate(step, asked.machine.kind).allocated for step in tried), default=math.inf)
+
+
+def _fastest(ways: list[Way], verdict: Verdict) -> Way | None:
+    """Of those that fit so well, the first that is about as fast as the fastest. The fastest are looked at first."""
+    able = [way for way in ways if way.may_fit]
+    by_pace = sorted(able, key=lambda way: -way.pace.tokens_per_second)
+    best = next((way for way in by_pace if way.verdict == verdict), None)
+    if best is None:
+        return None
+    enough = _AS_FAST * best.pace.tokens_per_second
+    return next(way for way in able if way.pace.tokens_per_second >= enough and way.verdict == verdict)
+
+
+def usable_share(machine: Machine) -> float:
+    """Share of a device's memory that a training process gets."""
+    return _MAIN_MEMORY_SHARES.get(machine.kind, USABLE_SHARE)
+
+
+def hardware(machine: Machine) -> Hardware:
+    """The devices of a machine as the roofline sees them."""
+    return speed.hardware(machine.card) if machine.card else speed.processor(machine.threads)
+
+
+def _ways(asked: Asked) -> Iterator[Way]:
+    run, machine = asked.run, asked.machine
+    stated = run.where.gradient_checkpointing
+    recompute = (False, True) if stated == "auto" else (bool(stated),)
+    sizes = choices.micro_candidates(run, machine, asked.share, asked.earlier_micro)
+    strategies = strategy.candidates(run, machine, asked.devices, asked.precision)
+    for chosen, checkpointing in itertools.product(strategies, recompute):
+        yield from reversed(_sizes(asked, chosen, sizes, checkpointing=checkpointing))
+
+
+def _sizes(asked: Asked, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
+    """Micro batches from the smallest on, up to one whose activations alone fill the device."""
+    machine = asked.machine
+    card, on, room = machine.card, hardware(machine), machine.memory_per_device * usable_share(machine)
+    ways = []
+    for micro in sorted(sizes):
+        step = describe(asked, chosen, micro, checkpointing=checkpointing)
+        way = Way(
+            strategy=chosen,
+            micro=micro,
+            checkpointing=checkpointing,
+            step=step,
+            memory=memory.estimate(step, machine.kind),
+            around=ranges.of("memory", step, card),
+            room=room,
+            on=on,
+        )
+        ways.append(way)
+        if way.memory.parts["activations"] > room:
+            break
+    return ways
+
+
+def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> Step:
+    """A step of ours: what `engine.train` will do with these choices."""
+    run, precision = asked.run, asked.precision
+    accumulation = asked.share // micro
+    sets = memory.gradient_sets(accumulation, exact=strategy.exact(run, chosen))
+    return Step(
+        shape=asked.shape,
+        micro=micro,
+        length=asked.longest,
+        mean_length=asked.mean,
+        accumulation=accumulation,
+        adapter=_adapter(run, asked.shape),
+        weights=_weights(run, precision),
+        outer="fp32",
+        compute=_DTYPES[precision],
+        autocast=precision != "fp32",
+        attention=_kernel(asked),
+        masked=asked.attention != "flash_attention_2" and asked.arrange == "rows" and run.data.pack,
+        recompute="full" if checkpointing else "none",
+        loss="fused" if run.native.trainer.get("use_liger_kernel") else "logits_fp32",
+        optimizer=_OPTIMIZERS[run.train.optimizer],
+        gradient_sets=sets,
+        strategy=_STRATEGIES[chosen],
+        devices=asked.devices,
+        shard_devices=asked.devices,
+        expandable=asked.machine.kind == "cuda",
+    )
+
+
+_DTYPES: dict[str, Dtype] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+_STRATEGIES: dict[str, Strategy] = {
+    "single": "single",
+    "ddp": "ddp",
+    "fsdp2": "fsdp2",
+    "zero2": "zero2",
+    "zero3": "zero3",
+}
+_OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": "adamw_fused",
+    "adamw_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+}
+
+
+def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
+    """The adapter a run trains; where it names none of the blocks' layers, as large as one on all of them."""
+    tune = run.tune
+    if tune.method == "full":
+        return None
+    names = {linear.name for linear in layers.linear_layers(shape)}
+    targets = () if isinstance(tune.targets, str) else tuple(name for name in tune.targets if name in names)
+    return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0)
+
+
+def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double"]:
+    if run.tune.method == "qlora":
+        return "nf4_double"
+    return "fp32" if run.tune.method == "full" else _DTYPES[precision]
+
+
+def _kernel(asked: Asked) -> Attention:
+    """Which kernel the attention's name leads to: torch's own has flash from Ampere on, in 16 bits."""
+    if asked.attention == "eager":
+        return "eager"
+    able = asked.machine.kind == "cuda" and asked.machine.compute_capability >= _FLASH_CAPABILITY
+    return "flash" if able and asked.precision != "fp32" else "efficient"

@@ -1,0 +1,239 @@
+"""`stoker plan` through the door people use: the table of all cards, one page, the arithmetic, and wrong flags."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import LANGUAGES, CommandLine
+from rich.cells import cell_len
+
+from stoker.facts import cards
+from stoker.launch import drawing, local
+
+RUN = "qlora_qwen2.5_7b"
+
+
+def rows(stoker: CommandLine, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stoker("plan", RUN, "--json", *words).out)
+    return found
+
+
+def lines_of(text: str, section: str) -> str:
+    """A section of the explanation as one line per figure."""
+    start = text.index(f"\n{section} ")
+    rest = text[start + 1 :]
+    after = re.search(r"\n[a-z]", rest)
+    return rest[: after.start() if after else None]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("goal", ["money", "speed"])
+def test_the_table_fits_80_columns_uncut(stoker: CommandLine, language: str, goal: str) -> None:
+    done = stoker("plan", RUN, "--for", goal, language=language)
+    assert done.code == 0, done.err
+    table = done.out[: done.out.index("\n\n")].splitlines()
+    assert max(cell_len(line) for line in table) <= 80
+    assert "…" not in done.out
+
+
+def test_the_table_is_short_and_says_how_to_see_the_rest(stoker: CommandLine) -> None:
+    short = stoker("plan", RUN)
+    names = {card.name for card in cards.cards()}
+    listed = [line for line in short.out.splitlines() if line[2:].split(" ")[0] in names]
+    assert len(listed) == 12
+    assert "`--all`" in short.err
+    assert short.out.splitlines()[2].startswith("  this machine ")
+    everything = stoker("plan", RUN, "--all")
+    assert all(re.search(rf"^. {re.escape(name)} ", everything.out, re.M) for name in names)
+    assert "`--all`" not in everything.err
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_recommendation_is_one_sentence_of_the_first_row(stoker: CommandLine, language: str) -> None:
+    best = rows(stoker)["recommended"]
+    said = stoker("plan", RUN, language=language).out
+    name = f"{best['devices']} x {best['card']}"
+    (sentence,) = [line for line in said.splitlines() if line.startswith((f"Take {name}", f"建议用 {name}"))]
+    assert f"{best['cost']['amount']:,.2f} {best['cost']['currency']}" in sentence
+
+
+def test_json_has_every_row_with_its_intervals_and_its_reason(stoker: CommandLine) -> None:
+    found = rows(stoker)
+    assert found["for"] == "money"
+    assert len(found["rows"]) == sum(4 if card.kind == "cuda" else 1 for card in cards.cards())
+    for row in found["rows"]:
+        assert row["why"]
+        low, high = row["memory_bytes_range"]
+        assert low <= row["memory_bytes"] <= high
+        slowest, fastest = row["tokens_per_second_range"]
+        assert slowest <= row["tokens_per_second"] <= fastest
+        if row["cost"]:
+            least, most = row["cost"]["amount_range"]
+            assert least <= row["cost"]["amount"] <= most
+    assert [row["card"] for row in found["rows"] if row["frontier"]]
+    assert found["here"]["devices"] == 1
+
+
+def test_speed_comes_first_where_it_is_asked_for(stoker: CommandLine) -> None:
+    sure = [row["time_seconds"] for row in rows(stoker, "--for", "speed")["rows"] if row["fits"] == "yes"]
+    assert sure == sorted(sure)
+
+
+def test_a_free_platform_is_counted_in_sessions(stoker: CommandLine) -> None:
+    said = stoker("plan", RUN).out
+    assert re.search(
+        r"^Free of charge[^:]*: 2 x T4\. (\d(-\d)? Kaggle sessions|one Kaggle session) of 8\.5 h", said, re.M
+    )
+
+
+def test_old_cards_say_why(stoker: CommandLine) -> None:
+    row = next(row for row in rows(stoker)["rows"] if row["card"] == "P100-16")
+    assert row["fits"] == "no"
+    assert "6.0" in row["why"]
+
+
+def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: CommandLine) -> None:
+    page = stoker("plan", RUN, "--card", "RTX4090").out
+    assert re.search(r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\); price: autodl, 2026-03-28, \d+ days old", page, re.M)
+    own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h").out
+    assert re.search(r"^cost +[\d.]+ EUR .*; price: your price", own, re.M)
+    by_word = stoker("plan", RUN, "--card", "RTX4090", "--set", "where.price=3 EUR/h").out
+    assert by_word == own
+    table = stoker("plan", RUN, "--price", "3EUR/h").out
+    assert "Every card is counted at your price of 3EUR/h" in table
+    assert "CNY" not in table
+
+
+def test_no_card_and_gpus_is_the_page_of_this_machine(stoker: CommandLine) -> None:
+    page = stoker("plan", "scratch_tiny", "--gpus", "0", "--set", "data.tokens=100000").out
+    assert re.search(r"^fits +yes", page, re.M)
+
+
+def test_a_machine_that_cannot_do_what_is_asked_says_so_in_its_line(stoker: CommandLine) -> None:
+    found = rows(stoker, "--set", "where.gpus=97")
+    assert found["here"]["refused"]["code"] == "STK208"
+    assert found["here"]["fits"] == "no"
+    assert found["recommended"]
+
+
+def test_the_arithmetic_of_the_explanation_holds(stoker: CommandLine) -> None:
+    said = stoker("plan", RUN, "--explain", "rtx 4090").out
+    assert max(cell_len(line) for line in said.splitlines()) <= 80
+    memory = lines_of(said, "memory")
+    parts = [float(value) for value in re.findall(r"^ +([\d.]+)  [a-z]", memory, re.M)]
+    allocated, device = (float(value) for value in re.findall(r"= +([\d.]+)  GiB", memory))
+    more = [float(value) for value in re.findall(r"^ +\+ +([\d.]+)  ", memory, re.M)]
+    assert sum(parts) == pytest.approx(allocated, abs=0.01 * len(parts))
+    assert allocated + sum(more) == pytest.approx(device, abs=0.02)
+    speed = lines_of(said, "speed")
+    seconds = [float(value) for value in re.findall(r"^ +([\d.]+) s +\d+%", speed, re.M)]
+    (step,) = re.findall(r"= +([\d.]+) s  ", speed)
+    assert sum(seconds) == pytest.approx(float(step), rel=0.01)
+    batch, mean, per, pace = re.search(
+        r"(\d+) sequences x ([\d,]+) tokens / ([\d.]+) s = ([\d,]+) tokens/s", speed
+    ).groups()  # type: ignore[union-attr]
+    assert int(batch) * int(mean) / float(per) == pytest.approx(int(pace.replace(",", "")), rel=0.01)
+    hours, count, price, amount = re.search(r"([\d.]+) h x (\d+) x ([\d.]+) CNY = ([\d.]+) CNY", said).groups()  # type: ignore[union-attr]
+    assert float(hours) * int(count) * float(price) == pytest.approx(float(amount), abs=0.01)
+    sizes = re.search(r"disk +(.*?) = ([\d.]+) GB", said, re.S)
+    assert sizes
+    assert sum(map(float, re.findall(r"\d+\.\d+", sizes[1]))) == pytest.approx(float(sizes[2]), abs=0.03)
+    assert "batch 16 = " in said
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_explanation_names_the_moment_and_the_measurements_behind_it(stoker: CommandLine, language: str) -> None:
+    said = stoker("plan", RUN, "--explain", "A100-80-SXM4", "--gpus", "4", language=language).out
+    assert ("peak in " if language == "en" else "峰值在") in said
+    assert len(re.findall("group: " if language == "en" else "组：", said.replace("\n", ""))) == 2
+    assert "_backward" not in said
+
+
+def test_the_explanation_as_json_is_the_plan_and_the_lines(stoker: CommandLine) -> None:
+    found = json.loads(stoker("plan", RUN, "--explain", "T4", "--json").out)
+    assert found["card"] == "T4"
+    assert set(found["explanation"]) >= {"batch", "memory", "speed", "time", "money", "disk", "platforms"}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_page_that_does_not_fit_says_what_would(stoker: CommandLine, tmp_path: Path, language: str) -> None:
+    path = tmp_path / "full.yaml"
+    path.write_text("model: Qwen/Qwen2.5-7B\ndata: {train: a, tokens: 1000000}\n", encoding="utf-8")
+    page = stoker("plan", str(path), "--card", "RTX4090", language=language).out
+    heading = {"en": "It would fit:", "zh": "这样就放得下："}[language]
+    changes = page[page.index(heading) :].splitlines()[1:]
+    assert any("`tune.method: lora`" in line and "1 x RTX4090" in line for line in changes)
+    assert any("tune.method" not in line for line in changes)
+    assert all(re.search(r"\d GiB", line) for line in changes)
+
+
+def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    text = "model: Qwen/Qwen2.5-72B\ndata: {train: a, tokens: 1000000, length: 4096}\ntrain: {batch: 8}\n"
+    path.write_text(text, encoding="utf-8")
+    done = stoker("plan", str(path))
+    assert done.code == 0, done.err
+    assert "It fits on no card of the catalogue" in done.out
+    assert re.search(r"`tune.method: lora` on \d x ", done.out)
+    assert len(re.findall(r" GiB short *$", done.out, re.M)) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "place"),
+    [
+        (("--for", "fame"), "STK108", "--for"),
+        (("--price", "2.5"), "STK109", "--price"),
+        (("--price", "cheap"), "STK109", "--price"),
+        (("--plot", "picture.txt"), "STK109", "--plot"),
+        (("--card", "RTX9999"), "STK203", ""),
+        (("--explain", "RTX9999"), "STK203", ""),
+        (("--card", "T4", "--all"), "STK224", ""),
+        (("--card", "T4", "--explain", "T4"), "STK224", ""),
+        (("--card", "T4", "--calibrate"), "STK224", ""),
+        (("--gpus", "1", "--plot", "a.png"), "STK224", ""),
+        (("--trace", "--gpus", "0"), "STK223", ""),
+    ],
+)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_wrong_flags_are_explained(
+    stoker: CommandLine, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: str, place: str, language: str
+) -> None:
+    monkeypatch.setattr(local, "check_engine", lambda: None)
+    done = stoker("plan", RUN, *words, language=language)
+    assert done.code == 1
+    assert f"[{code}]" in done.err
+    assert "Traceback" not in done.err
+    assert place in done.err
+    assert {"en": "hint: ", "zh": "提示: "}[language] in done.err
+
+
+def test_a_price_in_the_run_file_that_cannot_be_read_names_its_line(stoker: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ndata: {train: a, tokens: 1000}\nwhere: {price: 3}\n", encoding="utf-8")
+    done = stoker("plan", str(path))
+    assert "run.yaml:3: where.price" in done.err
+    assert "`2.5 CNY/h`" in done.err
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_without_matplotlib_there_is_no_picture_but_a_hint(
+    stoker: CommandLine, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda _: None)
+    done = stoker("plan", RUN, "--plot", "a.png", language=language)
+    assert (done.code, done.out) == (1, "")
+    assert "[STK221]" in done.err
+    assert "stoker[plot]" in done.err
+
+
+@pytest.mark.parametrize("words", [("--trace", "--card", "T4"), ("--calibrate",)])
+def test_without_torch_nothing_is_traced_or_measured(
+    stoker: CommandLine, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], runs: Path
+) -> None:
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: None)
+    done = stoker("plan", RUN, *words)
+    assert done.code == 1
+    assert "[STK406]" in done.err
+    assert not runs.exists()

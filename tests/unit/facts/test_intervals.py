@@ -1,0 +1,60 @@
+"""Intervals beside a plan's figures: there is one for every run, and the narrowest measured group speaks."""
+
+import itertools
+
+import pytest
+
+from stoker.facts import cards, intervals
+from stoker.facts.intervals import interval
+
+METHODS, STRATEGIES = ("full", "lora", "qlora"), ("single", "ddp", "fsdp2", "zero2", "zero3", "replicated", "sharded")
+CLASSES = ("datacenter", "workstation", "consumer", "older", "apple", "processor")
+
+
+@pytest.mark.parametrize("figure", ["memory", "speed"])
+def test_every_kind_of_run_has_an_interval_around_its_prediction(figure: intervals.Figure) -> None:
+    for method, strategy, card_class in itertools.product(METHODS, STRATEGIES, CLASSES):
+        found = interval(figure, method, strategy, card_class)
+        assert 0.2 < found.low < 1.1, found
+        assert 0.9 < found.high < 5, found
+        assert found.n == 0 or found.n >= 10, "few measurements do not make an interval"
+
+
+@pytest.mark.parametrize("figure", ["memory", "speed"])
+def test_what_was_not_measured_says_so(figure: intervals.Figure) -> None:
+    found = intervals.assumed(figure)
+    assert (found.n, found.group) == (0, "not measured")
+    assert found.low < 1 < found.high
+
+
+def test_a_plans_strategies_belong_to_the_measured_classes() -> None:
+    assert interval("speed", "lora", "fsdp2", "datacenter") == interval("speed", "lora", "sharded", "datacenter")
+    assert interval("speed", "lora", "ddp", "datacenter") == interval("speed", "lora", "replicated", "datacenter")
+
+
+def test_a_group_that_was_not_measured_falls_back_to_a_wider_one() -> None:
+    assert interval("memory", "lora", "single", "apple").group == "lora single any"
+    assert interval("memory", "lora", "single", "datacenter").group == "lora single datacenter"
+
+
+@pytest.mark.parametrize(
+    ("card", "kind"),
+    [
+        ("RTX4090", "consumer"),
+        ("RTX2080Ti", "older"),
+        ("vGPU-48GB", "consumer"),
+        ("A100-80", "datacenter"),
+        ("H20", "datacenter"),
+        ("B200", "datacenter"),
+        ("V100-16-SXM2", "older"),
+        ("T4", "older"),
+        ("L40S", "workstation"),
+        ("A10", "workstation"),
+        ("RTXA6000", "workstation"),
+        ("RTX6000-Ada", "workstation"),
+        ("RTXPRO6000", "workstation"),
+        ("Apple M4", "apple"),
+    ],
+)
+def test_the_class_of_a_card(card: str, kind: str) -> None:
+    assert intervals.card_class(cards.find(card)) == kind

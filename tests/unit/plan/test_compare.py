@@ -1,0 +1,173 @@
+"""The same run on every card: rows, ranks, the frontier, and what would fit where nothing does."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_case import SEVEN, SMALL
+
+from stoker.config import load
+from stoker.errors import StokerError
+from stoker.facts import cards, shapes
+from stoker.facts.machine import Machine
+from stoker.plan import compare, data
+from stoker.plan.compare import Row
+from stoker.plan.make import Inputs
+
+LORA = "tune: {method: lora}\ntrain: {batch: 16}\n"
+
+
+def inputs(text: str = LORA, model: str = SEVEN, sizes: str = "length: 1024") -> Inputs:
+    run = load.parse(f"model: {model}\ndata: {{train: a.jsonl, tokens: 5000000, {sizes}}}\n{text}", "run.yaml")
+    shape = shapes.resolve(run.model, Path("nowhere"), run.tokenizer, run.data.length)
+    nothing = Machine.of_card(cards.find("T4"))
+    return Inputs(run=run, machine=nothing, shape=shape, data=data.declared(run))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return compare.compare(inputs(), cards.cards())
+
+
+def one(rows: list[Row], card: str, count: int) -> Row:
+    (found,) = [row for row in rows if (row.card, row.devices) == (card, count)]
+    return found
+
+
+def test_every_nvidia_card_has_a_row_per_count_and_every_mac_one(rows: list[Row]) -> None:
+    expected = {(c.name, n) for c in cards.cards() for n in ((1, 2, 4, 8) if c.kind == "cuda" else (1,))}
+    assert {(row.card, row.devices) for row in rows} == expected
+    assert len(rows) == len(expected)
+
+
+def test_batch_and_length_are_the_run_s_on_every_row(rows: list[Row]) -> None:
+    for row in rows:
+        assert row.found is not None, (row.card, row.refused)
+        way = row.found.way
+        assert way.micro * way.step.accumulation * row.devices == 16
+        assert way.step.length == 1024
+
+
+def test_a_batch_that_cannot_be_split_says_so_in_its_row() -> None:
+    found = compare.compare(inputs("tune: {method: lora}\ntrain: {batch: 6}\n"), [cards.find("A100-80-SXM4")])
+    assert [row.refused.code if row.refused else row.fits for row in found] == ["yes", "yes", "STK201", "STK201"]
+    assert one(found, "A100-80-SXM4", 4).fits == "no"
+
+
+@pytest.mark.parametrize("card", ["P100-16", "V100-32-SXM2"])
+def test_a_card_that_torch_no_longer_runs_on_does_not_fit(rows: list[Row], card: str) -> None:
+    row = one(rows, card, 8)
+    assert row.found is not None
+    assert (row.fits, row.found.supported) == ("no", False)
+
+
+def test_what_no_card_can_do_is_an_error_and_not_a_table() -> None:
+    with pytest.raises(StokerError, match="STK214"):
+        compare.compare(inputs("", "gpt2", "length: 4096"), cards.cards())
+
+
+def test_where_words_hold_on_every_row() -> None:
+    found = compare.compare(inputs(LORA + "where: {micro: 2, gpus: 3}\n"), [cards.find("H200")])
+    assert {row.found.way.micro for row in found if row.found} == {2}
+    assert [row.devices for row in found] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("goal", ["money", "speed"])
+def test_what_surely_fits_comes_first_then_the_goal(rows: list[Row], goal: Any) -> None:
+    ranked = compare.ranked(rows, goal)
+    order = ["yes", "tight", "no"]
+    verdicts = [order.index(row.fits) for row in ranked]
+    assert verdicts == sorted(verdicts)
+    sure = [row.money if goal == "money" else row.seconds for row in ranked if row.fits == "yes"]
+    assert sure == sorted(sure)
+    assert len(ranked) == len(rows)
+
+
+def test_no_row_of_the_frontier_is_beaten_and_every_other_is(rows: list[Row]) -> None:
+    marked = compare.frontier(rows)
+    priced = [row for row in rows if row.fits == "yes" and row.cost]
+    assert marked
+
+    def beaten(row: Row) -> bool:
+        return any(
+            other.seconds <= row.seconds
+            and other.money <= row.money
+            and (other.seconds, other.money) != (row.seconds, row.money)
+            for other in priced
+        )
+
+    assert not any(map(beaten, marked))
+    ties = {(row.seconds, row.money) for row in marked}
+    assert all(beaten(row) for row in priced if (row.seconds, row.money) not in ties)
+
+
+def test_the_short_list_has_the_ends_of_the_frontier_and_keeps_the_order(rows: list[Row]) -> None:
+    ranked = compare.ranked(rows, "money")
+    marked = compare.frontier(rows)
+    short = compare.shortlist(ranked, marked, [], 12)
+    assert len(short) == 12
+    places = [ranked.index(row) for row in short]
+    assert places == sorted(places)
+    assert marked[0] in short
+    assert marked[-1] in short
+    assert places[0] == 0
+
+
+def test_the_recommendation_stays_within_the_budget(rows: list[Row]) -> None:
+    ranked = compare.ranked(rows, "money")
+    plain = compare.recommend(ranked, inputs().run)
+    assert plain is ranked[0]
+    assert plain is not None
+    hours = plain.seconds / 3600
+    hurried = inputs(LORA + f"budget: {{time: {hours / 2:.3f}h}}\n").run
+    chosen = compare.recommend(ranked, hurried)
+    assert chosen is not None
+    assert chosen.seconds <= plain.seconds / 2
+    assert compare.recommend(ranked, inputs(LORA + "budget: {time: 1s}\n").run) is None
+
+
+def test_money_of_another_currency_is_held_against_the_budget_by_a_rough_rate(rows: list[Row]) -> None:
+    row = next(row for row in rows if row.cost and row.cost.currency == "USD" and row.fits == "yes")
+    assert not compare.within(row, inputs(LORA + "budget: {money: 0.0001 USD}\n").run)
+    assert not compare.within(row, inputs(LORA + "budget: {money: 0.0001 CNY}\n").run)
+    assert compare.within(row, inputs(LORA + "budget: {money: 100000 CNY}\n").run)
+
+
+def test_what_would_fit_changes_method_count_or_card_and_nothing_else() -> None:
+    full = inputs("tune: {method: full}\ntrain: {batch: 16}\n")
+    card = cards.find("RTX4090")
+    assert compare.on(full, card, 1).fits == "no"
+    changes = {change.kind: change for change in compare.ways_out(full, cards.cards(), card, 1)}
+    method = changes["method"]
+    assert (method.method, method.row.card, method.row.devices) == ("lora", "RTX4090", 1) or method.method == "qlora"
+    assert changes["card"].row.devices == 1
+    for change in changes.values():
+        assert change.row.fits != "no"
+        found = change.row.found
+        assert found is not None
+        assert found.asked.run.train == full.run.train
+        assert found.asked.run.data == full.run.data
+
+
+def test_the_smallest_card_that_fits_is_proposed() -> None:
+    full = inputs("tune: {method: full}\ntrain: {batch: 16}\n", SMALL)
+    card = cards.find("RTX3080-10")
+    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1) if c.kind == "card")
+    room = cards.find(change.row.card).memory_bytes
+    smaller = [c for c in cards.cards() if c.memory_bytes < room]
+    assert all(compare.on(full, c, 1).fits != "yes" for c in smaller)
+
+
+def test_a_model_from_scratch_has_no_milder_method() -> None:
+    shape = "{shape: llama, layers: 96, width: 12288, heads: 96, vocab: 32000}"
+    scratch = inputs("tokenizer: {train: bpe, vocab: 32000}\ntrain: {batch: 8}\n", shape)
+    assert compare.ways_out(scratch, cards.cards()) == []
+
+
+def test_the_row_of_this_machine_is_made_like_any_other() -> None:
+    asked = inputs()
+    there = dataclasses.replace(asked, machine=Machine.of_card(cards.find("H200"), 2))
+    row = compare.here(there, "H200", 2)
+    same = compare.on(asked, cards.find("H200"), 2)
+    assert (row.fits, row.devices, row.seconds) == (same.fits, 2, same.seconds)

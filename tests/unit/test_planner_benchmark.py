@@ -1,0 +1,260 @@
+"""The planner's proof reads any table with these columns: each row is compared or says why not, and none crashes it."""
+
+import csv
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.facts import intervals, rates
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import fit_speed  # noqa: E402  # benchmarks/ is no package
+import measurements  # noqa: E402
+import planner  # noqa: E402
+import planner_intervals  # noqa: E402
+import planner_report  # noqa: E402
+
+PLAIN = {
+    "id": "odd", "source_repo": "someone/else", "source_commit_or_date": "abc (2026-01-05)",
+    "model": "meta-llama/Llama-3.1-8B", "shape_key": "meta-llama/Meta-Llama-3.1-8B", "method": "lora", "lora_r": "16",
+    "lora_targets": "all-linear", "seq_len": "2048", "packed": "y", "micro_batch": "2", "grad_accum": "1",
+    "grad_checkpointing": "y", "attention": "flash", "optimizer": "AdamW", "compute_dtype": "bf16",
+    "weights_dtype": "bf16", "parallelism": "none", "gpu": "A100-80GB", "n_gpus": "1", "peak_mem_gb_per_gpu": "20",
+    "mem_kind": "reserved", "tokens_per_s_total": "3000", "grade_mem": "A", "grade_tput": "A",
+}  # fmt: skip
+
+
+def row(**changed: str) -> measurements.Measured:
+    return measurements.measured({**dict.fromkeys(measurements.COLUMNS, ""), **PLAIN, **changed})
+
+
+def step(**changed: str) -> Any:
+    found = row(**changed)
+    assert found.step is not None, found.memory_reason
+    return found.step
+
+
+@pytest.fixture(scope="module")
+def table() -> list[measurements.Measured]:
+    return measurements.read()
+
+
+def test_every_row_of_the_shipped_table_is_compared_or_says_why_not(table: list[measurements.Measured]) -> None:
+    assert len(table) == 2003
+    for one in table:
+        assert one.step or (one.memory_reason and one.speed_reason and one.fit_reason), one.id
+        assert one.memory_reason or (one.memory and one.step), one.id
+        assert one.speed_reason or (one.speed and one.card), one.id
+        assert one.fit_reason or (one.outcome and one.capacity), one.id
+
+
+def test_most_graded_rows_are_compared(table: list[measurements.Measured]) -> None:
+    full_or_lora = [one for one in table if one.grade_memory in ("A", "B") and one.method]
+    assert sum(not one.memory_reason for one in full_or_lora) >= 0.9 * len(full_or_lora)
+    assert sum(not one.speed_reason for one in table) > 650
+
+
+def test_the_figure_is_what_the_column_says() -> None:
+    kinds = {
+        "max_memory_allocated": "allocated",
+        "peak active": "allocated",
+        "max reserved": "reserved",
+        "nvml": "device",
+        "?": "device",
+        "": "device",
+    }
+    assert {kind: row(mem_kind=kind).figure for kind in kinds} == kinds
+
+
+def test_quantised_weights_by_their_words() -> None:
+    words = {
+        "nf4-bnb": "nf4",
+        "nf4-bnb double-quant": "nf4_double",
+        "int4-gptq": "int4",
+        "int8-bnb": "int8",
+        "bnb-4bit": "nf4",
+        "4-bit prequantized": "nf4_double",
+    }
+    assert {word: step(method="qlora", weights_dtype=word).weights for word in words} == words
+    assert row(method="qlora", weights_dtype="aqlm-2bit").memory_reason == "weights not described: aqlm-2bit"
+
+
+def test_the_trainer_casts_what_is_not_quantised_and_a_loop_of_its_own_does_not() -> None:
+    assert step(method="qlora", weights_dtype="nf4-bnb", optimizer="adamw_torch").outer == "fp32"
+    assert step(method="qlora", weights_dtype="int4-gptq", optimizer="adamw_torch").outer == "bf16"
+    assert step(method="qlora", weights_dtype="nf4-bnb", compute_dtype="bf16-true").outer == "bf16"
+
+
+def test_parallel_words() -> None:
+    def layout(text: str, cards: str = "8") -> tuple[Any, ...]:
+        found = step(parallelism=text, n_gpus=cards)
+        return found.strategy, found.shard_devices, found.tensor_parallel, found.pipeline_parallel, found.offload
+
+    assert layout("fsdp full (FSDP2)") == ("fsdp2", 8, 1, 1, "none")
+    assert layout("fsdp/hsdp", "32") == ("fsdp2", 8, 1, 1, "none")
+    assert layout("fsdp 8, tp 8", "64") == ("fsdp2", 8, 8, 1, "none")
+    assert layout("zero3 + cpu optimizer offload") == ("zero3", 8, 1, 1, "optimizer")
+    assert layout("ZeRO-2") == ("zero2", 8, 1, 1, "none")
+    assert layout("megatron-deepspeed dp8 tp8 pp6", "384") == ("ddp", 8, 8, 6, "none")
+    assert layout("fsdp full + cpu offload") == ("fsdp2", 8, 1, 1, "all")
+    assert row(parallelism="", n_gpus="8").memory_reason == "parallelism not stated"
+    assert row(parallelism="device_map", n_gpus="2").memory_reason.startswith("layers on several cards")
+
+
+def test_a_card_by_whatever_it_is_called() -> None:
+    names = {
+        "A100-80GB-SXM4": "A100-80-SXM4",
+        "H100-SXM5-80GB": "H100-SXM",
+        "4xA10G": "A10G",
+        "Tesla T4": "T4",
+        "RTX 2080 Ti 11GB": "RTX2080Ti",
+        "Blackwell GPU (B200-SXM-180GB)": "B200",
+        "NVIDIA A100-PCIE-40GB": "A100-40-PCIe",
+    }
+    assert {name: getattr(row(gpu=name).card, "name", None) for name in names} == names
+    assert row(gpu="V100/A10/3090").card is None
+    assert row(gpu="MI300X").speed_reason
+
+
+def test_a_date_decides_what_old_libraries_did() -> None:
+    quantised = {"optimizer": "adamw_torch", "weights_dtype": "nf4-bnb", "method": "qlora"}
+    old = {**quantised, "source_commit_or_date": "x (2023-11-02)"}
+    new = {**quantised, "source_commit_or_date": "x (2026-02-01)"}
+    assert (step(**old).shifted_logits, step(**old).frozen_inputs) == (True, True)
+    assert (step(**new).shifted_logits, step(**new).frozen_inputs) == (False, False)
+    assert step(**{**new, "notes": "torch 2.0 cu11.8"}).shifted_logits
+
+
+def test_padded_rows_are_as_long_as_their_data() -> None:
+    notes = "dataset=x; dataset token stats (qwen tokenizer): 169.3±58.7, min=35, max=563"
+    assert step(packed="n", notes=notes).length == 563
+    assert step(packed="n", notes=notes.replace("dataset=x", "dataset=x#100")).length < 563
+    assert step(packed="n (padded to max)", notes=notes).length == 2048
+
+
+def test_an_out_of_memory_row_must_not_fit() -> None:
+    assert row(grade_mem="F", flag_mem="OOM point").outcome == "oom"
+    assert row(grade_mem="F", notes="4bit + GC; result OOM").outcome == "oom"
+    assert row(grade_mem="F", flag_mem="fit-only (ran without OOM at this microbatch)").outcome == "fits"
+
+
+ODD = ("", "?", "??? (see doc)", "n/a", "-1", "1e3", "8k", "None", "½", "（全部）", "nan", "inf", "0", "tp0", "9x9")
+COLUMNS = [name for name in measurements.COLUMNS if name not in ("id", "grade_mem", "grade_tput")]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_odd_words_in_any_column_never_crash(column: str) -> None:
+    for odd in ODD:
+        found = row(**{column: odd})
+        assert found.step or found.memory_reason
+
+
+def test_the_script_runs_on_a_table_with_odd_values(tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*PLAIN, "unknown_column"])
+        writer.writeheader()
+        for number, odd in enumerate(ODD):
+            writer.writerow({**PLAIN, "id": f"odd-{number}", "seq_len": odd, "unknown_column": odd})
+        writer.writerow({"id": "bare"})
+    told = run(str(path))
+    assert told["rows"] == len(ODD) + 1
+    listed = {one for reasons in told["unmapped"].values() for ids in reasons.values() for one in ids}
+    assert len(listed) + told["compared"]["memory A"] >= len(ODD)
+
+
+def test_the_script_runs_on_a_sample() -> None:
+    told = run("--sample", "120", "--seed", "7")
+    assert told["rows"] == 120
+    assert {bar["what"] for bar in told["bars"]} >= {"speed, grade A", "memory, one GPU, grade A/B"}
+    assert told["coverage"]["speed"]["n"] > 10
+    assert run("--sample", "120", "--seed", "7")["bars"] == told["bars"]
+
+
+def run(*words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "planner.py"), *words, "--json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+class Pair:
+    """A compared row, as far as intervals look at it."""
+
+    def __init__(self, ratio: float, source: str, group: tuple[str, str, str]) -> None:
+        self.figure, self.ratio, self.group = "speed", ratio, group
+        self.of = type("Of", (), {"source": source})
+
+
+def test_intervals_hold_nine_of_ten_rows_and_small_groups_lean_on_wider_ones() -> None:
+    common, rare = ("lora", "single", "datacenter"), ("lora", "single", "consumer")
+    spread = [Pair(0.8 + 0.4 * place / 99, f"source {place % 10}", common) for place in range(100)]
+    made = planner_intervals.make([*spread, Pair(1.0, "source 1", rare)])
+    own, few = (planner_intervals.find(made, "speed", *group) for group in (common, rare))
+    assert 0.88 <= sum(own.low <= pair.ratio <= own.high for pair in spread) / 100 <= 0.97
+    assert (few.n, few.group) == (101, "lora single any"), "a single row makes no interval"
+    assert few.low == pytest.approx(own.low, abs=0.02)
+    assert made["speed"]["lora single consumer"]["low"] == pytest.approx(own.low, abs=0.02)
+
+
+def test_a_group_of_ten_covers_its_own_rows_where_wider_ones_pull_it_away() -> None:
+    wide, odd = ("lora", "single", "datacenter"), ("lora", "single", "workstation")
+    common = [Pair(0.95 + 0.1 * place / 199, f"source {place % 10}", wide) for place in range(200)]
+    own = [Pair(1.2 + 0.02 * place, f"source {place % 5}", odd) for place in range(10)]
+    found = planner_intervals.find(planner_intervals.make([*common, *own]), "speed", *odd)
+    assert found.group == "lora single workstation"
+    assert sum(found.low <= pair.ratio <= found.high for pair in own) >= 9
+
+
+def test_only_unmeasured_groups_of_older_cards_reach_runs_out_of_memory_and_say_so() -> None:
+    bounds = {"memory": {"any any any": {"low": 0.8, "high": 1.2, "n": 50}}}
+    for card in ("older", "datacenter"):
+        planner_intervals.reach(bounds, ("lora", "single", card), 1.42)
+    assert bounds["memory"]["lora single older"] == {"low": 0.8, "high": 1.42, "n": 0}
+    assert "lora single datacenter" not in bounds["memory"]
+    judged = planner_intervals.measured(bounds)
+    assert planner_intervals.find(judged, "memory", "lora", "single", "older").high == 1.2
+
+
+@pytest.mark.parametrize("figure", ["memory", "speed"])
+def test_the_proof_looks_intervals_up_as_a_plan_does(figure: intervals.Figure) -> None:
+    bounds = json.loads(planner.INTERVALS.read_text(encoding="utf-8"))["intervals"]
+    for group in itertools.product(
+        ("full", "lora", "qlora"), ("single", "replicated", "sharded"), ("datacenter", "older")
+    ):
+        assert planner_intervals.find(bounds, figure, *group) == intervals.interval(figure, *group)
+
+
+def test_a_fit_without_a_source_starts_where_no_fit_ended() -> None:
+    start, shipped = fit_speed.neutral(), rates.rates()
+    assert len(set(start.peak.values())) == 1
+    assert start.peak.keys() == shipped.peak.keys()
+    assert not [name for name in fit_speed.NEUTRAL if getattr(start, name) == getattr(shipped, name)]
+
+
+def test_a_source_unlike_the_others_widens_the_intervals() -> None:
+    group = ("lora", "single", "datacenter")
+    alike = [Pair(0.97 + 0.06 * place / 29, f"source {place % 3}", group) for place in range(30)]
+    apart = [Pair(1.3, "another", group) for _ in range(10)]
+    narrow, wide = (
+        planner_intervals.find(planner_intervals.make(p), "speed", *group) for p in (alike, [*alike, *apart])
+    )
+    assert narrow.high < 1.1
+    assert wide.high > 1.25
+
+
+def test_every_kind_of_run_has_a_colour_and_a_place_in_the_plot() -> None:
+    single = [row(), row(method="qlora", weights_dtype="int8-bnb"), row(method="full")]
+    several = [row(parallelism=how, n_gpus="8") for how in ("ddp", "zero3", "megatron tp2 pp2")]
+    pairs = [type("Pair", (), {"of": one, "measured": 10e9, "predicted": 11e9}) for one in [*single, *several]]
+    drawn = planner_report.scatter(pairs, 1e9, "GB")
+    assert drawn.count("<circle") == 2 * len(pairs), "a point and an entry of the legend each"
+    assert "predicted (GB)" in drawn
