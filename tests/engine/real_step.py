@@ -10,6 +10,7 @@ from accelerate.utils.operations import convert_outputs_to_fp32
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,6 +30,7 @@ def measured_peak(asked: Step) -> int:
         real_steps(asked)
     if dist.is_initialized():
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -11,10 +11,13 @@ import torch
 import torch.distributed as dist
 from real_step import measured_peak
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.engine import trace as program
 from stoker.engine.trace import trace
-from stoker.engine.tracing import building, patches
+from stoker.engine.tracing import building, patches, sharded
 from stoker.engine.tracing.ledger import Ledger
 from stoker.facts.shapes import ModelShape
 from stoker.plan import step as steps_of
@@ -252,6 +255,24 @@ def test_a_trace_leaves_nothing_behind() -> None:
     before = state()
     trace(replace(SHARDED, autocast=True, compute="bf16"))
     assert state() == before
+
+
+def test_another_rank_after_a_trace_is_itself() -> None:
+    """DTensor's caches hold a mesh with its rank: of a trace's first rank, they would put every shard in its place."""
+    trace(SHARDED)
+    coordinates = set()
+    dist.init_process_group("fake", rank=1, world_size=SHARDED.devices, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (SHARDED.devices,))
+        with FakeTensorMode():
+            model = building.model(SHARDED)
+            sharded.shard(model, SHARDED, mesh)
+            for parameter in model.parameters():
+                coordinates |= {each.device_mesh.get_coordinate() for each in (parameter, torch.zeros_like(parameter))}
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()
+    assert coordinates == {(1,)}
 
 
 def state() -> list[Any]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.engine.exact import CanonicalReduceScatter
@@ -36,6 +37,8 @@ def joined(step: Step) -> Iterator[DeviceMesh | None]:
             yield init_device_mesh("cpu", (step.shard_devices,))
     finally:
         dist.destroy_process_group()
+        # What DTensor remembers of a sharding holds this mesh; the process may be another rank of the next one.
+        _clear_sharding_prop_cache()
         sys.excepthook = hook
 
 
