@@ -53,7 +53,7 @@ def make_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
+def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0, width: int = 64) -> Path:
     """A random llama saved as a trained model would be."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -61,8 +61,8 @@ def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,

@@ -195,6 +195,36 @@ def test_a_check_beside_the_training_ends_the_run_before_anything_more_is_commit
     assert not one.folder.exists()
 
 
+def test_a_loaded_shard_holds_no_more_than_itself(tmp_path: Path) -> None:
+    """Neither the file, which rotation takes away, nor the whole tensor it was cut from."""
+    import torch
+    import torch.distributed as dist
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from stoker.engine import checkpoint
+
+    save_file({"moment": torch.arange(4096.0).view(64, 64)}, tmp_path / "state.safetensors")
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        parameter = distribute_tensor(torch.zeros(64, 64), mesh, [Shard(0)], src_data_rank=None)
+        with safe_open(tmp_path / "state.safetensors", framework="pt") as tensors:
+            shard = checkpoint._value({"tensor": "moment"}, tensors, parameter).to_local()
+            whole = checkpoint._value({"tensor": "moment"}, tensors, torch.zeros(64, 64))
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()
+    assert shard[0, 0] == 16 * 64
+    assert shard.untyped_storage().nbytes() == 16 * 64 * 4
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "state.safetensors" in line]
+    assert (mapped, whole[1, 0]) == ([], 64)
+
+
 def test_the_scaler_comes_back_with_the_state(tmp_path: Path) -> None:
     """The Trainer has no loss scaler on a CPU; its state goes the same way as on a GPU."""
     import torch

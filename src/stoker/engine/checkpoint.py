@@ -164,14 +164,18 @@ def _load_optimizer(
 
 
 def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
-    """A saved value; sharded as its parameter is, where it has the parameter's shape."""
+    """A saved value; sharded as its parameter is, where it has the parameter's shape.
+
+    Copied: else it would stay part of the file, which rotation takes away, or of the whole tensor, of all shards.
+    """
     if "tensor" not in item:
         return item["value"]
     tensor = tensors.get_tensor(item["tensor"])
     if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
         on_device = tensor.to(parameter.device)
-        return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return tensor
+        shard = distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return shard.clone()
+    return tensor.clone()
 
 
 def _rng_index(tensors: Tensors) -> dict[str, Any]:
