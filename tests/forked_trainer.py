@@ -4,12 +4,10 @@ import gc
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_run  # noqa: F401  # imports what a trainer needs
-from tqdm import tqdm
+import tiny_run  # noqa: F401  # imports what a trainer needs, and sets the lock of progress bars
 
 from stoker.launch import supervisor
 from stoker.launch.supervisor import Supervisor
@@ -60,8 +58,6 @@ def _train(watching: Supervisor, before: Callable[[int], None]) -> int:
     sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # pytest has its own
     logging.disable(logging.WARNING)
     os.environ |= {"STOKER_ATTEMPT": str(attempt)}
-    # tqdm's own lock is one for all forked processes: whoever is killed with it in hand stops the others for good.
-    tqdm.set_lock(threading.RLock())
     sys.argv = ["train", str(path)]
     before(attempt)
     return program.run(train.main)

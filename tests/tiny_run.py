@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm import auto, std
 
 from stoker.config import load
 from stoker.config.load import RunFile
@@ -29,6 +29,11 @@ from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
 VOCAB = 97
+
+# tqdm's own lock is one for all forked processes: whoever is killed with it in hand stops the others for good. Set
+# before anything draws a bar, and for both classes: one that has drawn already has a lock of its own.
+for _bar in (std.tqdm, auto.tqdm):
+    _bar.set_lock(threading.RLock())
 
 # Imported here once, so that a forked child starts to train at once.
 for _module in (
@@ -227,8 +232,6 @@ def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None
             os.dup2(log.fileno(), 2)
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # pytest has its own
         logging.disable(logging.WARNING)
-        # Its lock is shared by all that were forked; one that was killed in a save may have held it.
-        tqdm.set_lock(threading.RLock())
         from stoker.engine import callbacks
         from stoker.engine import train as program
 
@@ -239,6 +242,7 @@ def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None
 
             def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
                 if state.global_step == at:
+                    self._saver.join()  # what was saved before is committed, however busy the machine
                     os.kill(os.getpid(), number)
                 return plain(self, args, state, control, **kwargs)
 

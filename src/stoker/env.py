@@ -178,6 +178,13 @@ SLURM_JOB_END_TIME = Variable(
     "Set by Slurm: when the job's time is up. Training commits and stops before.",
     "由 Slurm 设置：作业的结束时间。训练会在此之前提交检查点并停止。",
 )
+METADATA = Variable(
+    "STOKER_METADATA",
+    "Where a cloud is asked for spot notices, as `host` or `host:port`. Default: `169.254.169.254`, where AWS, Google "
+    "Cloud and Azure answer. `off` asks nobody.",
+    "查询云平台抢占通知的地址，写作 `host` 或 `host:port`。默认：`169.254.169.254`，"
+    "AWS、Google Cloud 与 Azure 都在此应答。设为 `off` 则不查询。",
+)
 
 LC_ALL = Variable("LC_ALL", "The system's locale, before `LANG`.", "系统区域设置，优先于 `LANG`。")
 SYSTEM_LANG = Variable("LANG", "The system's locale.", "系统区域设置。")
@@ -214,12 +221,14 @@ VARIABLES: tuple[Variable, ...] = (
     SSH_CONFIG,
     DEADLINE,
     SLURM_JOB_END_TIME,
+    METADATA,
     LC_ALL,
     SYSTEM_LANG,
 )
 
 
-_SECRETS = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, HF_TOKEN, API_TOKEN, VLLM_API_KEY)
+_SECRET_NAME = re.compile(r".*(TOKEN|KEY|SECRET|PASSWORD|ACCESS_KEY_ID)", re.IGNORECASE)
+"""Variables whose values are shown nowhere, whoever reads them."""
 SECRET = re.compile(
     r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
 )
@@ -235,8 +244,8 @@ def without_secrets(text: str) -> str:
 
 def masked(text: str) -> str:
     """Our own words, without what looks like a token or a password and without the values of secret variables."""
-    for variable in _SECRETS:
-        value = read(variable)
+    secrets = {value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name)}
+    for value in sorted(secrets, key=len, reverse=True):
         if len(value) >= _LEAST_LETTERS:
             text = text.replace(value, "***")
     return SECRET.sub("***", text)

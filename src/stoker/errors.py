@@ -54,8 +54,13 @@ class StokerError(Exception):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StokerError:
-        """Rebuild an error that another process wrote down."""
-        return cls(data["code"], data["where"], **data["fields"])
+        """Rebuild an error that another process wrote down; what there is no sentence for here is shown as it is."""
+        try:
+            error = cls(data["code"], data["where"], **data["fields"])
+            messages.text(error.code, **error.fields), messages.text(f"{error.code}.hint", **error.fields)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return cls("STK900", reason=data)
+        return error
 
 
 class StokerErrors(Exception):

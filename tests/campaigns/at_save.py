@@ -105,7 +105,7 @@ def traced(save: Callable[[], int], trace: Path, *inject: str) -> int:
         finally:
             os._exit(code)
     os.waitpid(pid, os.WUNTRACED)
-    words = ["strace", "-f", "-qq", "-o", str(trace), "-e", f"trace={CALLS}", *inject, "-p", str(pid)]
+    words = ["strace", "-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={CALLS}", *inject, "-p", str(pid)]
     tracer = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text():
         time.sleep(0.001)
@@ -115,14 +115,20 @@ def traced(save: Callable[[], int], trace: Path, *inject: str) -> int:
     return code
 
 
-def calls(trace: Path, *, writing: bool = False) -> list[tuple[str, int]]:
-    """Every call of a traced save, or only those that write: its name, and the how-manieth of that name it is."""
+def injected(trace: Path) -> bool:
+    """Whether the fault was met."""
+    return "(INJECTED)" in trace.read_text(errors="replace")
+
+
+def calls(trace: Path, *, writing: bool = False, below: str = "") -> list[tuple[str, int]]:
+    """Calls of a traced save, all, only those that write, only those below a folder: the name, and its how-manieth."""
     seen: dict[str, int] = {}
     found = []
     for line in trace.read_text(errors="replace").splitlines():
         name = line.split(maxsplit=1)[1].split("(")[0] if "(" in line else ""
         if name.isidentifier():
             seen[name] = seen.get(name, 0) + 1
-            if not (writing and name == "openat" and "O_WRONLY" not in line and "O_RDWR" not in line):
+            reads = name == "openat" and "O_WRONLY" not in line and "O_RDWR" not in line
+            if below in line and not (writing and reads):
                 found.append((name, seen[name]))
     return found

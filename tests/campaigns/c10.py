@@ -4,7 +4,7 @@
 Then a whole restart of a tiny real run in a cold process is timed, part by part. No control: it measures.
 """
 
-import json
+import datetime
 import os
 import subprocess
 import sys
@@ -93,12 +93,10 @@ def _restart(campaign: Campaign) -> dict[str, float]:
     assert done.returncode == 0, done.stderr[-2000:]
     whole = time.perf_counter() - clock
     first = next(e for e, _ in events.follow(run_dir.events_file, offset) if e["event"] == "step")
-    import datetime
-
     to_first = datetime.datetime.fromisoformat(first["at"]).timestamp() - started
     return {
         "imports_seconds": round(imports, 2),
         "start_to_first_new_step_seconds": round(to_first, 2),
         "whole_process_seconds": round(whole, 2),
-        "first_step": json.loads(json.dumps(first["step"])),
+        "first_step": first["step"],
     }

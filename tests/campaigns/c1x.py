@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import at_save
-import c1
+import controls
 import tiny_run
 import trainings
 from campaign import Campaign
@@ -73,7 +73,7 @@ def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: Job, 
 
 def _save(saver: Saver, job: Job, folder: Path, *, control: bool = False) -> int:
     if control:
-        c1._final_name_from_the_first_byte()
+        controls.final_name_from_the_first_byte()
     saver.folder = folder
     saver._save(job)
     return 0

@@ -24,6 +24,8 @@ IMAGE_BYTES = 96 << 20
 FACTS: dict[str, Any] = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {}}
 CUTS_PER_MOUNT = 40
 CONTROL_CUTS = 25
+CONTROL_TURNS = 4
+"""Until it is caught: a cut has to fall into a gap of milliseconds."""
 KEEP = 2
 
 
@@ -35,14 +37,24 @@ def run(campaign: Campaign) -> None:
             count = min(CUTS_PER_MOUNT, share - number)
             _mount_and_cut(campaign, f"{'rename' if renames else 'record'}-{number}", count, renames=renames)
     for name, change in CONTROLS.items():
-        _mount_and_cut(campaign, name, min(CONTROL_CUTS, max(6, campaign.n // 10)), renames=True, change=change)
+        for turn in range(CONTROL_TURNS):
+            cuts = min(CONTROL_CUTS, max(6, campaign.n // 10))
+            _mount_and_cut(campaign, name, cuts, renames=True, change=change, turn=turn)
+            if campaign.controls[name]["caught"]:
+                break
 
 
 def _mount_and_cut(
-    campaign: Campaign, name: str, count: int, *, renames: bool, change: Callable[[], None] | None = None
+    campaign: Campaign,
+    name: str,
+    count: int,
+    *,
+    renames: bool,
+    change: Callable[[], None] | None = None,
+    turn: int = 0,
 ) -> None:
     """One image, one writer, several cuts."""
-    random = campaign.random(name)
+    random = campaign.random(name, turn)
     acknowledged = campaign.folder / f"{name}.ack"
     acknowledged.write_text("-1 0\n")
     with _mounted(campaign.folder / f"{name}.img") as (image, mount):
@@ -69,10 +81,10 @@ def _mount_and_cut(
 def _cut(
     campaign: Campaign, name: str, number: int, pid: int, image: Path, acknowledged: Path, random: Any
 ) -> tuple[Path, int]:
-    """Stop the writer between two instructions, copy the disk under it, let it go on."""
+    """Stop the writer, all its threads, between two instructions, copy the disk under it, let it go on."""
     time.sleep(random.uniform(0.005, 0.15))
     os.kill(pid, signal.SIGSTOP)
-    _until(lambda: _state(pid) == "T")
+    _until(lambda: _states(pid) == {"T"})
     copy = campaign.folder / f"{name}-{number}.cut"
     subprocess.run(["cp", "--sparse=always", str(image), str(copy)], check=True)
     step = _last(acknowledged)
@@ -213,8 +225,12 @@ def _until(true: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.002)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def _states(pid: int) -> set[str]:
+    """Of all threads: one that still syncs is not stopped yet, whatever the first one does."""
+    try:
+        return {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")}
+    except (FileNotFoundError, ProcessLookupError):
+        return {"a thread ended meanwhile"}
 
 
 def _last(acknowledged: Path) -> int:

@@ -1,9 +1,13 @@
-"""C6: network cuts while a checkpoint goes to a store and comes back, over real S3 (`rclone serve s3`) and a real sshd.
+"""C6: network cuts: a checkpoint to and from real S3 (`rclone serve s3`) and a real sshd, and two ranks that meet.
 
 A proxy resets, stalls, half-opens or slows a connection to 1 B/s at a random byte, up to three times a copy. Judged:
 nothing hangs beyond the patience stated, no name ever shows part of a file, what arrived is bit for bit what was sent,
-and after a cut only what is missing is sent. Training itself meets in files, so its rendezvous has no line to cut.
-Controls: sending straight to the final name unchecked, receiving unchecked, no timeout, starting over after a cut.
+and after a cut only what is missing is sent. Ranks tell each other where they listen in a file, which has no line to
+cut; the connections they then open (gloo) are cut in one of eight cases, half of those before the first step: the
+supervisor must go on from the checkpoint by itself, for a reason with a name, and end with the same bits. Patience is
+shortened (30 and 10 minutes between ranks, 15 for the supervisor). Not cut: NCCL's connections, and two machines.
+Controls: sending straight to the final name unchecked, receiving unchecked, no timeout, starting over after a cut;
+for ranks no timeout, and checkpoints thrown away before a restart.
 """
 
 import contextlib
@@ -18,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ranks
 import store_servers
 from campaign import Campaign
 from network import DOWN, KINDS, UP, Cut, Proxy, proxied
@@ -31,7 +36,7 @@ from stoker.store.shelf import Fault, Patience, Patient
 
 PART = 256 << 10
 PATIENCE = Patience(
-    stall_seconds=5,
+    stall_seconds=3,
     least_bytes_per_second=PART,
     tries=8,
     part_bytes=PART,
@@ -76,11 +81,19 @@ class Seen:
 
 
 def run(campaign: Campaign) -> None:
+    """Cuts of copies, and one in eight of the connections between ranks."""
+    of_ranks = campaign.n // 8 if ranks.possible() else 0
+    cut_copies(campaign, campaign.n - of_ranks)
+    if of_ranks:
+        ranks.cut(campaign, campaign.n)
+
+
+def cut_copies(campaign: Campaign, until: int) -> None:
     campaign.measured["servers"] = store_servers.versions()
     all_seconds: list[float] = []
     with _sides(campaign.folder) as sides:
         for number in itertools.count():
-            if campaign.done >= campaign.n:
+            if campaign.done >= until:
                 break
             side, task = sides[number % 2], (upload, download)[number // 2 % 2]
             seen = task(campaign, side, number, campaign.random(number))
@@ -118,8 +131,8 @@ def _sides(folder: Path) -> Iterator[list[Side]]:
     with contextlib.ExitStack() as stack:
         s3 = stack.enter_context(store_servers.rclone(folder / "s3"))
         ssh = stack.enter_context(store_servers.sshd(folder / "ssh"))
-        s3_proxy = stack.enter_context(proxied(s3.port))
-        ssh_proxy = stack.enter_context(proxied(ssh.port))
+        s3_proxy = stack.enter_context(proxied(lambda _: s3.port))
+        ssh_proxy = stack.enter_context(proxied(lambda _: ssh.port))
         stack.enter_context(_environment({**s3.settings, **ssh.settings}))
         (folder / "there").mkdir()
 
@@ -232,6 +245,7 @@ def _judged(side: Side, cuts: list[Cut], work: Callable[[], None], sizes: Callab
     if moved > allowed:
         seen.wrong.append(f"{moved} bytes were moved, {allowed} allowed: what was there was sent again")
     side.proxy.heal()
+    thread.join(WITHOUT_CUTS_SECONDS)  # what hung goes on now; the next case must not meet it
     return seen
 
 

@@ -1,10 +1,12 @@
 """C7: corrupted checkpoint, configuration, tokenizer and data files: bits flipped, cut, zeroed, swapped, doubled, gone.
 
 A damaged checkpoint must be passed over for the one before, with a reason; damaged data, tokenizers and reports must be
-a named error; a damaged base model must refuse the resume. Nothing may be accepted, and nothing may end in a traceback.
+a named error; a damaged base model must refuse the resume; a damaged best checkpoint must not keep a run from its end.
+Nothing may be accepted, and nothing may end in a traceback.
 Controls: sizes are compared and digests are not; the record's own digest is not looked at.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +18,13 @@ from campaign import Campaign
 
 from stoker.engine import models
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, files, prepared
+from stoker.rundir import checkpoints, events, files, prepared
 from stoker.rundir.layout import RunDir
 
 CONTROL_CASES = 60
 RESUMED_EVERY = 500
+NOT_TRAINED_ON = {"generation_config.json"}
+"""Of a base model: how it samples text, which no training looks at; in a checkpoint it is damaged like all others."""
 KINDS = ("flip", "flip", "flip", "cut", "zero", "swap", "grow", "empty", "gone", "noise")
 
 
@@ -33,6 +37,8 @@ def run(campaign: Campaign) -> None:
         _case(campaign, run_dir, number)
         if number % RESUMED_EVERY == 0:
             _resumed(campaign, run_dir, number, wanted)
+    for number in range(max(2, campaign.n // RESUMED_EVERY)):
+        _best(campaign, number)
     _controls(campaign, run_dir)
 
 
@@ -56,8 +62,6 @@ def _end_at(step: int) -> Callable[[], None]:
 
         def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             if state.global_step == step:
-                import os
-
                 os.kill(os.getpid(), 9)
             return plain(self, args, state, control, **kwargs)
 
@@ -85,7 +89,7 @@ def _case(campaign: Campaign, run_dir: RunDir, number: int) -> None:
         "data": (run_dir.data, None),
         "base": (campaign.folder / "base", None),
     }[about]
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "generation_config.json")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in NOT_TRAINED_ON)
     path = random.choice(paths)
     kind = random.choice(KINDS)
     name = path.relative_to(folder).as_posix()
@@ -186,18 +190,73 @@ def _resumed(campaign: Campaign, run_dir: RunDir, number: int, wanted: trainings
     campaign.counts["resumed past a damaged one, same end"] += not wrong
 
 
+def _best(campaign: Campaign, number: int) -> None:
+    """A damaged best checkpoint of a run whose steps are all done, or half done: the last one is the result."""
+    random = campaign.random("best", number)
+    words = trainings.text(
+        campaign.folder / "base",
+        train="{batch: 4, steps: 12, learning_rate: 1e-3, eval_every: 4 steps}",
+        save="{every: 2 steps, keep: 2, best: eval_loss}",
+    )
+    run_dir = trainings.make(campaign.folder / f"best{number}", words)
+    half = number % 2 == 1
+    ended = trainings.start(run_dir, before=_both(_worse_and_worse, _end_at(9)) if half else _worse_and_worse).wait()
+    assert ended == (-9 if half else 0), trainings.log_of(run_dir)
+    shutil.rmtree(run_dir.artifacts, ignore_errors=True)
+    best = run_dir.checkpoints / "step-00000004"
+    record = number % 4 < 2
+    path = best / checkpoints.COMMIT_NAME if record else random.choice(sorted(best.rglob("*.safetensors")))
+    while not _damage(path, path, random.choice(("flip", "cut", "empty", "noise")), random):
+        pass
+    attempt = trainings.start(run_dir, before=_worse_and_worse)
+    wrong = f"{attempt.codes} {trainings.log_of(run_dir)}" if attempt.wait() else _is_last(run_dir)
+    if wrong:
+        campaign.fail(["best", number, path.name], wrong)
+    campaign.counts["ended past a damaged best one"] += not wrong
+
+
+def _is_last(run_dir: RunDir) -> str:
+    """Whether the result is the last checkpoint's, and the damage was said and put aside."""
+    last = checkpoints.committed(run_dir.checkpoints)[-1]
+    if last.step != 12 or tiny_run.weights_sha(last.path) != tiny_run.weights_sha(run_dir.final):
+        return f"the result is not step {last.step}"
+    if not any(e["event"] == "rejected" and e["path"] == "step-00000004" for e in events.read(run_dir.events_file)):
+        return "nothing was said"
+    aside = list((run_dir.checkpoints / ".quarantine").glob("step-00000004.*/REASON.json"))
+    return "" if aside else "nothing in quarantine"
+
+
+def _worse_and_worse() -> None:
+    """The first eval is the best."""
+    from stoker.engine import callbacks
+
+    plain = callbacks.Best.on_evaluate
+
+    def on_evaluate(self: Any, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> Any:
+        worse = {**metrics, "eval_loss": metrics["eval_loss"] + state.global_step}
+        return plain(self, args, state, control, worse, **kwargs)
+
+    callbacks.Best.on_evaluate = on_evaluate  # type: ignore[method-assign]
+
+
+def _both(*changes: Callable[[], None]) -> Callable[[], None]:
+    def before() -> None:
+        for change in changes:
+            change()
+
+    return before
+
+
 # ---- controls
 
 
 def _controls(campaign: Campaign, run_dir: RunDir) -> None:
     changes = {
         "digests of files are not compared": (files, "sha256", _digest_of_nothing(run_dir)),
-        "the record's digest is not compared": (checkpoints, "_digest", None),
+        "the record's digest is not compared": (checkpoints, "_digest", lambda said: said.get("digest", "")),
     }
     for name, (module, word, changed) in changes.items():
         plain = getattr(module, word)
-        if word == "_digest":
-            changed = lambda said: said.get("digest", "")  # noqa: E731
         setattr(module, word, changed)
         try:
             for number in range(CONTROL_CASES):

@@ -16,8 +16,10 @@ import shutil
 import signal
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,6 +46,8 @@ ALLOWED = [
     *(Path("/etc") / name for name in ("nsswitch.conf", "gai.conf", "host.conf", "services", "ssl", "ld.so.cache")),
 ]
 STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn"}
+ENDS = ("went on", "refused in words")
+"""How a hostile file may end what is done with it; a traceback is for mistakes of ours."""
 CASE_SECONDS = 120
 CANARY = "Canary7f3aD0notLeak9c51e2b8"
 SECRETS = {
@@ -65,10 +69,11 @@ def run(campaign: Campaign) -> None:
     campaign.measured["corpus"] = {"files": len(corpus), "secrets": len(secrets)}
     chance = campaign.random("corpus")
     wanted = max(0, campaign.n - len(secrets)) if campaign.n >= len(secrets) * 2 else campaign.n // 2
-    chosen = corpus if wanted >= len(corpus) else chance.sample(corpus, wanted)
-    for one in chosen:
+    for one in corpus if wanted >= len(corpus) else _some(chance, corpus, wanted):
         ended, wrong = _case(campaign.folder / "case", template, one)
         campaign.case(one.kind.split()[0], ended)
+        if ended not in ENDS:
+            wrong.append(f"{ended}: {_last_line(campaign.folder / 'case' / 'output')}")
         if wrong:
             campaign.fail(one.title, "; ".join(wrong))
     for title, act in secrets if wanted >= len(corpus) else chance.sample(secrets, campaign.n - wanted):
@@ -76,6 +81,18 @@ def run(campaign: Campaign) -> None:
         campaign.case("secret", ended)
         if wrong:
             campaign.fail(title, "; ".join(wrong))
+
+
+def _some(chance: Random, corpus: list[Hostile], wanted: int) -> list[Hostile]:
+    """A part of the corpus: one of every kind before a second of any."""
+    mixed, met = chance.sample(corpus, len(corpus)), Counter[str]()
+    turns = []
+    for one in mixed:
+        kind = one.kind.split()[0]
+        turns.append(met[kind])
+        met[kind] += 1
+    in_turn = sorted(zip(turns, range(len(mixed)), strict=True))
+    return [mixed[place] for _, place in in_turn[:wanted]]
 
 
 # ---- a good folder
@@ -151,6 +168,11 @@ def _watched(case: Path, act: Callable[[], Any]) -> tuple[str, list[str]]:
         wrong.append("executed")
     ended = {0: "went on", 1: "refused in words", 2: "ended by an exception"}.get(code, f"ended with {code}")
     return ended, sorted(set(wrong))
+
+
+def _last_line(output: Path) -> str:
+    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _child(case: Path, act: Callable[[], Any]) -> int:
@@ -405,8 +427,8 @@ def _chat(run_dir: RunDir, one: Hostile) -> None:
     from stoker.engine import generate
 
     _, tokenizer = generate.load(run_dir)
-    if tokenizer.chat_template:
-        tokenizer.apply_chat_template([{"role": "user", "content": "w3"}], tokenize=False)
+    turns = [{"role": "user", "content": "w3"}]
+    generate.prompt_ids(tokenizer, turns, plain=generate.is_plain(run_dir, tokenizer))
 
 
 def _merge(run_dir: RunDir, one: Hostile) -> None:
@@ -532,6 +554,9 @@ def _leak(case: Path, template: Path, act: Callable[[RunDir], None]) -> tuple[st
     run_dir = _jail(case, template)
 
     def with_secrets() -> None:
+        from stoker.store.shelf import Patience
+
+        Patience.pause = lambda *_: None  # type: ignore[method-assign]  # nothing leaks while it waits
         os.environ |= SECRETS
         act(run_dir)
 

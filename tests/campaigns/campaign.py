@@ -6,12 +6,14 @@ away, in the campaign and nowhere else: one that is not noticed fails the campai
 
 import argparse
 import datetime
+import hashlib
 import importlib
 import json
 import os
 import platform
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,8 +24,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import stoker
+
+os.environ.setdefault("STOKER_METADATA", "off")  # no supervisor of a campaign asks the cloud it may run in
+
 HERE = Path(__file__).parent
 EVIDENCE = HERE.parents[1] / "docs" / "evidence" / "campaigns"
+MOST_FAILURES = 20
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors", "bitsandbytes")
 
 
@@ -35,6 +42,7 @@ class Campaign:
         self._report = report
         self._started = time.time()
         self._shown = 0.0
+        self._code = code()
         self.counts: Counter[str] = Counter()
         self.measured: dict[str, Any] = {}
         self.failures: list[dict[str, Any]] = []
@@ -73,8 +81,14 @@ class Campaign:
 
     @property
     def passed(self) -> bool:
-        """Whether all was well, and every control was noticed."""
-        return not self.failures and all(one["caught"] for one in self.controls.values())
+        """Whether all was well, every control was noticed, and the code stayed as it was."""
+        same = code()["sha256"] == self._code["sha256"]
+        return same and not self.failures and all(one["caught"] for one in self.controls.values())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so much has failed that more of it says nothing new."""
+        return len(self.failures) >= MOST_FAILURES
 
     def report(self) -> dict[str, Any]:
         """What is written down."""
@@ -93,6 +107,7 @@ class Campaign:
             "measured": self.measured,
             "seconds": round(time.time() - self._started),
             "versions": versions(),
+            "code": {"start": self._code, "end": code()},
             "machine": {"cores": os.cpu_count(), "system": platform.platform(terse=True), "device": "cpu"},
         }
 
@@ -101,6 +116,20 @@ class Campaign:
         if self._report:
             self._report.parent.mkdir(parents=True, exist_ok=True)
             self._report.write_text(json.dumps(self.report(), ensure_ascii=False, indent=1) + "\n")
+
+
+def code() -> dict[str, Any]:
+    """Which code runs: the commit, whether anything but evidence differs from it, and a digest of the product."""
+    package = Path(stoker.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
+    changed = _git(package, "status", "--porcelain", "--", ":/", ":(exclude,top)docs/evidence")
+    return {"commit": _git(package, "rev-parse", "HEAD"), "clean": not changed, "sha256": digest.hexdigest()}
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def versions() -> dict[str, str]:

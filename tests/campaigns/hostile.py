@@ -280,9 +280,13 @@ CONFIGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("added_tokens_file", "tokenizer_config.json", {"added_tokens_file": "DECOY"}),
     ("special_tokens_map_file", "tokenizer_config.json", {"special_tokens_map_file": "DECOY"}),
     ("name_or_path", "tokenizer_config.json", {"name_or_path": "OUTSIDE"}),
-    ("index leads out", "model.safetensors.index.json", {"weight_map": {"lm_head.weight": "../outside/decoy"}}),
-    ("index is absolute", "model.safetensors.index.json", {"weight_map": {"lm_head.weight": "DECOY"}}),
-    ("index of pickles", "pytorch_model.bin.index.json", {"weight_map": {"lm_head.weight": "DECOY"}}),
+    (
+        "index leads out",
+        "model.safetensors.index.json",
+        {"metadata": {}, "weight_map": {"lm_head.weight": "../outside/decoy"}},
+    ),
+    ("index is absolute", "model.safetensors.index.json", {"metadata": {}, "weight_map": {"lm_head.weight": "DECOY"}}),
+    ("index of pickles", "pytorch_model.bin.index.json", {"metadata": {}, "weight_map": {"lm_head.weight": "DECOY"}}),
     ("custom_generate", "generation_config.json", {"custom_generate": "OUTSIDE"}),
 )
 

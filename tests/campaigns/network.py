@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 KINDS = ("reset", "stall", "half-open", "trickle")
@@ -32,7 +32,8 @@ class Cut:
 class Proxy:
     """Passes connections on to a port, counts bytes, and breaks the line where armed."""
 
-    target_port: int
+    reach: Callable[[int], int]
+    """The port that a connection from this port is passed on to."""
     port: int = 0
     moved: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
     fired: list[Cut] = field(default_factory=list)
@@ -59,10 +60,14 @@ class Proxy:
     def serve(self, listening: socket.socket) -> None:
         while True:
             try:
-                near, _ = listening.accept()
-                far = socket.create_connection(("127.0.0.1", self.target_port))
+                near, (_, origin) = listening.accept()
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self.reach(origin)))
+            except OSError:
+                _end(near)
+                continue
             line = Line(self, near, far)
             with self._lock:
                 self._open += [near, far]
@@ -155,12 +160,14 @@ def _end(one: socket.socket, *, reading_only: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def proxied(target_port: int) -> Iterator[Proxy]:
+def proxied(reach: Callable[[int], int]) -> Iterator[Proxy]:
     listening = socket.create_server(("127.0.0.1", 0))
-    proxy = Proxy(target_port, int(listening.getsockname()[1]))
-    threading.Thread(target=proxy.serve, args=(listening,), daemon=True).start()
+    proxy = Proxy(reach, int(listening.getsockname()[1]))
+    serving = threading.Thread(target=proxy.serve, args=(listening,), daemon=True)
+    serving.start()
     try:
         yield proxy
     finally:
-        listening.close()
+        _end(listening)
+        serving.join()
         proxy.heal()

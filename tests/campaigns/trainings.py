@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,10 +18,10 @@ from pathlib import Path
 
 import tiny_run
 from tiny_run import RunDir
-from tqdm import tqdm
 
-from stoker.rundir import events, files
+from stoker.rundir import checkpoints, events, files
 
+STEPS = 40
 _KEPT = ("run.yaml", "manifest.json", "plan.json", "data")
 
 
@@ -32,7 +31,7 @@ def text(base: Path, *, method: str = "lora", ranks: int = 1, **words: str) -> s
     sections = {
         "data": "{train: rows.jsonl, eval: rows.jsonl, length: 64, pack: true}",
         "tune": f"{{method: {method}{adapter}}}",
-        "train": "{batch: 4, steps: 40, learning_rate: 1e-3, warmup: 5, eval_every: 7 steps}",
+        "train": f"{{batch: 4, steps: {STEPS}, learning_rate: 1e-3, warmup: 5, eval_every: 7 steps}}",
         "save": "{every: 2 steps, keep: 2, best: eval_loss}",
         "where": f"{{micro: 2, processes: {ranks}}}" if ranks > 1 else "{micro: 2}",
         "native": "{trainer: {report_to: []}}",
@@ -40,9 +39,9 @@ def text(base: Path, *, method: str = "lora", ranks: int = 1, **words: str) -> s
     return f"model: {base}\n" + "\n".join(f"{key}: {value}" for key, value in sections.items())
 
 
-def make(folder: Path, words: str, rows: int = 23, longest: int = 64) -> RunDir:
+def make(folder: Path, words: str, rows: int = 23, longest: int = 64, eval_rows: int = 3) -> RunDir:
     made = tiny_run.random_rows(rows, seed=5, longest=longest, segments=3)
-    return tiny_run.make_run(folder, words, made, made[:3])
+    return tiny_run.make_run(folder, words, made, made[:eval_rows])
 
 
 def again(run_dir: RunDir, folder: Path) -> RunDir:
@@ -82,7 +81,7 @@ class Attempt:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
-    def wait(self, seconds: float = 1800) -> int:
+    def wait(self, seconds: float = 300) -> int:
         """The worst exit code; a rank that is not back in time is ended and counted as a hang."""
         deadline = time.monotonic() + seconds
         while self.running():
@@ -121,13 +120,16 @@ def start(run_dir: RunDir, before: Callable[[], None] | None = None) -> Attempt:
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
-            _train(run_dir, rank, count, meeting, before, attempt.pids[0] if attempt.pids else 0)
+            train_rank(run_dir, rank, count, meeting, before, attempt.pids[0] if attempt.pids else 0)
         os.setpgid(pid, attempt.pids[0] if attempt.pids else pid)
         attempt.pids.append(pid)
     return attempt
 
 
-def _train(run_dir: RunDir, rank: int, count: int, meeting: str, before: Callable[[], None] | None, group: int) -> None:
+def train_rank(
+    run_dir: RunDir, rank: int, count: int, meeting: str, before: Callable[[], None] | None, group: int
+) -> None:
+    """Be one rank of a training, in a child that joins a process group (0: has its own), to the end of the process."""
     code = 70
     try:
         os.setpgid(0, group)
@@ -136,8 +138,6 @@ def _train(run_dir: RunDir, rank: int, count: int, meeting: str, before: Callabl
         os.dup2(log, 2)
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         logging.disable(logging.WARNING)
-        # Its lock is shared by all that were forked; one that was killed may have held it.
-        tqdm.set_lock(threading.RLock())
         if count > 1:
             ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             os.environ |= {key: str(value) for key, value in ranks.items()}
@@ -156,16 +156,20 @@ def _train(run_dir: RunDir, rank: int, count: int, meeting: str, before: Callabl
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished training left: every loss and eval loss in hex, and the weights."""
+    """What a finished training left: every loss and eval loss in hex, the chosen weights, and the last step's state."""
 
     losses: dict[int, str]
     evals: dict[int, str]
     sha: str
+    last: dict[str, str]
+    """Digests of the last checkpoint's weights and of its training state."""
 
 
 def outcome(run_dir: RunDir) -> Outcome:
     evals = {e["step"]: e["eval_loss"].hex() for e in events.read(run_dir.events_file) if e["event"] == "eval"}
-    return Outcome(tiny_run.losses(run_dir), evals, tiny_run.weights_sha(run_dir.final))
+    newest = checkpoints.committed(run_dir.checkpoints)[-1].path
+    last = {path.name: files.sha256(path) for path in sorted(newest.glob("*.safetensors"))}
+    return Outcome(tiny_run.losses(run_dir), evals, tiny_run.weights_sha(run_dir.final), last)
 
 
 def difference(found: Outcome, wanted: Outcome) -> str:
@@ -175,7 +179,11 @@ def difference(found: Outcome, wanted: Outcome) -> str:
         return f"losses differ from step {steps[:1]} on ({len(steps)} of {len(wanted.losses)})"
     if found.evals != wanted.evals:
         return f"eval losses differ: {sorted(set(wanted.evals.items()) ^ set(found.evals.items()))[:2]}"
-    return "" if found.sha == wanted.sha else "final weights differ"
+    if found.sha != wanted.sha:
+        return "final weights differ"
+    if "state.safetensors" not in wanted.last or found.last != wanted.last:
+        return f"the last checkpoint differs: {sorted(set(wanted.last.items()) ^ set(found.last.items()))[:2]}"
+    return ""
 
 
 def log_of(run_dir: RunDir) -> str:

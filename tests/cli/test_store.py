@@ -1,6 +1,7 @@
 """Commands around the store, on a folder: push, pull, verify, runs --store, and what train asks before it starts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 from store_case import commit, make_run
 
 from stoker.cli import pull, push, returning, stored, verify
-from stoker.errors import StokerError
+from stoker.errors import StokerError, StokerErrors
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 from stoker.store import fetch, opening
-from stoker.store.shelf import Fault
+from stoker.store import push as pushing
+from stoker.store.directory import DirectoryStore
+from stoker.store.shelf import Fault, Patience
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def test_push_says_what_stands_in_the_store(run_dir: RunDir, capsys: pytest.Capt
     assert "step 10 stands verified" in capsys.readouterr().err
 
 
-def test_a_push_that_cannot_copy_ends_with_one(
+def test_a_push_that_cannot_copy_for_now_ends_with_75(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def down(*_: Any) -> None:
@@ -43,8 +46,32 @@ def test_a_push_that_cannot_copy_ends_with_one(
     monkeypatch.setattr(opening, "of_run", down)
     with pytest.raises(SystemExit) as ended:
         push.push("tiny", as_json=False)
-    assert ended.value.code == 1
+    assert ended.value.code == 75
     assert "the line is cut" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setenv("STOKER_RUNS", str(run_dir.path.parent))
+    _move_store(run_dir, "unmounted/store")
+    with pytest.raises(SystemExit) as ended:
+        push.push("tiny", as_json=False)
+    assert ended.value.code == 75
+
+
+def test_a_push_that_no_waiting_mends_is_an_error_of_the_users(tmp_path: Path, run_dir: RunDir) -> None:
+    """Those end with 1."""
+    other = make_run(tmp_path / "other", tmp_path / "store", **{"batch: 4": "batch: 8"})
+    commit(other, 10)
+    pushing.push(other)
+    with pytest.raises(StokerError) as caught:
+        push.push("tiny", as_json=False)
+    assert caught.value.code == "STK659"
+    _move_store(run_dir, "s3://me:password@bucket/x")
+    with pytest.raises(StokerErrors):
+        push.push("tiny", as_json=False)
+
+
+def _move_store(run_dir: RunDir, address: str) -> None:
+    text = run_dir.run_file.read_text(encoding="utf-8")
+    run_dir.run_file.write_text(re.sub("store: [^,]*,", f"store: '{address}',", text), encoding="utf-8")
 
 
 def test_a_run_without_a_store_is_told_so(tmp_path: Path, run_dir: RunDir) -> None:
@@ -95,7 +122,7 @@ def test_verify_names_what_is_damaged_here_and_there(
 ) -> None:
     push.push("tiny", as_json=False)
     verify.verify("tiny", None, as_json=False)
-    assert capsys.readouterr().out.count("whole") == 2
+    assert capsys.readouterr().out.count("whole") == 3
     (there,) = (tmp_path / "store").glob("tiny/checkpoints/*/config.json")
     there.unlink()
     (run_dir.checkpoints / "step-00000010" / "model.safetensors").write_bytes(b"x")
@@ -106,6 +133,34 @@ def test_verify_names_what_is_damaged_here_and_there(
     assert "model.safetensors has 1 bytes" in str(caught.value)
     found = json.loads(capsys.readouterr().out)
     assert [one["verified"] for one in (*found["local"], *found["store"]["checkpoints"])] == [False, False]
+
+
+def test_verify_names_a_finished_model_that_is_damaged_in_the_store(tmp_path: Path, run_dir: RunDir) -> None:
+    push.push("tiny", as_json=False)
+    (tmp_path / "store/tiny/artifacts/final/model.safetensors").write_bytes(b"fLnal")
+    with pytest.raises(StokerError) as caught:
+        verify.verify("tiny", None, as_json=False)
+    assert "artifacts/final: model.safetensors has another digest" in str(caught.value)
+
+
+def test_verify_misses_what_is_here_and_not_in_the_store(
+    tmp_path: Path, run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StokerError) as caught:
+        verify.verify("tiny", None, as_json=False)
+    assert str(caught.value).count("not in the store") == 2
+    push.push("tiny", as_json=False)
+    verify.verify("tiny", None, as_json=False)
+    commit(run_dir, 20)
+    (run_dir.final / "model.safetensors").write_bytes(b"newer")
+    capsys.readouterr()
+    with pytest.raises(StokerError) as caught:
+        verify.verify("tiny", None, as_json=True)
+    assert str(caught.value).count("not in the store") == 2
+    missing = json.loads(capsys.readouterr().out)["store"]["missing"]
+    assert [one["step"] for one in missing] == [20, None]
+    push.push("tiny", as_json=False)
+    verify.verify("tiny", None, as_json=False)
 
 
 # ---- before training
@@ -124,6 +179,33 @@ def test_a_store_that_is_down_stops_a_run_that_has_nothing_here(
     assert caught.value.code == "STK652"
     returning.check(run_dir, run_dir.run())
     returning.bring(run_dir, run_dir.run())
+    assert "copies follow" in capsys.readouterr().err
+
+
+def test_training_goes_on_with_what_is_here_when_the_drive_is_not_mounted(
+    tmp_path: Path, run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _move_store(run_dir, str(tmp_path / "drive" / "store"))
+    returning.check(run_dir, run_dir.run())
+    returning.bring(run_dir, run_dir.run())
+    assert capsys.readouterr().err.count("copies follow") == 2
+    assert not (tmp_path / "drive").exists()
+
+
+def test_training_goes_on_with_what_is_here_when_the_line_dies_in_a_download(
+    tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit(run_dir, 20)
+    push.push("tiny", as_json=False)
+    behind = make_run(tmp_path / "behind", tmp_path / "store")
+    commit(behind, 10)
+
+    def cut(*_: Any) -> None:
+        raise Fault("the line is cut")
+
+    monkeypatch.setattr(DirectoryStore, "download", cut)
+    monkeypatch.setattr(Patience, "pause", lambda self, attempt: None)
+    returning.bring(behind, behind.run())
     assert "copies follow" in capsys.readouterr().err
 
 

@@ -231,7 +231,7 @@ def test_a_run_nobody_disturbed_has_no_line_of_its_supervisor(stoker: CommandLin
 
 
 @pytest.mark.parametrize(
-    ("language", "said"), [("en", "2 restarts, last: no sign of life"), ("zh", "没有任何活动迹象")]
+    ("language", "said"), [("en", "restarts: 2, last: no sign of life"), ("zh", "没有任何活动迹象")]
 )
 def test_restarts_and_limits_are_shown(stoker: CommandLine, runs: Path, language: str, said: str) -> None:
     folder = make_run(runs, "medical")

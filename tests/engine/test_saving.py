@@ -123,11 +123,67 @@ def test_a_full_disk_is_not_filled_to_the_last_byte_first(tmp_path: Path, monkey
     assert not wrote
 
 
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE])
+def test_a_mount_that_is_gone_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def gone(folder: Path) -> Any:
+        raise OSError(number, "gone")
+
+    monkeypatch.setattr(filesystem, "room", gone)
+    one = saver(tmp_path)
+    one.begin(job(1))
+    one.wait()
+    assert (one.failed, one.refused) == (True, number)
+    (said,) = kinds(tmp_path, "save_failed")
+    assert (said["error"]["code"], said["free_bytes"]) == ("STK419", None)
+
+
+def test_a_save_that_cannot_be_read_back_is_dropped_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = saver(tmp_path)
+    for step in (1, 2):
+        one.begin(job(step))
+    one.wait()
+    with monkeypatch.context() as broken:
+        broken.setattr(checkpoints, "verify", lambda *_, **__: "model.safetensors has another digest")
+        one.begin(job(3))
+        one.wait()
+    assert (one.failed, one.committed) == (True, 2)
+    assert [event["step"] for event in kinds(tmp_path, "save_failed")] == [3]
+    assert [event["step"] for event in kinds(tmp_path, "checkpoint")] == [1, 2]
+    one.settle(job(4))
+    assert (one.failed, one.committed) == (False, 4)
+
+
 def test_what_no_disk_is_to_blame_for_surfaces(tmp_path: Path) -> None:
     one = saver(tmp_path)
     one.begin(job(1, failing(KeyError("a bug"))))
     with pytest.raises(KeyError):
         one.wait()
+
+
+def test_what_ended_the_training_is_not_covered_by_a_surprise_but_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = saver(tmp_path)
+    one.begin(job(1, failing(KeyError("a bug"))))
+    one.join()
+    assert "a bug" in capsys.readouterr().err
+    with pytest.raises(KeyError):
+        one.wait()
+
+
+def test_tied_weights_are_counted_once() -> None:
+    from types import SimpleNamespace
+
+    import torch
+
+    from stoker.engine.trainer import ExactSteps
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    state = SimpleNamespace(gather=lambda *, keep: ({}, {}))
+    plan = SimpleNamespace(strategy="single")
+    trainer: Any = SimpleNamespace(_plan=plan, model=model, _training_state=state, state=None)
+    assert ExactSteps.copied(trainer, keep=True).bytes == 8 * 8 * 4
 
 
 def test_the_last_save_of_a_run_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +243,9 @@ def test_a_check_beside_the_training_ends_the_run_before_anything_more_is_commit
         raise ValueError("the data is not what was prepared")
 
     one.require(check)
+    time.sleep(0.05)
+    assert not one._surprise, "not before the processes that read data are there"
+    one.start_checks()
     deadline = time.monotonic() + 10
     while not one._surprise and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -223,6 +282,55 @@ def test_a_loaded_shard_holds_no_more_than_itself(tmp_path: Path) -> None:
     assert shard.untyped_storage().nbytes() == 16 * 64 * 4
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "state.safetensors" in line]
     assert (mapped, whole[1, 0]) == ([], 64)
+
+
+def test_copies_are_contiguous_and_nobody_elses() -> None:
+    """8-bit optimizers share their code books; a buffer on a CPU is where training goes on."""
+    import torch
+
+    from stoker.engine import checkpoint
+
+    live = torch.arange(6.0).view(2, 3).t()
+    one, two = checkpoint.kept(live, keep=True), checkpoint.kept(live, keep=True)
+    assert one.is_contiguous()
+    assert torch.equal(one, live)
+    assert len({one.data_ptr(), two.data_ptr(), live.data_ptr()}) == 3
+    assert checkpoint.kept(live, keep=False).numel() == 0
+
+
+def test_zeros_buffers_are_copies_and_kept_by_the_writer_only() -> None:
+    import torch
+
+    from stoker.engine import zero
+
+    model = torch.nn.BatchNorm1d(2)
+    copied = zero._persistent_buffers(model, keep=True)
+    assert copied["running_mean"].data_ptr() != model.running_mean.data_ptr()
+    assert zero._persistent_buffers(model, keep=False)["running_mean"].numel() == 0
+
+
+def test_a_heart_beats_on_after_a_disk_was_gone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.engine import guard
+
+    monkeypatch.setattr(guard, "_BEAT_SECONDS", 0.0)
+    heart = guard.Heartbeat(tmp_path / "folder" / "heartbeat")
+    heart.beat()
+    (tmp_path / "folder").mkdir()
+    heart.beat()
+    assert (tmp_path / "folder" / "heartbeat").exists()
+
+
+def test_a_stop_file_on_a_mount_that_is_gone_is_no_stop_and_no_error() -> None:
+    import signal
+
+    from stoker.engine import callbacks
+
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        assert not callbacks.StopRequest(Path("x" * 300)).requested  # ENAMETOOLONG, for ENOTCONN
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
 
 
 def test_the_scaler_comes_back_with_the_state(tmp_path: Path) -> None:

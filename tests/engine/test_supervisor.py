@@ -1,14 +1,18 @@
 """The supervisor with the real trainer: killed, out of memory, a step that is not finite."""
 
+import dataclasses
 import os
 import resource
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import forked_trainer
+import metadata_server
 import pytest
 import tiny_run
 
@@ -92,9 +96,6 @@ def test_the_program_itself_survives_a_kill_of_its_trainer(
     tmp_path: Path, base: Path, whole: tiny_run.RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As users have it: processes of their own from the first to the last."""
-    import threading
-    import time
-
     from stoker.launch import training
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -121,9 +122,6 @@ def test_a_killed_rank_ends_all_and_all_go_on(
     tmp_path: Path, base: Path, whole: tiny_run.RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchrun says 1, its log says which signal; no rank is left behind to hold the lock."""
-    import threading
-    import time
-
     from stoker.launch import training
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -287,8 +285,6 @@ def test_a_time_budget_commits_and_goes_on_when_it_is_raised(tmp_path: Path, bas
     files.write_json(run_dir.plan_file, {**plan, "limits": {"time_seconds": 0.5}})
 
     def injure(attempt: int) -> None:
-        import time
-
         at_step(2, lambda _: time.sleep(1))
 
     assert supervise(run_dir, injure) == 75, forked_trainer.logs(run_dir.path)
@@ -297,3 +293,37 @@ def test_a_time_budget_commits_and_goes_on_when_it_is_raised(tmp_path: Path, bas
     assert supervise(run_dir) == 1
     files.write_json(run_dir.plan_file, {**plan, "limits": {"time_seconds": 600}})
     assert supervise(run_dir) == 0
+
+
+def test_a_spot_notice_commits_the_step_it_is_at_and_the_rest_has_the_same_bits(
+    tmp_path: Path, base: Path, whole: tiny_run.RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated cloud marks the machine while step 6 is under way; saves are due at 4, 8 and 12."""
+    run_dir = make(tmp_path, text(base))
+    stop = run_dir.path / "stop"
+
+    def until_asked(_: Any) -> None:
+        (tmp_path / "step-6").touch()
+        while not stop.exists():
+            time.sleep(0.01)
+
+    def mark(server: metadata_server.Simulated) -> None:
+        while not (tmp_path / "step-6").exists():
+            time.sleep(0.01)
+        server.mark()
+
+    with metadata_server.simulated("aws") as server:
+        monkeypatch.setenv("STOKER_METADATA", server.address)
+        marking = threading.Thread(target=mark, args=(server,), daemon=True)
+        marking.start()
+        run_dir.logs.mkdir(exist_ok=True)
+        start = forked_trainer.starter(lambda attempt: at_step(6, until_asked))
+        quick = dataclasses.replace(QUICK, notice_seconds=0.05)
+        assert Supervisor(run_dir.path, quick, start=start).run() == 75, forked_trainer.logs(run_dir.path)
+        marking.join()
+    assert [one["reason"] for one in noted(run_dir, "limit")] == ["notice"]
+    assert [one.step for one in checkpoints.committed(run_dir.checkpoints)] == [4, 6]
+    assert supervise(run_dir) == 0
+    assert [one["resumed_step"] for one in noted(run_dir, "attempt")] == [0, 6]
+    assert tiny_run.losses(run_dir) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(whole.final)

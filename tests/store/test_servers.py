@@ -20,7 +20,7 @@ from store_case import commit, lease_of, make_run
 from store_servers import BUCKET, Server
 
 from stoker.errors import StokerError
-from stoker.store import copies, opening, push
+from stoker.store import copies, opening, push, shelf
 from stoker.store.s3 import S3Store
 from stoker.store.shelf import Fault, Patience, Patient
 
@@ -178,6 +178,25 @@ def test_an_upload_goes_on_in_another_process(place: Place, tmp_path: Path) -> N
     assert again.sha256("run/big", 6 * PART) == digest(source.read_bytes())
 
 
+def test_a_file_that_arrived_is_not_sent_again(place: Place, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(3 * PART))
+    place.open().upload(source, "run/big", digest(source.read_bytes()))
+    again = place.open()
+    sent = _cut_after(again, 0)
+    again.upload(source, "run/big", digest(source.read_bytes()))
+    assert sent == []
+
+
+def test_what_is_too_large_is_not_read_into_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = place.open()
+    store.write("run/lease.json", b" " * 3000)
+    monkeypatch.setattr(shelf, "LARGEST_SMALL_BYTES", 2000)
+    with pytest.raises(StokerError) as caught:
+        store.read("run/lease.json")
+    assert caught.value.code == "STK658"
+
+
 def _cut_after(store: Patient, parts: int) -> list[int]:
     """Let so many parts of a file through; those that went."""
     sent: list[int] = []
@@ -228,6 +247,66 @@ def test_an_upload_whose_last_answer_was_lost_is_not_sent_again(
     store.upload(source, "run/big", digest(source.read_bytes()))
     assert lost
     assert len(sent) == 3
+
+
+def test_tags_that_are_no_digests_are_the_servers_own(moto: Server, tmp_path: Path) -> None:
+    """As where a bucket encrypts what it is given; moto does not, so its tags are exchanged on the way."""
+    with _settings(moto.settings):
+        store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(3 * PART + 5))
+    inner: Any = store.inner
+    call = plain = inner._call
+    real: dict[str, str] = {}
+
+    def foreign(tag: str) -> str:
+        shown = f'"{hashlib.sha256(tag.encode()).hexdigest()[:32].upper()}"'
+        real[shown] = tag
+        return shown
+
+    def encrypting(method: str, size: int = 0, /, **options: Any) -> Any:
+        for part in options.get("MultipartUpload", {}).get("Parts", ()):
+            part["ETag"] = real[part["ETag"]]
+        answer = call(method, size, **options)
+        for one in (answer, *answer.get("Parts", ())):
+            if "ETag" in one:
+                one["ETag"] = foreign(one["ETag"])
+        return answer
+
+    _cut_after(store, 2)
+    call = inner._call
+    inner._call = encrypting
+    with pytest.raises(Fault):
+        inner.upload(source, "run/big", digest(source.read_bytes()))
+    call = plain
+    store.upload(source, "run/big", digest(source.read_bytes()))
+    assert store.sha256("run/big", source.stat().st_size) == digest(source.read_bytes())
+
+
+def test_a_server_that_offers_no_conditions_is_written_to_all_the_same(moto: Server, tmp_path: Path) -> None:
+    with _settings(moto.settings):
+        store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
+    inner: Any = store.inner
+    real = inner._files._call_s3
+
+    async def without(method: str, **options: Any) -> Any:
+        if options.keys() & {"IfNoneMatch", "IfMatch"}:
+            error = OSError("not implemented")
+            error.__cause__ = _Answered({"Error": {"Code": "NotImplemented"}})
+            raise error
+        return await real(method, **options)
+
+    inner._files._call_s3 = without
+    assert store.create("run/lease.json", b"one")
+    assert not store.create("run/lease.json", b"two")
+    assert store.swap("run/lease.json", b"one", b"three")
+    assert store.read("run/lease.json") == b"three"
+
+
+class _Answered(Exception):
+    def __init__(self, response: dict[str, Any]) -> None:
+        super().__init__("an answer of S3")
+        self.response = response
 
 
 def test_a_wrong_key_is_refused_and_not_repeated(rclone: Server, tmp_path: Path) -> None:
@@ -335,7 +414,7 @@ def test_nothing_listens_and_it_is_said_soon(tmp_path: Path) -> None:
 
 
 def test_a_push_that_is_killed_goes_on_when_it_is_called_again(sshd: Server, tmp_path: Path) -> None:
-    with proxied(sshd.port) as proxy:
+    with proxied(lambda _: sshd.port) as proxy:
         address = f"ssh://127.0.0.1:{proxy.port}{tmp_path}/copies"
         run_dir = make_run(tmp_path / "box", Path("store"), **{"store: store": f"store: '{address}'"})
         one = commit(run_dir, 10, os.urandom(24 << 20))
@@ -350,7 +429,8 @@ def test_a_push_that_is_killed_goes_on_when_it_is_called_again(sshd: Server, tmp
         os.killpg(killed.pid, signal.SIGKILL)
         killed.communicate()
         proxy.heal()
-        _expire_lease(tmp_path / "copies")
+        # The killed process' token is this run directory's own, so nothing has to expire.
+        assert (tmp_path / "copies" / "tiny" / "lease.json").exists()
         before = proxy.moved[UP]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
@@ -362,14 +442,9 @@ def test_a_push_that_is_killed_goes_on_when_it_is_called_again(sshd: Server, tmp
     assert copy.commit == one.commit
 
 
-def _expire_lease(folder: Path) -> None:
-    """The killed process' token is this run directory's own, so nothing has to expire; only that it is there."""
-    assert (folder / "tiny" / "lease.json").exists()
-
-
 def test_answers_that_never_come_are_given_up(rclone: Server, tmp_path: Path) -> None:
     hurried = Patience(stall_seconds=1, least_bytes_per_second=1e6, tries=1)
-    with proxied(rclone.port) as proxy:
+    with proxied(lambda _: rclone.port) as proxy:
         with _settings({**rclone.settings, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}):
             store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=hurried)
             proxy.arm([Cut("stall", DOWN, 10)])

@@ -322,7 +322,7 @@ def pull(name: Existing, from_: From = None, json: Json = False) -> None:
 
 @app.command()
 def verify(name: Existing, from_: From = None, json: Json = False) -> None:
-    """Read back every checkpoint of a run, here and in its store."""
+    """Read back every checkpoint of a run, here and in its store, and see that the newest is there."""
     from stoker.cli import verify as body
 
     body.verify(name, from_, as_json=json)

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.cli.figures import duration
+from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
@@ -14,6 +15,7 @@ from stoker.rundir.layout import RunDir
 _RECENT_STEPS = 20
 _KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
 """Events of which the newest counts, and where it is kept."""
+_SUPERVISORS = {"STK670", "STK673", "STK674"}
 _INTERVENTIONS = {"restart", "replan", "passed_over", "limit"}
 _INPUT_BOUND_SHARE = 0.2
 """Above this share of waiting for data, the loader is what limits the run."""
@@ -53,6 +55,8 @@ class Progress:
             self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
+        if not events.is_whole(event):
+            return
         kind = event["event"]
         if kind == "attempt":
             self.attempt, self.end, self.error = event, {}, {}
@@ -70,8 +74,16 @@ class Progress:
             setattr(self, _KEPT[kind], event)
         elif kind == "error" and event["program"] in ("train", "prepare", "supervisor"):
             # Where one rank fails, others fail at its absence: that must not stand in front of the reason.
-            by_absence = self.error and event["error"]["code"] == "STK402"
+            by_absence = self.error and event["error"]["code"] in ("STK402", "STK423")
             self.error = self.error if by_absence else event["error"]
+
+    @property
+    def problem(self) -> StokerError:
+        """The error in words; of the supervisor's own the reason is a word of its own, too."""
+        error = StokerError.from_json(self.error)
+        if error.code in _SUPERVISORS:
+            error.fields["reason"] = reason(str(error.fields["reason"]))
+        return error
 
     @property
     def state(self) -> str:
@@ -147,10 +159,12 @@ _REASONS = {
     "device": "reason.device",
     "machine": "reason.machine",
     "surprise": "reason.surprise",
+    "lost": "reason.lost",
     "bad_step": "reason.bad_step",
     "time": "reason.time",
     "money": "reason.money",
     "deadline": "reason.deadline",
+    "notice": "reason.notice",
     "user": "reason.user",
     "signal": "reason.signal",
     "asked": "reason.asked",

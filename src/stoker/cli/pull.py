@@ -6,6 +6,7 @@ from typing import Any
 from stoker import messages
 from stoker.cli import console
 from stoker.cli.runs import size
+from stoker.cli.stored import ALOUD
 from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir import layout
@@ -31,7 +32,7 @@ def pull(name: str, source: str | None, *, as_json: bool) -> None:
         parts.append(messages.text("pull.checkpoint", step=brought["step"]))
     if brought["final"]:
         parts.append(messages.text("pull.artifact"))
-    console.talk("pull.done", name=run_dir.name, what=", ".join(parts))
+    console.talk("pull.done", name=run_dir.name, what=messages.text("pull.comma").join(parts))
 
 
 def located(name: str, source: str | None) -> tuple[RunDir, str, Patient]:
@@ -49,7 +50,7 @@ def located(name: str, source: str | None) -> tuple[RunDir, str, Patient]:
     # An address on the command line starts where the user stands, one of a run file where the file does.
     start = Path.cwd() if source else folder
     try:
-        return run_dir, text, opening.open_store(text, start, bandwidth)
+        return run_dir, text, opening.open_store(text, start, bandwidth, ALOUD)
     except Fault as fault:
         raise StokerError("STK652", store=text, reason=fault) from fault
 

@@ -3,13 +3,13 @@
 import sys
 
 from stoker.cli import console
-from stoker.errors import EXIT_USER, StokerError
+from stoker.errors import EXIT_STOPPED, StokerError
 from stoker.rundir import layout
 from stoker.store import push as copying
 
 
 def push(name: str, *, as_json: bool) -> None:
-    """Copy; ends with 0 only where the newest committed checkpoint stands verified in the store."""
+    """Copy; ends with 0 where newest checkpoint and finished model stand verified in the store, 75 if not for now."""
     run_dir = layout.find(name)
     if run_dir.run().save.store is None:
         raise StokerError("STK661", name=run_dir.name)
@@ -23,4 +23,4 @@ def push(name: str, *, as_json: bool) -> None:
     else:
         console.talk("push.done", step=outcome["step"])
     if not outcome["copied"]:
-        sys.exit(EXIT_USER)
+        sys.exit(EXIT_STOPPED)

@@ -26,7 +26,7 @@ def replan(name: str, step: int) -> None:
 
 
 def _replan(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
-    before = Plan.model_validate(files.read_json(run_dir.plan_file))
+    before = files.read_record(run_dir.plan_file, Plan)
     failed = Rung(
         strategy=before.strategy,
         gradient_checkpointing=before.gradient_checkpointing,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from stoker.cli import console
 from stoker.cli.runs import size
+from stoker.cli.stored import ALOUD
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints
@@ -31,7 +32,7 @@ def bring(run_dir: RunDir, run: Run) -> None:
 
 
 def _check(run_dir: RunDir, run: Run) -> None:
-    store = opening.of_run(run, run_dir.folder())
+    store = opening.of_run(run, run_dir.folder(), ALOUD)
     if opening.same_disk(run, run_dir):
         console.talk("store.same_disk")
     if fetch.require_same_run(store, run_dir, run):
@@ -48,7 +49,7 @@ def _bring(run_dir: RunDir, run: Run) -> None:
     def found(copy: Copy) -> None:
         console.talk("store.fetching", step=copy.commit.step, size=size(copy.commit.total_bytes))
 
-    _, passed = fetch.newer_checkpoint(opening.of_run(run, run_dir.folder()), run_dir, found)
+    _, passed = fetch.newer_checkpoint(opening.of_run(run, run_dir.folder(), ALOUD), run_dir, found)
     for one in passed:
         console.talk("store.passed", folder=one.folder, reason=one.reason)
 

@@ -10,13 +10,16 @@ from stoker.cli import console
 from stoker.cli.runs import size
 from stoker.errors import StokerError
 from stoker.store import copies, opening
-from stoker.store.shelf import Fault, Patient
+from stoker.store.shelf import Fault, Patience, Patient
+
+ALOUD = Patience(told=lambda fault: console.talk("store.again", reason=fault))
+"""Somebody waits at a terminal, perhaps for minutes."""
 
 
 def runs(address: str, *, as_json: bool) -> None:
     """List a store's runs by name."""
     try:
-        store = opening.open_store(address, Path.cwd())
+        store = opening.open_store(address, Path.cwd(), patience=ALOUD)
         names = store.names("")
         found = [_facts(store, name, names) for name in copies.run_names(names)]
     except Fault as fault:

@@ -87,6 +87,8 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
                     _tell_interventions(progress)
                     told = _tell(progress, told)
                     status.show(progress.line())
+                if progress.end and training.supervision(run_dir).get("state") == "copying":
+                    status.show(messages.text("train.copying"))
                 wait_a_little()
             except KeyboardInterrupt:  # noqa: PERF203  # the loop waits anyway
                 if asked:
@@ -117,8 +119,11 @@ def _tell_interventions(progress: Progress) -> None:
     """Say what the supervisor did since the last look."""
     for event in progress.interventions:
         if event["event"] == "restart":
-            said = {"step": event["step"], "reason": reason(event["reason"]), "wait": round(event["wait_seconds"])}
-            console.talk("train.restarted", **said)
+            said = {"step": event["step"], "reason": reason(event["reason"])}
+            if wait := round(event["wait_seconds"]):
+                console.talk("train.restarted", **said, wait=wait)
+            else:
+                console.talk("train.restarted_now", **said)
         elif event["event"] == "replan":
             console.talk("train.replanned", changes=changes(event["before"], event["after"]))
         elif event["event"] == "passed_over":
@@ -136,16 +141,19 @@ def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:
     elif code == EXIT_STOPPED:
         say_stopped(run_dir, progress.done_steps)
     elif progress.error:
-        console.show_error(StokerError.from_json(progress.error))
+        console.show_error(progress.problem)
     else:
         raise StokerError("STK409", program="train", exit_code=code, log=training.newest_log(run_dir))
     return code
 
 
 def say_stopped(run_dir: RunDir, step: int) -> None:
-    """That it stopped, and which limit asked for it."""
-    by = training.supervision(run_dir).get("reason")
-    if by in ("time", "money", "deadline"):
+    """That it stopped, which limit asked for it, and where that is not so, that no last checkpoint was committed."""
+    seen = training.supervision(run_dir)
+    by = seen.get("reason")
+    if seen.get("ended"):
+        console.talk("train.stopped_short", step=seen["committed_step"], reason=reason(seen["ended"]))
+    elif by in ("time", "money", "deadline", "notice"):
         console.talk("train.stopped_by", step=step, limit=reason(str(by)))
     else:
         console.talk("train.stopped", step=step)

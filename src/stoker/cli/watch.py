@@ -19,7 +19,6 @@ from stoker.cli.progress import Progress, reason, wait_a_little
 from stoker.cli.runs import STATES, loss, size
 from stoker.doctor import load
 from stoker.doctor.load import GpuLoad
-from stoker.errors import StokerError
 from stoker.facts import machine
 from stoker.launch import training
 from stoker.rundir import layout
@@ -132,7 +131,7 @@ def _page(progress: Progress, meter: LoadMeter) -> RenderableType:
     if state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if progress.error:
-        error = StokerError.from_json(progress.error)
+        error = progress.problem
         parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))
         parts.append(Text(f"  {messages.text('hint')}: {error.hint}"))
     return Group(*parts)

@@ -33,6 +33,7 @@ _ABOUT = {
     "STK218": "where.processes",
     "STK219": "native.deepspeed",
     "STK220": "where.strategy",
+    "STK225": "tune.method",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",

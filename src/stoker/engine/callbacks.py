@@ -14,6 +14,7 @@ last checkpoint -> artifacts/final                              train.main      
 """
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -52,7 +53,8 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         """Whether to commit and end now."""
-        return self._signalled or self._file.exists()
+        # Not `Path.exists`: it raises where the disk is gone.
+        return self._signalled or os.path.exists(self._file)  # noqa: PTH110
 
 
 class Schedule(TrainerCallback):
@@ -67,6 +69,10 @@ class Schedule(TrainerCallback):
         self._stop = stop
         self._saved_at = time.monotonic()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Checks beside the training start once the processes that read data are there."""
+        self._saver.start_checks()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Set the Trainer's flags; it evaluates before it saves."""
         step, per_epoch = state.global_step, self._plan.steps.per_epoch
@@ -75,7 +81,8 @@ class Schedule(TrainerCallback):
         state.epoch = step / per_epoch
         elapsed = time.monotonic() - self._saved_at
         due = self._saver.is_due(due=self._is_save_due(step, per_epoch, elapsed))
-        save, stop = self._ranks.agree([due, self._stop.requested])
+        (save,) = self._ranks.agree([due])
+        (stop,) = self._ranks.anyone([self._stop.requested])
         control.should_evaluate = _due(self._evaluate, step, per_epoch) or (last and self._evaluate.kind != "never")
         control.should_save = last or stop or save
         control.should_training_stop = last or stop

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -50,10 +50,13 @@ class State:
 
     def load(self, folder: Path) -> None:
         """Put optimizer, scheduler, scaler and random state back."""
-        index = files.read_json(folder / INDEX_NAME)
-        with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
-            self.load_optimizer(index["optimizer"], tensors)
-            _load_rng(index["rng"], tensors)
+        index = files.read_object(folder / INDEX_NAME)
+        try:
+            with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
+                self.load_optimizer(index["optimizer"], tensors)
+                _load_rng(index["rng"], tensors)
+        except SafetensorError as error:
+            raise files.unreadable(folder / TENSORS_NAME, error) from error
         self.scheduler.load_state_dict(index["scheduler"])
         # Not every strategy can save its groups' rates; the scheduler's are the same.
         for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
@@ -72,7 +75,7 @@ class State:
 
 def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
     """Write what `State.gather` gave into `folder`."""
-    save_file(_unshared(tensors), folder / TENSORS_NAME)
+    save_file(tensors, folder / TENSORS_NAME)
     files.write_json(folder / INDEX_NAME, index)
 
 
@@ -95,23 +98,14 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
 
 
 def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """A copy of a tensor, whole and on the host; nothing of it on a rank that does not write.
+    """A copy of a tensor, whole, contiguous and on the host; nothing of it on a rank that does not write.
 
-    A copy always: training goes on while it is written.
+    A copy always: training goes on while it is written, and 8-bit optimizers share tensors between parameters.
     """
     complete = parallel.whole(tensor.detach())
-    return complete.to("cpu", copy=True) if keep else complete.new_empty(0)
-
-
-def _unshared(tensors: Tensors) -> Tensors:
-    """Contiguous tensors with storage of their own: 8-bit optimizers share their code books between parameters."""
-    seen: set[int] = set()
-    out: Tensors = {}
-    for name, tensor in tensors.items():
-        shared = tensor.data_ptr() in seen
-        seen.add(tensor.data_ptr())
-        out[name] = tensor.clone() if shared else tensor.contiguous()
-    return out
+    if not keep:
+        return complete.new_empty(0)
+    return complete.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _names(model: torch.nn.Module) -> dict[int, str]:

@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -67,15 +68,14 @@ class Heartbeat:
         now = time.monotonic()
         if self._path is not None and now - self._beat_at >= _BEAT_SECONDS:
             self._beat_at = now
-            try:
+            with suppress(OSError):  # a full or lost disk is noticed where something must be written
                 self._path.touch()
-            except OSError:  # a full or lost disk is noticed where something must be written
-                self._path = None
 
 
 def passed_over(path: Path) -> frozenset[int]:
     """The steps that the supervisor had passed over, by number from 1."""
-    return frozenset(int(event["step"]) for event in events.skim(path) if event["event"] == "passed_over")
+    found = (event for event in events.skim(path) if event["event"] == "passed_over" and events.is_whole(event))
+    return frozenset(event["step"] for event in found)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

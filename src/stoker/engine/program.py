@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
@@ -28,8 +28,10 @@ def run(main: Callable[[Path], int]) -> int:
     except Exception:  # noqa: BLE001  # the outermost net: everything unforeseen ends here, with its traceback
         traceback.print_exc()
         return EXIT_SURPRISE
-    traceback.print_exc()
-    with closing(EventLog(RunDir(path).events_file)) as log:
+    for problem in problems:
+        traceback.print_exception(problem)
+    # On a disk that cannot be written to, the words above and the exit code are all there is.
+    with suppress(OSError), closing(EventLog(RunDir(path).events_file)) as log:
         for problem in problems:
             log.error(problem, Path(sys.argv[0]).stem)
     return EXIT_USER

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,8 @@ class Saver:
 
     committed: int = -1
     """The newest step that was committed by this process."""
+    refused: int = errno.EIO
+    """What the disk said to the last save that was dropped."""
     cost_seconds: float | None = None
     """What the last save took from training."""
     size_bytes: int = 0
@@ -75,7 +78,7 @@ class Saver:
     _failures: int = 0
     _retry_at: float = 0.0
     _owed: Job | None = None
-    """A dropped save of the best step: later ones cannot stand for it, so it is kept and written first."""
+    """A dropped save of the best step: later ones cannot stand for it, so its copy is kept and written first."""
     _thread: threading.Thread | None = None
     _surprise: list[BaseException] = field(default_factory=list)
     _checks: list[threading.Thread] = field(default_factory=list)
@@ -111,11 +114,15 @@ class Saver:
         if not self.background:
             self.wait()
 
-    def wait(self) -> None:
-        """Until nothing is being written; what no disk is to blame for is raised here."""
+    def join(self) -> None:
+        """Until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """The same; what no disk is to blame for is raised here."""
+        self.join()
         if self._surprise:
             raise self._surprise.pop()
 
@@ -126,13 +133,19 @@ class Saver:
             try:
                 check()
             except Exception as error:  # noqa: BLE001  # raised where the run waits for saves
-                self._surprise.append(error)
+                self._surprise_by(error)
 
         self._checks.append(threading.Thread(target=run, name="check", daemon=True))
-        self._checks[-1].start()
+
+    def start_checks(self) -> None:
+        """Start those that wait for it."""
+        for check in self._checks:
+            if check.ident is None:
+                check.start()
 
     def require_checked(self) -> None:
         """Until every check is through."""
+        self.start_checks()
         for check in self._checks:
             check.join()
         self.wait()
@@ -183,9 +196,15 @@ class Saver:
         except Exception as error:  # noqa: BLE001  # told apart below; nothing may be lost in a thread
             number = error_number(error)
             if number is None:
-                self._surprise.append(error)
+                self._surprise_by(error)
             else:
                 self._drop(job, number)
+
+    def _surprise_by(self, error: Exception) -> None:
+        """Raised where the run waits; said at once, because something else may end the run before."""
+        with contextlib.suppress(OSError):  # the log may lie on the same disk
+            traceback.print_exception(error)
+        self._surprise.append(error)
 
     def _save(self, job: Job) -> None:
         started = time.perf_counter()
@@ -193,13 +212,13 @@ class Saver:
         filesystem.require(self.folder, self._needed(job), _FILES)
         with checkpoints.writing(self.folder, job.step, renames=self.renames, **job.facts) as aside:
             job.copied.write(aside)
-        self.committed, self._failures = max(self.committed, job.step), 0
         written = time.perf_counter() - started
         made = next((one for one in checkpoints.committed(self.folder) if one.step == job.step), None)
         if made is None:
             raise OSError(errno.EIO, "the record cannot be read back")
         self.size_bytes = made.commit.total_bytes
         checkpoints.rotate(self.folder, self.keep, {job.best} if job.best else set(), renames=self.renames)
+        self.committed, self._failures = max(self.committed, job.step), 0
         self.measure(job.stall_seconds, time.perf_counter() - started, self.size_bytes)
         self.events.write(
             "checkpoint",
@@ -218,19 +237,19 @@ class Saver:
         """Say so, and when the next try comes. The last good checkpoint was not touched."""
         pause = _PAUSES_SECONDS[min(self._failures, len(_PAUSES_SECONDS) - 1)]
         self._failures += 1
+        self.refused = number
         if job.step == job.best:
             self._owed = job
         self._retry_at = time.monotonic() + pause
-        free = filesystem.room(self.folder)
-        kept = checkpoints.committed(self.folder)
+        free, kept = self._left()
         error = StokerError(
             "STK419",
             step=job.step,
             reason=f"{errno.errorcode.get(number, number)}: {os.strerror(number)}",
             needed=f"{self._needed(job):,}",
-            free=f"{free.free_bytes:,}",
+            free="?" if free is None else f"{free:,}",
             folder=self.folder,
-            kept=kept[-1].step if kept else "-",
+            kept=kept,
             pause=f"{pause:g}",
         )
         with contextlib.suppress(OSError):  # the log may lie on the same disk
@@ -240,9 +259,17 @@ class Saver:
             step=job.step,
             error=error.to_json(),
             needed_bytes=self._needed(job),
-            free_bytes=free.free_bytes,
+            free_bytes=free,
             retry_seconds=pause,
         )
+
+    def _left(self) -> tuple[int | None, int | str]:
+        """Free bytes and the newest step that is safe, as far as a disk that is gone lets them be seen."""
+        try:
+            kept = checkpoints.committed(self.folder)
+            return filesystem.room(self.folder).free_bytes, kept[-1].step if kept else "-"
+        except OSError:
+            return None, "?"
 
 
 def error_number(error: BaseException) -> int | None:

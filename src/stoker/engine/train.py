@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
 from stoker.config.run import Run
-from stoker.engine import callbacks, guard, models, parallel, program
+from stoker.engine import callbacks, guard, models, parallel, program, reading, saving
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
 from stoker.engine.parallel import Ranks
 from stoker.engine.saving import Job, Saver
@@ -38,7 +39,6 @@ from stoker.rundir.prepared import Report
 _FLUSH_EVERY = {"cuda": 10, "mps": 10, "cpu": 1}
 _READ_AT_START_BYTES = 2 << 30
 """Prepared data that is read through before the first step, a few seconds; more of it is read beside the training."""
-_NOT_IN_FINAL = {"state.json", "state.safetensors", "trainer_state.json", checkpoints.COMMIT_NAME}
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,35 @@ class Opened:
 def main(path: Path) -> int:
     """Train until done or asked to stop, alone in the run directory."""
     run_dir = RunDir(path)
-    _log_apart(run_dir)
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    plan = files.read_record(run_dir.plan_file, Plan)
+    try:
+        _log_apart(run_dir)
+        return _alone(run_dir, plan)
+    except Exception as error:
+        number = saving.error_number(error)
+        if isinstance(error, StokerError) or number not in files.DISK_ERRORS:
+            raise
+        raise _refused(run_dir, plan, number) from error
+
+
+def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
+    """A disk that is full, read-only or broken, in words."""
+    try:
+        free = f"{filesystem.room(run_dir.path).free_bytes:,}"
+    except OSError:
+        free = "?"
+    return StokerError(
+        "STK421", folder=run_dir.path, reason=os.strerror(number), needed=f"{plan.disk_bytes:,}", free=free
+    )
+
+
+def _alone(run_dir: RunDir, plan: Plan) -> int:
     torch.set_num_threads(plan.threads)
     stop = callbacks.StopRequest(run_dir.stop_file)
-    with parallel.joined(plan) as ranks, lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone:
+    with (
+        parallel.joined(plan, run_dir.events_file) as ranks,
+        lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone,
+    ):
         if not all(ranks.agree([alone])):
             # Said in this attempt's log only: the events belong to the one that trains.
             sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
@@ -82,14 +106,15 @@ def _log_apart(run_dir: RunDir) -> None:
 
 
 def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
-    found = _newest(opened)
-    if found is None or found.step < opened.plan.steps.total:
-        step = _fit(opened, stop, found)
-        if step < opened.plan.steps.total:
+    found, total = _newest(opened), opened.plan.steps.total
+    best = checkpoints.best_step(found) if found else None
+    if found is None or found.step < total or found.commit.due:
+        step, best, due = _fit(opened, stop, found)
+        if step < total or due:
             return _stopped(opened, step)
-    if opened.ranks.first and not _finished(opened):
-        return _stopped(opened, opened.plan.steps.total)
-    opened.events.write("end", status="done", step=opened.plan.steps.total)
+    if opened.ranks.first and not _finished(opened, best):
+        return _stopped(opened, total)
+    opened.events.write("end", status="done", step=total)
     return EXIT_DONE
 
 
@@ -102,11 +127,12 @@ def _stopped(opened: Opened, step: int) -> int:
     return EXIT_STOPPED if opened.ranks.world == 1 else EXIT_DONE
 
 
-def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> int:
-    """Train; the newest committed step."""
+def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> tuple[int, int | None, list[str]]:
+    """Train; the newest committed step, the best one, and what a stop put off."""
     saver = _saver(opened, found)
     try:
         _check_disk(opened, saver)
+        _try_disk(opened, saver)
         trainer = _build(opened, stop, saver, found)
         _announce(opened, found, trainer)
         _loop(trainer, saver, found)
@@ -116,16 +142,20 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
         raise
     finally:
         # Whatever ended the training, what was copied before is committed.
-        saver.wait()
+        saver.join()
+    saver.wait()
     (step,) = opened.ranks.follow([saver.committed])
     if step < 0:
-        raise StokerError("STK421", folder=opened.run_dir.checkpoints)
+        raise _refused(opened.run_dir, opened.plan, saver.refused)
     if step >= opened.plan.steps.total:
         saver.require_checked()
-    return step
+    return step, trainer.state.best_global_step, trainer.due
 
 
 def _loop(trainer: ExactTrainer, saver: Saver, found: Checkpoint | None) -> None:
+    if found:
+        with reading.named("STK512", path=found.path / TRAINER_STATE_NAME):
+            TrainerState.load_from_json(str(found.path / TRAINER_STATE_NAME))  # as the Trainer will
     try:
         trainer.train(resume_from_checkpoint=str(found.path) if found else None)
     except Interrupted:
@@ -212,7 +242,7 @@ def _look(opened: Opened, folder: Path) -> Checkpoint | None:
     found, rejected = checkpoints.newest_verified(folder)
     for one in rejected:
         opened.events.write("rejected", path=one.path.name, reason=one.reason)
-    if found is None and rejected:
+    if found is None and not all(checkpoints.is_foreign(one.path) for one in rejected):
         raise StokerError("STK403", folder=folder)
     for one in rejected:
         with suppress(OSError):  # a disk that cannot be written to is met where something must be
@@ -362,13 +392,18 @@ def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
     )
     if opened.ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
-        disk = filesystem.probe(folder)
-        opened.events.write("filesystem", type=disk.kind, renames=disk.renames, reason=disk.reason)
-        saver.renames = disk.renames
         _recall(opened, saver)
         if files.folder_bytes(opened.run_dir.data) > _READ_AT_START_BYTES:
             saver.require(lambda: prepared.check_digests(opened.run_dir.data, opened.report))
     return saver
+
+
+def _try_disk(opened: Opened, saver: Saver) -> None:
+    """How checkpoints are committed on this disk."""
+    if opened.ranks.first:
+        disk = filesystem.probe(saver.folder)
+        opened.events.write("filesystem", type=disk.kind, renames=disk.renames, reason=disk.reason)
+        saver.renames = disk.renames
 
 
 def _recall(opened: Opened, saver: Saver) -> None:
@@ -402,22 +437,21 @@ def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
 
 
 def _facts(opened: Opened, trainer: ExactTrainer) -> dict[str, Any]:
-    due, trainer.due = trainer.due, []
     return {
         "data_digest": opened.report.digest,
         "order_version": order.VERSION,
         "world": opened.ranks.world,
         "fingerprint": opened.fingerprint,
         "tokens": trainer.tokens,
-        "events_bytes": opened.run_dir.events_file.stat().st_size,
-        "due": due,
+        "events_bytes": opened.events.offset,
+        "due": trainer.due,
     }
 
 
-def _finished(opened: Opened) -> bool:
+def _finished(opened: Opened, best: int | None) -> bool:
     """Whether the finished model could be written; what a full disk keeps from it is done by the next attempt."""
     try:
-        _finish(opened)
+        _finish(opened, best)
     except OSError as error:
         needed = checkpoints.committed(opened.run_dir.checkpoints)[-1].commit.total_bytes
         wrong = StokerError("STK422", folder=opened.run_dir.artifacts, reason=error.strerror, needed=f"{needed:,}")
@@ -426,20 +460,28 @@ def _finished(opened: Opened) -> bool:
     return True
 
 
-def _finish(opened: Opened) -> None:
+def _finish(opened: Opened, best: int | None) -> None:
     """The finished model: the weights of the last (or best) committed checkpoint, without training state."""
-    by_step = {c.step: c for c in checkpoints.committed(opened.run_dir.checkpoints)}
-    chosen = by_step[opened.plan.steps.total]
-    if opened.run.save.best:
-        chosen = by_step[files.read_json(chosen.path / "trainer_state.json")["best_global_step"]]
-    if checkpoints.verify(chosen):
-        raise StokerError("STK403", folder=chosen.path)
+    chosen = _result(opened, best)
     aside = artifacts.begin(opened.run_dir, "final")
     for name in chosen.commit.files:
-        if name not in _NOT_IN_FINAL:
+        if name not in checkpoints.TRAINING_FILES:
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(chosen.path / name, aside / name)
     artifacts.accept(opened.run_dir, "final")
+
+
+def _result(opened: Opened, best: int | None) -> Checkpoint:
+    """The best checkpoint, if that is asked for and whole; else the last one."""
+    folder, total = opened.run_dir.checkpoints, opened.plan.steps.total
+    for step in [best, total] if opened.run.save.best and best else [total]:
+        one = checkpoints.examined(folder / checkpoints.folder_name(step))
+        if one.commit is not None and not one.reason:
+            return Checkpoint(one.path, one.commit)
+        opened.events.write("rejected", path=one.path.name, reason=one.reason)
+        with suppress(OSError):  # gone, or on a disk that cannot be written to
+            checkpoints.quarantine(one.path, one.reason)
+    raise StokerError("STK403", folder=folder)
 
 
 # ---- rehearse (law 11)
@@ -465,6 +507,8 @@ def _part(opened: Opened, name: str, rehearse: Any) -> None:
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         if guard.is_out_of_memory(error):
             raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
+        if parallel.is_lost(error) or saving.error_number(error) in files.DISK_ERRORS:
+            raise
         advice = messages.text("advice.rehearsal", name=opened.run_dir.name)
         raise StokerError("STK402", part=name, reason=str(error).splitlines()[0], advice=advice) from error
     opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))

@@ -7,8 +7,8 @@ The Trainer's loop is kept. It sees one item per optimizer step, so its own accu
     _prepare_for_training           sharding, once the weights are loaded; what was planned is what runs
     _clip_grad_norm                 one norm in the order of the parameters
     evaluate                        loss = mean over trained tokens of the whole split; given up for a stop
-    log                             a logger's full disk does not end the training
-    _save_checkpoint                committed checkpoints in our format
+    log                             a logger's full disk does not end the training; nothing is heaped up in the state
+    _save_checkpoint                committed checkpoints in our format, without states of callbacks: ours have none
     _load_optimizer_and_scheduler   the same back; scaler and RNG come with it
 `tests/engine/test_trainer_contract.py` holds these names and signatures to the installed version. `ExactSteps` is a
 mixin: TRL's trainers are subclasses of `Trainer` and can take it too.
@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, guard, models, parallel, zero
+from stoker.engine import checkpoint, exact, guard, models, parallel, reading, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.parallel import Ranks
@@ -248,10 +248,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return metrics
 
     def _until_stopped(self, items: Sequence[StepItem]) -> Iterator[StepItem]:
-        """Eval items, unless a stop is asked for; the last eval of a run is finished."""
-        last = self.state.global_step >= self._plan.steps.total
+        """Eval items, unless a stop is asked for."""
         for item in items:
-            if not last and any(self._ranks.agree([self._asked_to_stop()])):
+            if any(self._ranks.anyone([self._asked_to_stop()])):
                 raise Interrupted
             yield item
 
@@ -267,6 +266,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         except OSError as error:
             with suppress(OSError):  # the log may lie there too
                 sys.stderr.write(f"{error}\n")
+        # It would be copied and written with every save; the events have it all.
+        self.state.log_history.clear()
 
     # ---- checkpoints
 
@@ -292,12 +293,21 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             checkpoint.save_state(folder, index, tensors)
             state.save_to_json(str(folder / "trainer_state.json"))
 
-        return Copied(write, sum(one.nbytes for one in (*weights.values(), *tensors.values())))
+        # Tied weights are one tensor.
+        sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}
+        return Copied(write, sum(sizes.values()))
 
     @property
     def _training_state(self) -> checkpoint.State:
         kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.State
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Put the weights back: from safetensors, or not at all."""
+        folder = Path(resume_from_checkpoint)
+        reading.require_safetensors(folder)
+        with reading.named("STK512", path=folder):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint_path: str | None) -> None:
         """Put back what was written beside the weights."""

@@ -139,7 +139,7 @@ def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:
     """What the plan before this one found out; another machine's findings are passed over by the card's name."""
     if run_dir is None or not run_dir.plan_file.exists():
         return ()
-    return tuple(Plan.model_validate(files.read_json(run_dir.plan_file)).out_of_memory)
+    return tuple(files.read_record(run_dir.plan_file, Plan).out_of_memory)
 
 
 def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:

@@ -150,7 +150,7 @@ def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choi
 
 
 def background(machine: Machine, checkpoint_bytes: int) -> Choice[bool]:
-    """Whether a save is written while training goes on: that takes a copy of it in main memory."""
+    """Whether a save is written while training goes on. Its copy stands in main memory until it is written."""
     if machine.examined and checkpoint_bytes > machine.memory_bytes * _MEMORY_FOR_A_COPY:
         return _because(False, "intervals.background", "why.background.off", **_gigabytes(machine, checkpoint_bytes))
     return _because(True, "intervals.background", "why.background.on", **_gigabytes(machine, checkpoint_bytes))

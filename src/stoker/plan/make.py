@@ -248,13 +248,16 @@ def _share(batch: int, devices: int) -> int:
 
 
 def _check_host(machine: Machine, way: Way) -> None:
-    """Where weights are shared out, every process builds the whole model in main memory first."""
-    if not machine.examined or machine.kind != "cuda" or way.step.weight_parts == 1:
+    """Main memory takes a checkpoint whole, and where weights are shared out, the whole model for every process."""
+    if not machine.examined or machine.kind != "cuda":
         return
     needed = way.step.devices * memory.whole_weight_bytes(way.step)
-    if needed > machine.memory_bytes:
+    if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
         raise StokerError("STK220", needed=next(gib), available=next(gib), devices=way.step.devices)
+    copy = memory.checkpoint_bytes(way.step)
+    if copy > machine.memory_bytes:
+        raise StokerError("STK225", copy=f"{copy / 1e9:.0f}", memory=f"{machine.memory_bytes / 1e9:.0f}")
 
 
 def _memory(way: Way, machine: Machine) -> Memory:

@@ -6,7 +6,6 @@ fast, the first of the ladder is taken.
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -97,25 +96,28 @@ class Way:
 
 def find(asked: Asked) -> Way:
     """The fastest way that surely fits; else one that may; else the smallest. An earlier micro batch goes first."""
-    too_much = _too_much(asked)
-    ways = [way for way in _ways(asked) if way.memory.allocated < too_much]
+    ways = list(_ways(asked))
+    if asked.out_of_memory:
+        return _next_rung(asked, ways)
     earlier = [way for way in ways if way.micro == asked.earlier_micro]
     for verdict in _BEST_FIRST:
         if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
             return found
-    if asked.out_of_memory:
-        last = asked.out_of_memory[-1]
-        raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(asked.out_of_memory))
     return min(ways, key=lambda way: way.memory.allocated)
 
 
-def _too_much(asked: Asked) -> float:
-    """What tensors held in the smallest of the ways that ran out of memory."""
+def _next_rung(asked: Asked, ways: list[Way]) -> Way:
+    """The first way of the ladder that fits and needs less than all that ran out of memory."""
     tried = (
         describe(asked, rung.strategy, min(rung.micro, asked.share), checkpointing=rung.gradient_checkpointing)
         for rung in asked.out_of_memory
     )
-    return min((memory.estimate(step, asked.machine.kind).allocated for step in tried), default=math.inf)
+    too_much = min(memory.estimate(step, asked.machine.kind).allocated for step in tried)
+    for way in ways:
+        if way.memory.allocated < too_much and way.verdict != "no":
+            return way
+    last = asked.out_of_memory[-1]
+    raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(asked.out_of_memory))
 
 
 def _fastest(ways: list[Way], verdict: Verdict) -> Way | None:

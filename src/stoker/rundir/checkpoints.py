@@ -1,7 +1,7 @@
 """Committed checkpoints: written aside, synced, listed with digests, renamed. Committed or it does not exist (law 3).
 
     checkpoints/step-00000500/{files..., COMMIT.json}     committed
-    checkpoints/.step-00000500.<pid>.{tmp,old,gone}/      being written, replaced or deleted; left by a crash: swept
+    checkpoints/.step-00000500.<pid>.{tmp,gone}/          being written or deleted; left by a crash: swept
     checkpoints/.quarantine/step-00000500.<n>/            named like one and none: REASON.json says why
     checkpoints/.store.json                               steps whose copy in the store was verified
 Knows files, not tensors: the engine fills the folder it is given.
@@ -33,6 +33,8 @@ written, by us, and does not exist."""
 QUARANTINE_NAME = ".quarantine"
 REASON_NAME = "REASON.json"
 STORED_NAME = ".store.json"
+TRAINING_FILES = ("state.json", "state.safetensors", "trainer_state.json")
+"""What only training needs of a checkpoint."""
 _NAME = re.compile(r"step-(\d{8,})")
 _QUARANTINED = 2
 """Folders kept in quarantine: enough to look at, not enough to fill the disk."""
@@ -279,16 +281,16 @@ def newest_verified(checkpoints: Path) -> tuple[Checkpoint | None, list[Rejected
     """The newest checkpoint whose files all match, and the folders passed over on the way to it."""
     rejected: list[Rejected] = []
     for path in reversed(_folders(checkpoints)):
-        commit = _read_commit(path)
-        if isinstance(commit, str):
-            rejected.append(Rejected(path, commit))
-            continue
-        checkpoint = Checkpoint(path, commit)
-        wrong = verify(checkpoint)
-        if not wrong:
-            return checkpoint, rejected
-        rejected.append(Rejected(path, wrong))
+        one = examined(path)
+        if one.commit is not None and not one.reason:
+            return Checkpoint(path, one.commit), rejected
+        rejected.append(Rejected(path, one.reason))
     return None, rejected
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a folder that is named like a checkpoint has nothing of one in it."""
+    return not any((path / name).exists() for name in (COMMIT_NAME, WRITING_NAME, *TRAINING_FILES))
 
 
 def best_step(checkpoint: Checkpoint) -> int | None:
@@ -311,26 +313,29 @@ class Examined:
 
 def examine(checkpoints: Path) -> list[Examined]:
     """Every folder named like a checkpoint, read through, oldest first."""
-    found = []
-    for path in _folders(checkpoints):
-        commit = _read_commit(path)
-        if isinstance(commit, str):
-            found.append(Examined(path, None, commit))
-        else:
-            found.append(Examined(path, commit, verify(Checkpoint(path, commit))))
-    return found
+    return [examined(path) for path in _folders(checkpoints)]
+
+
+def examined(path: Path) -> Examined:
+    """One folder, read through."""
+    commit = _read_commit(path)
+    if isinstance(commit, str):
+        return Examined(path, None, commit)
+    return Examined(path, commit, verify(Checkpoint(path, commit)))
 
 
 def rotate(checkpoints: Path, keep: int, protected: set[int], *, renames: bool = True) -> list[int]:
     """Delete all but the `keep` newest, the protected steps and the newest in the store. Returns what went.
 
-    The newest must be read back whole first.
+    The newest must be read back whole first; else nothing goes, and that is an error of the disk.
     """
     present = committed(checkpoints)
     protected = protected | newest_stored(checkpoints, present)
     excess = [c for c in present[:-keep] if c.step not in protected]
-    if not excess or verify(present[-1], from_disk=True):
+    if not excess:
         return []
+    if wrong := verify(present[-1], from_disk=True):
+        raise OSError(errno.EIO, wrong, str(present[-1].path))
     going = [_uncommit(one.path, renames=renames) for one in excess]
     files.sync_folder(checkpoints)
     for path in going:
@@ -372,8 +377,7 @@ def sweep(checkpoints: Path) -> list[Path]:
     What is whole and only lacks its name gets it: the rename was all that was missing.
     """
     inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    stale = [p for p in inner if p.name.startswith((".step-", ".probe.")) and p.suffix in (".tmp", ".old", ".gone")]
-    stale.sort(key=lambda path: path.suffix, reverse=True)
+    stale = [p for p in inner if p.name.startswith((".step-", ".probe.")) and p.suffix in (".tmp", ".gone")]
     for path in stale:
         final = path.with_name(path.name.split(".")[1])
         if path.suffix != ".gone" and _NAME.fullmatch(final.name) and not final.exists() and _is_whole(path):

@@ -25,7 +25,7 @@ Kinds and their fields (a reader ignores what it does not know):
     restart     attempt, reason, step, wait_seconds: by the supervisor, before it starts the trainer again
     replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy): after memory ran out
     passed_over attempt, step, reason: a bad step that does no update from now on
-    limit       attempt, reason (time | money | deadline), stops_at: the supervisor asks the trainer to stop
+    limit       attempt, reason (time | money | deadline | notice), stops_at: the supervisor asks the trainer to stop
     error       program, error (StokerError.to_json)
     end         status (done | stopped), step
 After a resume, steps since the checkpoint are written again: the last line of a step counts.
@@ -42,6 +42,17 @@ from stoker.errors import StokerError
 from stoker.rundir import files
 
 _STEP = b'"event": "step"'
+_FIGURE = (int, float)
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "attempt": {"tier": str, "resumed_step": int, "total_steps": int},
+    "step": dict.fromkeys(("step", "epoch", "tokens", "seconds", "wait_seconds"), _FIGURE),
+    "eval": {"step": int, "eval_loss": _FIGURE},
+    "checkpoint": {"step": int, "bytes": int},
+    "passed_over": {"step": int},
+    "error": {"program": str, "error": dict},
+    "end": {"status": str},
+}
+"""What readers count on."""
 _PENDING_BYTES = 1 << 26
 """Lines that wait for a full disk to have room again; more than a day of steps."""
 
@@ -68,6 +79,11 @@ class EventLog:
             self._pending += line.encode() + b"\n"
             self._append()
 
+    @property
+    def offset(self) -> int:
+        """Where the next event will stand."""
+        return self._file.tell() + len(self._pending)
+
     def _append(self) -> None:
         try:
             while self._pending:
@@ -88,6 +104,19 @@ class EventLog:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """All events; a line that is cut short or not JSON is passed over."""
     return (event for event, _ in follow(path, 0))
+
+
+def is_whole(event: dict[str, Any]) -> bool:
+    """Whether an event has what readers of its kind count on: a run directory may be a stranger's."""
+    wanted = {"at": str, **_FIELDS.get(event["event"], {})}
+    return all(isinstance(event.get(name), kind) for name, kind in wanted.items()) and _is_time(event["at"])
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def steps(path: Path) -> dict[int, dict[str, Any]]:

@@ -6,15 +6,29 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from stoker.errors import StokerError
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
-"""What a disk says that is full, over quota, broken or read-only."""
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.ENOTCONN,
+    errno.ESTALE,
+)
+"""What a disk says that is full, over quota, broken, read-only, or mounted from somewhere that is gone."""
+_NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
+"""What a file system says that can sync files only: 9p, old CIFS, some in user space."""
 _CHUNK_BYTES = 1 << 22
 _WHOLE_BYTES = 1 << 26
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 20
+
+Record = TypeVar("Record", bound=BaseModel)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -54,6 +68,40 @@ def write_through(path: Path, text: str) -> None:
 def read_json(path: Path) -> Any:
     """The JSON value in `path`."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run directory; one that holds none is named."""
+    try:
+        value = read_json(path)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(path, error) from error
+    if not isinstance(value, dict):
+        raise unreadable(path, TypeError(type(value).__name__))
+    return value
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """A record of a run directory; a file that holds none of this kind is named."""
+    value = read_object(path)
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> StokerError:
+    """The error that names a file that could not be read."""
+    return StokerError("STK512", path=path, reason=reason(error))
+
+
+def reason(error: BaseException) -> str:
+    """What a reader says of a file, in one line."""
+    said = str(error).strip().splitlines()
+    kind = type(error).__name__
+    if not said:
+        return kind
+    return f"{kind}: {said[0]}" if isinstance(error, LookupError | TypeError | AttributeError) else said[0]
 
 
 def sha256(path: Path, *, from_disk: bool = False) -> str:
@@ -105,5 +153,8 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)

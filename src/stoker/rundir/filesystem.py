@@ -75,7 +75,7 @@ def _try_rename(folder: Path) -> str:
         seen = (after / "file").read_text(encoding="utf-8")
         return "" if seen == "whole" and not before.exists() else "the old name stayed"
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        if error.errno in files.DISK_ERRORS:
             raise
         return str(error.strerror)
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stoker import __version__, env
-from stoker.config import load
+from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -153,7 +153,7 @@ class RunDir:
     def manifest(self) -> Manifest:
         """The manifest; an error names the folder that is not a run directory."""
         try:
-            return Manifest.model_validate(files.read_json(self.manifest_file))
+            return files.read_record(self.manifest_file, Manifest)
         except FileNotFoundError as error:
             raise StokerError("STK501", name=self.name, folder=self.path.parent) from error
 
@@ -163,7 +163,7 @@ class RunDir:
 
     def file(self) -> RunFile:
         """The run file it was started with."""
-        manifest, text = self.manifest(), self.run_file.read_text(encoding="utf-8")
+        manifest, text = self.manifest(), reader.read_text(self.run_file)
         return load.again(text, "run.yaml", Path(manifest.folder), manifest.overrides, manifest.name)
 
     def folder(self) -> Path:

@@ -11,16 +11,15 @@ The digest in the name keeps two states of one step apart, so that a copy is nev
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints
+from stoker.rundir import checkpoints, files
 from stoker.rundir.checkpoints import COMMIT_NAME, Commit, FileEntry
-from stoker.store.shelf import Patient
+from stoker.store.shelf import LARGEST_SMALL_BYTES, Patient
 
 FILES_NAME = "FILES.json"
 _DIGEST_LETTERS = 12
-_LARGEST_RECORD = 16 << 20
-"""A store may be anybody's: what is larger is not read into memory."""
 _FOLDER = re.compile(r"([^/]+)/checkpoints/(step-\d{8,}-[0-9a-f]{12})/")
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -54,27 +53,41 @@ def folders(names: dict[str, int], run_name: str) -> list[str]:
 def committed(store: Patient, run_name: str, names: dict[str, int]) -> list[Copy]:
     """A run's copies with a sound record, oldest first."""
     sizes = {folder: names.get(f"{folder}/{COMMIT_NAME}") for folder in folders(names, run_name)}
-    found = (_read(store, folder) for folder, size in sizes.items() if size is not None and size <= _LARGEST_RECORD)
+    found = (_read(store, folder) for folder, size in sizes.items() if size is not None and size <= LARGEST_SMALL_BYTES)
     return sorted((copy for copy in found if copy is not None), key=lambda copy: copy.age)
 
 
 def _read(store: Patient, folder: str) -> Copy | None:
     try:
         record = store.read(f"{folder}/{COMMIT_NAME}")
-    except FileNotFoundError:
+        commit = checkpoints.parse_commit(record.decode("utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
-    commit = checkpoints.parse_commit(record.decode("utf-8", "replace"))
     if isinstance(commit, str) or not folder.endswith(folder_of("", commit).rpartition("/")[2]):
         return None
     return Copy(folder, commit, record)
+
+
+def entries_of(folder: Path) -> dict[str, FileEntry]:
+    """An artifact's files with sizes and digests."""
+    inner = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=files.sha256(path))
+        for path in inner
+    }
+
+
+def files_record(entries: dict[str, FileEntry]) -> bytes:
+    """FILES.json of an artifact."""
+    return files.json_text({name: entry.model_dump() for name, entry in entries.items()}).encode()
 
 
 def parse_files(record: bytes, folder: str) -> dict[str, FileEntry]:
     """FILES.json of an artifact; STK658 where it cannot be read."""
     try:
         return {str(name): FileEntry.model_validate(entry) for name, entry in json.loads(record).items()}
-    except (ValueError, AttributeError) as error:
-        raise StokerError("STK658", file=f"{folder}/{FILES_NAME}", reason=str(error).splitlines()[0]) from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StokerError("STK658", file=f"{folder}/{FILES_NAME}", reason=files.reason(error)) from error
 
 
 def run_names(names: dict[str, int]) -> list[str]:

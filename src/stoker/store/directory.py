@@ -4,15 +4,16 @@ A mount may die under us, so nothing is waited for without an end; and a mount t
 new folder on the box itself: only the last part of the path is created.
 """
 
+import functools
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from stoker.errors import StokerError
 from stoker.rundir import files
-from stoker.store.shelf import Bandwidth, Fault, Patience, bounded
+from stoker.store.shelf import Bandwidth, Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 
@@ -27,9 +28,9 @@ class DirectoryStore:
         self._patience = patience
         self._bandwidth = bandwidth
         try:
-            self._disk = self._do(lambda: root.parent.stat().st_dev)
+            self._disk = self._do(lambda: disk_of(root))
         except FileNotFoundError as error:
-            raise StokerError("STK652", store=root, reason=f"{root.parent} is not there; is it mounted?") from error
+            raise Fault(f"{root.parent} is not there; is it mounted?") from error
 
     def names(self, folder: str) -> dict[str, int]:
         """Every file below a folder; what is on its way begins with a dot."""
@@ -42,7 +43,12 @@ class DirectoryStore:
 
     def read(self, name: str) -> bytes:
         """A small file."""
-        return self._do((self._root / name).read_bytes)
+
+        def content() -> bytes:
+            require_small(name, (self._root / name).stat().st_size)
+            return (self._root / name).read_bytes()
+
+        return self._do(content)
 
     def write(self, name: str, content: bytes) -> None:
         """Written aside, synced, renamed."""
@@ -59,20 +65,23 @@ class DirectoryStore:
             if (self._root / name).read_bytes() != before:
                 return False
             self._put(name, after)
-            return True
+            return (self._root / name).read_bytes() == after
 
         return self._do(swapped)
 
     def upload(self, source: Path, name: str, sha256: str) -> None:
-        """Append to what is there of it, read it back, rename."""
+        """Append to what is there of it, sync it, read it back, rename."""
         final = self._root / name
         # The digest in the name: what an attempt with other content left is not gone on with.
         aside = final.with_name(f".{final.name}.{sha256[:16]}.part")
         self._do(lambda: self._make_folder(final.parent))
         size = source.stat().st_size
+        if self._do(final.exists) and self._size(final) == size and self._digest(final, size) == sha256:
+            return  # an earlier attempt came as far as this file
         if self._size(aside) > size:
             self._do(aside.unlink)
         self._append(source, aside, size)
+        self._do(lambda: files.sync_file(aside), size)
         if self._digest(aside, size) != sha256:
             self._do(aside.unlink)
             raise Fault(f"{name}: what was written reads back otherwise")
@@ -111,19 +120,18 @@ class DirectoryStore:
 
     def _make_folder(self, folder: Path) -> None:
         """Of the store's own path only the last part is made, and only on the disk that was there at the start."""
-        if self._root.parent.stat().st_dev != self._disk:
-            raise Fault(f"{self._root.parent} is no longer mounted")
+        if disk_of(self._root) != self._disk:
+            raise Fault(f"{self._root} is no longer mounted")
         self._root.mkdir(exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
 
     def _append(self, source: Path, target: Path, size_bytes: int) -> None:
         begun = done = self._size(target)
+        self._do(target.touch)
         try:
-            with source.open("rb") as reading, target.open("ab") as writing:
-                reading.seek(done)
-                while done < size_bytes:
-                    self._bandwidth.spend(min(self._patience.part_bytes, size_bytes - done))
-                    done += self._do(lambda: _copy_chunk(reading, writing, self._patience.part_bytes))
+            while done < size_bytes:
+                self._bandwidth.spend(min(self._patience.part_bytes, size_bytes - done))
+                done += self._do(functools.partial(_copy_chunk, source, target, done, self._patience.part_bytes))
         except FileNotFoundError:
             raise
         except (Fault, OSError) as fault:
@@ -133,7 +141,7 @@ class DirectoryStore:
         return self._do(lambda: path.stat().st_size if path.exists() else 0)
 
     def _digest(self, path: Path, size_bytes: int) -> str:
-        return self._do(lambda: files.sha256(path), size_bytes)
+        return self._do(lambda: files.sha256(path, from_disk=True), size_bytes)
 
     def _put(self, name: str, content: bytes) -> None:
         final = self._root / name
@@ -167,12 +175,20 @@ class DirectoryStore:
             raise Fault(error) from error
 
 
-def _copy_chunk(reading: BinaryIO, writing: BinaryIO, part_bytes: int) -> int:
-    chunk = reading.read(part_bytes)
-    if not chunk:
-        raise Fault("the file is shorter than its record says")
-    writing.write(chunk)
-    writing.flush()
+def disk_of(root: Path) -> int:
+    """The disk a store is on: its own where it is a mount, else that of the folder it will be made in."""
+    return (root if root.exists() else root.parent).stat().st_dev
+
+
+def _copy_chunk(source: Path, target: Path, begin: int, part_bytes: int) -> int:
+    """Opened anew for each chunk: on a dead mount an open hangs, too. At its place, lest one given up on comes late."""
+    with source.open("rb") as reading, target.open("rb+") as writing:
+        reading.seek(begin)
+        chunk = reading.read(part_bytes)
+        if not chunk:
+            raise Fault("the file is shorter than its record says")
+        writing.seek(begin)
+        writing.write(chunk)
     return len(chunk)
 
 
@@ -186,7 +202,6 @@ def _written_aside(final: Path, content: bytes) -> Path:
 
 
 def _put_in_place(aside: Path, final: Path) -> None:
-    files.sync_file(aside)
     aside.replace(final)
     files.sync_folder(final.parent)
 

@@ -4,6 +4,7 @@ Files arrive under temporary names and are gone on with after a cut; a checkpoin
 its digest. What comes from a store is data: names that lead out of the folder are refused.
 """
 
+import errno
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +12,17 @@ from pathlib import Path, PurePosixPath
 
 from stoker.config import load
 from stoker.config.run import Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, StokerErrors
 from stoker.rundir import checkpoints, files, layout, prepared
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
 from stoker.store import copies
 from stoker.store.copies import Copy
-from stoker.store.shelf import Fault, Patient
+from stoker.store.shelf import Patient
 
 RECORDS = ("run.yaml", "plan.json", "events.jsonl")
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL)
+"""What a disk says to names that cannot be."""
 _TRIES = 2
 """For a file that arrives whole and with another digest: once more from the beginning."""
 
@@ -35,13 +38,14 @@ class Passed:
 def require_same_run(store: Patient, run_dir: RunDir, run: Run) -> bool:
     """Whether the store has copies of this run; STK659 where they are of another one of the same name."""
     try:
-        manifest = Manifest.model_validate_json(store.read(f"{run_dir.name}/manifest.json"))
+        manifest = _manifest(store, run_dir)
         text = store.read(f"{run_dir.name}/run.yaml").decode("utf-8")
+        there = load.parse(text, "run.yaml", manifest.overrides)
     except FileNotFoundError:
         return False
-    except ValueError as error:
-        raise StokerError("STK658", file=f"{run_dir.name}/manifest.json", reason=str(error).splitlines()[0]) from error
-    if changes := layout.changed_words(load.parse(text, "run.yaml", manifest.overrides), run):
+    except (UnicodeDecodeError, StokerErrors) as error:
+        raise StokerError("STK658", file=f"{run_dir.name}/run.yaml", reason=files.reason(error)) from error
+    if changes := layout.changed_words(there, run):
         raise StokerError("STK659", name=run_dir.name, store=run.save.store, changes=", ".join(changes))
     return True
 
@@ -95,7 +99,6 @@ def _fetch_best(
 def fetch_checkpoint(store: Patient, run_dir: RunDir, copy: Copy) -> Checkpoint:
     """Bring one copy; it stands among the checkpoints when this returns."""
     aside = run_dir.store_folder / "fetch" / PurePosixPath(copy.folder).name
-    files.require_room(_existing(run_dir.path), copy.commit.total_bytes)
     fetch_files(store, copy.folder, aside, copy.commit.files)
     files.write_text(aside / COMMIT_NAME, copy.record.decode("utf-8"))
     checkpoint = checkpoints.adopt(run_dir.checkpoints, aside)
@@ -104,13 +107,28 @@ def fetch_checkpoint(store: Patient, run_dir: RunDir, copy: Copy) -> Checkpoint:
 
 
 def fetch_files(store: Patient, folder: str, aside: Path, entries: dict[str, FileEntry]) -> None:
-    """Bring files; those that an earlier attempt brought whole are not brought again."""
+    """Bring files; those that an earlier attempt brought whole are not brought again, and no others are left."""
+    for name in entries:
+        if not checkpoints.is_inside(name) or name == COMMIT_NAME:
+            raise StokerError("STK658", file=f"{folder}/{name}", reason="a name that no file of ours has")
+    needed = sum(entry.bytes for entry in entries.values())
+    files.require_room(_existing(aside), max(0, needed - files.folder_bytes(aside)))
     for name, entry in entries.items():
-        if not checkpoints.is_inside(name):
-            raise StokerError("STK658", file=f"{folder}/{name}", reason="a name that leads out of the folder")
-        target = aside / name
+        _fetch_named(store, f"{folder}/{name}", aside / name, entry)
+    for path in [path for path in aside.rglob("*") if path.is_file()]:
+        if path.relative_to(aside).as_posix() not in entries:
+            path.unlink()
+
+
+def _fetch_named(store: Patient, name: str, target: Path, entry: FileEntry) -> None:
+    """A name may be too long for the disk, hold a NUL, or be that of a folder."""
+    try:
         if not (target.is_file() and files.sha256(target) == entry.sha256):
-            _fetch_file(store, f"{folder}/{name}", target, entry)
+            _fetch_file(store, name, target, entry)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _IMPOSSIBLE:
+            raise
+        raise StokerError("STK658", file=name, reason=files.reason(error)) from error
 
 
 def _fetch_file(store: Patient, name: str, target: Path, entry: FileEntry) -> None:
@@ -124,8 +142,6 @@ def _fetch_file(store: Patient, name: str, target: Path, entry: FileEntry) -> No
             store.download(name, part, entry.bytes)
         except FileNotFoundError as error:
             raise StokerError("STK658", file=name, reason="missing") from error
-        except Fault as fault:
-            raise StokerError("STK652", store=name, reason=fault) from fault
         if files.sha256(part) == entry.sha256:
             files.sync_file(part)
             part.replace(target)
@@ -153,11 +169,7 @@ def fetch_manifest(store: Patient, run_dir: RunDir, folder: Path) -> None:
     """Bring the manifest, where there is none here; the run file's relative paths then start at `folder`."""
     if run_dir.manifest_file.exists():
         return
-    name = f"{run_dir.name}/manifest.json"
-    try:
-        manifest = Manifest.model_validate_json(store.read(name))
-    except ValueError as error:
-        raise StokerError("STK658", file=name, reason=str(error).splitlines()[0]) from error
+    manifest = _manifest(store, run_dir)
     there = Path(manifest.folder)
     moved = manifest.model_copy(
         update={"name": run_dir.name, "folder": str(there if there.is_dir() else folder.resolve())}
@@ -166,30 +178,52 @@ def fetch_manifest(store: Patient, run_dir: RunDir, folder: Path) -> None:
     files.write_json(run_dir.manifest_file, moved.model_dump())
 
 
+def _manifest(store: Patient, run_dir: RunDir) -> Manifest:
+    name = f"{run_dir.name}/manifest.json"
+    try:
+        return Manifest.model_validate_json(store.read(name))
+    except ValueError as error:
+        raise StokerError("STK658", file=name, reason=files.reason(error)) from error
+
+
 def fetch_artifact(store: Patient, run_dir: RunDir, name: str, names: dict[str, int]) -> bool:
-    """Bring a finished model, where the store has one and there is none here; says whether one is here now."""
-    folder = f"{run_dir.name}/artifacts/{name}"
-    if (run_dir.artifacts / name).is_dir():
-        return True
+    """Bring a finished model, where the store has one that is not here; what was made here stays.
+
+    Returns:
+        Whether one is here now.
+    """
+    folder, final = f"{run_dir.name}/artifacts/{name}", run_dir.artifacts / name
     if f"{folder}/{copies.FILES_NAME}" not in names:
-        return False
-    aside = run_dir.store_folder / "fetch" / f"artifact-{name}"
-    fetch_files(store, folder, aside, copies.parse_files(store.read(f"{folder}/{copies.FILES_NAME}"), folder))
+        return final.is_dir()
+    record = store.read(f"{folder}/{copies.FILES_NAME}")
+    note = run_dir.store_folder / f"brought-{name}.json"
+    if final.is_dir() and not _is_outdated(final, note, record):
+        return True
+    aside, old = (run_dir.store_folder / "fetch" / f"artifact-{name}{end}" for end in ("", ".old"))
+    fetch_files(store, folder, aside, copies.parse_files(record, folder))
+    for below in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
+        files.sync_folder(below)
     run_dir.artifacts.mkdir(parents=True, exist_ok=True)
-    aside.rename(run_dir.artifacts / name)
+    shutil.rmtree(old, ignore_errors=True)
+    if final.is_dir():
+        final.rename(old)
+    files.write_text(note, record.decode("utf-8"))
+    aside.rename(final)
     files.sync_folder(run_dir.artifacts)
+    shutil.rmtree(old, ignore_errors=True)
     return True
+
+
+def _is_outdated(final: Path, note: Path, record: bytes) -> bool:
+    """Whether the model here was brought before, is as it was, and the store has another one now."""
+    brought = note.read_bytes() if note.exists() else b""
+    return brought not in (b"", record) and copies.files_record(copies.entries_of(final)) == brought
 
 
 def _require_same_data(run_dir: RunDir, copy: Copy) -> None:
     report = prepared.read_report(run_dir.data)
     if report is not None and copy.commit.data_digest != report.digest:
         raise StokerError("STK660", name=run_dir.name, there=copy.commit.data_digest[:12], here=report.digest[:12])
-
-
-def forget_partial(run_dir: RunDir) -> None:
-    """Delete what unfinished fetches left."""
-    shutil.rmtree(run_dir.store_folder / "fetch", ignore_errors=True)
 
 
 def _existing(path: Path) -> Path:

@@ -1,6 +1,6 @@
 """A store in a repository of the Hugging Face hub, through huggingface_hub. The token comes from the environment.
 
-A checkpoint's files are sent first and then appear together with their record in one commit, which the hub refuses
+A checkpoint's files appear in one commit and are checked; then their record appears in another, which the hub refuses
 when somebody else committed in between. The hub keeps deleted files in the repository's history.
 """
 
@@ -15,7 +15,7 @@ from stoker import env
 from stoker.errors import StokerError
 from stoker.rundir import files
 from stoker.store.address import Address
-from stoker.store.shelf import Fault, Patience, bounded, sha256_of
+from stoker.store.shelf import Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 _REFUSED = (401, 403)
@@ -33,7 +33,7 @@ class HubStore:
         self._patience = patience
         self._api = api or _connect()
         self._sent: dict[str, tuple[Any, str]] = {}
-        """Operations whose content the hub has, and their digests, until the commit that shows them."""
+        """Operations whose content the hub has, and their digests, until they are shown and checked."""
         self._do(lambda: self._api.create_repo(address.host, private=True, exist_ok=True))
 
     def names(self, folder: str) -> dict[str, int]:
@@ -48,6 +48,7 @@ class HubStore:
 
     def read(self, name: str) -> bytes:
         """A small file."""
+        require_small(name, sum(one.size for one in self._info([name])))
         with tempfile.TemporaryDirectory() as folder:
             return self._fetched(name, Path(folder), 0).read_bytes()
 
@@ -56,17 +57,10 @@ class HubStore:
         self._commit([self._addition(name, io.BytesIO(content))], name)
 
     def create(self, name: str, content: bytes) -> bool:
-        """One commit with everything that was sent before; refused where the repository moved on meanwhile."""
+        """What was sent before is shown and checked first; refused where the repository moved on meanwhile."""
+        self._show()
         head = self._head()
-        if self._info([name]):
-            return False
-        additions = [self._addition(name, io.BytesIO(content)), *(one for one, _ in self._sent.values())]
-        if not self._commit(additions, name, head):
-            return False
-        expected = {name: sha256_of(content), **{sent: digest for sent, (_, digest) in self._sent.items()}}
-        self._sent.clear()
-        self._confirm(expected)
-        return True
+        return not self._info([name]) and self._commit([self._addition(name, io.BytesIO(content))], name, head)
 
     def swap(self, name: str, before: bytes, after: bytes) -> bool:
         """A commit on top of the one that was read."""
@@ -74,7 +68,7 @@ class HubStore:
         return self.read(name) == before and self._commit([self._addition(name, io.BytesIO(after))], name, head)
 
     def upload(self, source: Path, name: str, sha256: str) -> None:
-        """Send the content; it appears with the next record (`create`), which checks it."""
+        """Send the content; it appears and is checked before the next record (`create`)."""
         addition = self._addition(name, source)
         seconds = self._patience.seconds_for(source.stat().st_size)
         self._do(lambda: self._api.preupload_lfs_files(self._repo, [addition], free_memory=False), seconds)
@@ -82,7 +76,9 @@ class HubStore:
 
     def download(self, name: str, target: Path, size_bytes: int) -> None:
         """huggingface_hub goes on where it stopped by itself."""
-        shutil.move(self._fetched(name, target.parent / ".hub", size_bytes), target)
+        beside = target.parent / ".hub"
+        shutil.move(self._fetched(name, beside, size_bytes), target)
+        shutil.rmtree(beside)
 
     def sha256(self, name: str, size_bytes: int) -> str:
         """Large files are stored under their digest; small ones are read back."""
@@ -101,14 +97,20 @@ class HubStore:
         if operations:
             self._commit(operations, "remove")
 
-    def sweep(self, folder: str, current: str) -> None:
-        """Content that no commit shows is the hub's to delete."""
+    def sweep(self, folder: str, current: str) -> None:  # noqa: ARG002  # a store's words
+        """What was sent and belongs to no checkpoint, the run's own records, appears now; the rest is the hub's."""
+        self._show()
 
-    def _confirm(self, digests: dict[str, str]) -> None:
+    def _show(self) -> None:
+        """One commit with everything that was sent; then what stands there is compared. A fault: all of it again."""
+        if not self._sent:
+            return
+        self._commit([addition for addition, _ in self._sent.values()], "files")
         sizes = self.names("")
-        for name, digest in digests.items():
+        for name, (_, digest) in self._sent.items():
             if self.sha256(name, sizes.get(name, 0)) != digest:
                 raise Fault(f"{name}: what was sent reads back otherwise")
+        self._sent.clear()
 
     def _commit(self, operations: list[Any], message: str, parent: str | None = None) -> bool:
         def commit() -> bool:

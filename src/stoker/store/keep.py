@@ -28,17 +28,11 @@ def main(path: Path) -> int:
     with lock.held(run_dir.store_folder / "keep.lock") as alone:
         if not alone:
             return EXIT_DONE
-        run = run_dir.run()
-        own = Lease(
-            opening.of_run(run, run_dir.folder()), run_dir.name, lease.own_token(run_dir.store_folder / "token")
-        )
         try:
-            _acquire(run_dir, own)
-            with Renewing(own) as renewing:
+            with Renewing(_acquired(run_dir), gives_back=lambda: True) as renewing:
                 _wait_for_the_end(run_dir, renewing)
             if renewing.lost.is_set():
                 raise StokerError("STK656", name=run_dir.name)
-            own.release()
         except StokerError as error:
             with contextlib.closing(EventLog(run_dir.events_file)) as events:
                 events.write("store", copied=False, reason=str(error.what), code=error.code)
@@ -48,18 +42,20 @@ def main(path: Path) -> int:
     return EXIT_DONE
 
 
-def _acquire(run_dir: RunDir, own: Lease) -> None:
-    """Take the lease as soon as the store can be reached."""
+def _acquired(run_dir: RunDir) -> Lease:
+    """The lease, as soon as the store can be reached."""
+    run, token = run_dir.run(), lease.own_token(run_dir.store_folder / "token")
     started = time.monotonic()
     while True:
         try:
+            own = Lease(opening.of_run(run, run_dir.folder()), run_dir.name, token)
             own.acquire()
         except Fault:  # noqa: PERF203  # the loop waits anyway
             if not _is_busy(run_dir) and time.monotonic() - started > _START_SECONDS:
                 raise
             time.sleep(_AGAIN_SECONDS)
         else:
-            return
+            return own
 
 
 def _wait_for_the_end(run_dir: RunDir, renewing: Renewing) -> None:

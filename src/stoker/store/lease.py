@@ -5,6 +5,7 @@ clocks need to agree: the other's renewals are watched for. A writer that lost i
 out before its next record and stops.
 """
 
+import contextlib
 import datetime
 import json
 import secrets
@@ -52,19 +53,22 @@ class Lease:
             return
         while not self._taken():
             found = self._read()
+            if self._is_ours(found):
+                return  # a program of this run directory renewed it this very moment
             if found is None:
                 continue
-            if _age_seconds(_holder(found)) < self._seconds:
-                if waiting is not None:
-                    waiting(self._seconds)
-                self._watch(found)
+            if waiting is not None:
+                waiting(self._seconds)
+            self._watch(found)
             self._store.swap(self._name, found, self._content())
 
     def renew(self) -> bool:
-        """Say that we are alive; False where the lease is another's by now."""
-        if not self._store.beats:
+        """Say that we are alive; False where the lease is another's by now. One that was given back is left so."""
+        found = self._read() if self._store.beats else None
+        if found is None or self._renewed(found):
             return True
-        return self._taken() or self._is_ours(self._read())
+        now = self._read()
+        return now is None or self._is_ours(now)
 
     def require(self) -> None:
         """The lease is still ours, or STK656."""
@@ -80,6 +84,9 @@ class Lease:
         found = self._read()
         if found is None:
             return self._store.create(self._name, self._content())
+        return self._renewed(found)
+
+    def _renewed(self, found: bytes) -> bool:
         return self._is_ours(found) and self._store.swap(self._name, found, self._content())
 
     def _watch(self, found: bytes) -> None:
@@ -88,7 +95,7 @@ class Lease:
         while time.monotonic() < until:
             time.sleep(min(_LOOK_SECONDS, self._seconds / _RENEWALS))
             now = self._read()
-            if now is None:
+            if now is None or self._is_ours(now):
                 return
             if now != found:
                 raise StokerError("STK656", name=self._run_name)
@@ -108,24 +115,34 @@ class Lease:
 
 
 class Renewing:
-    """Renews a lease in the background, for the length of a block; a fault of the line is not yet a loss."""
+    """Renews a lease in the background, for the length of a block; a fault of the line is not yet a loss.
 
-    def __init__(self, lease: Lease, seconds: float = SECONDS) -> None:
+    Args:
+        lease: Nobody else is to use its store meanwhile: a connection serves one at a time.
+        seconds: How long it holds without being renewed.
+        gives_back: Asked at the end of the block whether the lease is given back.
+    """
+
+    def __init__(self, lease: Lease, seconds: float = SECONDS, gives_back: Callable[[], bool] = lambda: False) -> None:
         self._lease = lease
         self._every = seconds / _RENEWALS
+        self._gives_back = gives_back
         self._over = threading.Event()
         self.lost = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Renew until the process ends."""
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread.start()
 
     def __enter__(self) -> "Renewing":
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """A dead line is not waited for: a lease that is not given back runs out by itself."""
         self._over.set()
+        self._thread.join(self._every)
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
@@ -135,6 +152,9 @@ class Renewing:
                     return
             except (Fault, StokerError):  # noqa: PERF203  # the loop waits anyway
                 continue
+        if self._gives_back():
+            with contextlib.suppress(Fault, StokerError):
+                self._lease.release()
 
 
 def own_token(path: Path) -> str:
@@ -147,15 +167,6 @@ def own_token(path: Path) -> str:
 def _holder(content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _age_seconds(holder: dict[str, Any]) -> float:
-    """By the two machines' clocks; only spares a wait."""
-    try:
-        at = datetime.datetime.fromisoformat(holder["at"])
-        return (datetime.datetime.now(datetime.timezone.utc) - at).total_seconds()
-    except (KeyError, ValueError, TypeError):
-        return 0.0

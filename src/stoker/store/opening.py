@@ -8,6 +8,7 @@ from stoker.errors import StokerError
 from stoker.rundir.layout import RunDir
 from stoker.store import address
 from stoker.store.address import Address
+from stoker.store.directory import DirectoryStore, disk_of
 from stoker.store.shelf import Bandwidth, Patience, Patient, Store
 
 
@@ -19,22 +20,20 @@ def open_store(text: str, folder: Path, bandwidth: str | None = None, patience: 
     return Patient(_open(where, patience, rate), patience)
 
 
-def of_run(run: Run, folder: Path) -> Patient:
+def of_run(run: Run, folder: Path, patience: Patience | None = None) -> Patient:
     """The store that a run's file names."""
     assert run.save.store is not None
-    return open_store(run.save.store, folder, run.save.bandwidth)
+    return open_store(run.save.store, folder, run.save.bandwidth, patience)
 
 
 def same_disk(run: Run, run_dir: RunDir) -> bool:
     """Whether the copies would be lost with the run: a directory on the disk the run directory is on."""
     where = address.parse(str(run.save.store), run_dir.folder())
-    return where.kind == "directory" and Path(where.root).parent.stat().st_dev == run_dir.path.stat().st_dev
+    return where.kind == "directory" and disk_of(Path(where.root)) == run_dir.path.stat().st_dev
 
 
 def _open(where: Address, patience: Patience, rate: Bandwidth) -> Store:
     if where.kind == "directory":
-        from stoker.store.directory import DirectoryStore
-
         return DirectoryStore(Path(where.root), patience, rate)
     if where.kind == "s3":
         from stoker.store.s3 import S3Store

@@ -15,10 +15,10 @@ from stoker import env
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, files, lock
-from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint
+from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
-from stoker.store import copies, lease, opening
+from stoker.store import copies, fetch, lease, opening
 from stoker.store.lease import Lease, Renewing
 from stoker.store.shelf import Fault, Patient
 
@@ -36,13 +36,13 @@ def push(run_dir: RunDir) -> dict[str, Any]:
     with _alone(run_dir), contextlib.closing(EventLog(run_dir.events_file)) as events:
         started = time.monotonic()
         newest = _newest(run_dir)
-        outcome: dict[str, Any] = {"step": newest.step if newest else None, "copied": True}
+        outcome: dict[str, Any] = {"step": newest.step if newest else None, "copied": False}
         try:
-            outcome["bytes"] = _push(run_dir, newest)
-        except Fault as fault:
-            outcome |= {"copied": False, "reason": str(fault)}
+            outcome |= {"bytes": _push(run_dir, newest), "copied": True}
+        except (Fault, OSError) as fault:
+            outcome["reason"] = env.without_secrets(str(fault))
         except StokerError as error:
-            outcome |= {"copied": False, "reason": env.without_secrets(str(error.what)), "code": error.code}
+            outcome |= {"reason": env.without_secrets(str(error.what)), "code": error.code}
             raise
         finally:
             outcome["seconds"] = round(time.monotonic() - started, 3)
@@ -58,18 +58,15 @@ def _push(run_dir: RunDir, newest: Checkpoint | None) -> int:
     own = Lease(store, run_dir.name, token)
     own.acquire()
     # A connection of its own: a renewal must not wait behind a large file.
-    with Renewing(Lease(opening.of_run(run, run_dir.folder()), run_dir.name, token)):
-        try:
-            copy_records(store, run_dir)
-            for checkpoint in _wanted(run_dir, run, newest):
-                copy_checkpoint(store, run_dir, checkpoint, own)
-            if newest is not None:
-                retain(store, run_dir, run, newest)
-            copy_artifact(store, run_dir, "final")
-        finally:
-            if not lock.is_held(run_dir.store_folder / "keep.lock"):
-                with contextlib.suppress(Fault):
-                    own.release()
+    renewed = Lease(opening.of_run(run, run_dir.folder()), run_dir.name, token)
+    with Renewing(renewed, gives_back=lambda: not lock.is_held(run_dir.store_folder / "keep.lock")):
+        fetch.require_same_run(store, run_dir, run)
+        copy_records(store, run_dir)
+        for checkpoint in _wanted(run_dir, run, newest):
+            copy_checkpoint(store, run_dir, checkpoint, own)
+        if newest is not None:
+            retain(store, run_dir, run, newest)
+        copy_artifact(store, run_dir, "final", own)
     return newest.commit.total_bytes if newest else 0
 
 
@@ -88,17 +85,13 @@ def copy_records(store: Patient, run_dir: RunDir) -> None:
 def copy_checkpoint(store: Patient, run_dir: RunDir, checkpoint: Checkpoint, own: Lease) -> None:
     """Copy a committed checkpoint, if the store has it not; note it for the local rotation."""
     commit = checkpoint.commit
-    if checkpoints.stored(run_dir.checkpoints).get(checkpoint.step) == commit.digest:
-        return
     folder = copies.folder_of(run_dir.name, commit)
     with _held(run_dir, checkpoint) as path:
         record = (path / COMMIT_NAME).read_bytes()
-        for name, entry in commit.files.items():
-            if files.sha256(path / name) != entry.sha256:
-                raise StokerError("STK658", file=path / name, reason="digest")
-            store.upload(path / name, f"{folder}/{name}", entry.sha256)
-        own.require()
-        _put_record(store, f"{folder}/{COMMIT_NAME}", record)
+        if not _stands(store, folder, commit.files, COMMIT_NAME, record):
+            if wrong := checkpoints.verify(Checkpoint(path, commit)):
+                raise StokerError("STK658", file=checkpoint.path, reason=wrong)
+            _copy(store, path, folder, commit.files, COMMIT_NAME, record, own)
     checkpoints.mark_stored(run_dir.checkpoints, checkpoint.step, commit.digest)
 
 
@@ -117,10 +110,12 @@ def retain(store: Patient, run_dir: RunDir, run: Run, newest: Checkpoint) -> lis
     there = copies.committed(store, run_name, names)
     current = copies.folder_of(run_name, newest.commit)
     if current not in {copy.folder for copy in there}:
-        return []
+        raise Fault(f"{current} is not in the store")
     here = [newest, *checkpoints.committed(run_dir.checkpoints)] if run.save.best else []
     best = {checkpoints.best_step(one) for one in here}
-    kept = {copy.folder for copy in there[-run.save.keep :]} | {current}
+    # What is beyond the newest is of a state that was passed over: it does not count, and may be all there is.
+    kept = {copy.folder for copy in there if copy.commit.step > newest.step} | {current}
+    kept |= {copy.folder for copy in [one for one in there if one.commit.step <= newest.step][-run.save.keep :]}
     kept |= {copy.folder for copy in there if copy.commit.step in best}
     going = [folder for folder in copies.folders(names, run_name) if folder not in kept]
     for folder in going:
@@ -131,26 +126,35 @@ def retain(store: Patient, run_dir: RunDir, run: Run, newest: Checkpoint) -> lis
     return going
 
 
-def copy_artifact(store: Patient, run_dir: RunDir, name: str) -> None:
+def copy_artifact(store: Patient, run_dir: RunDir, name: str, own: Lease) -> None:
     """Copy a finished model, if there is one and the store has another or none."""
     source, folder = run_dir.artifacts / name, f"{run_dir.name}/artifacts/{name}"
     if not source.is_dir():
         return
-    inner = sorted(path for path in source.rglob("*") if path.is_file())
-    entries = {
-        path.relative_to(source).as_posix(): {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
-        for path in inner
-    }
-    record = files.json_text(entries).encode()
-    try:
-        if store.read(f"{folder}/{copies.FILES_NAME}") == record:
-            return
-        store.remove([f"{folder}/{copies.FILES_NAME}"])
-    except FileNotFoundError:
-        pass
-    for one, entry in entries.items():
-        store.upload(source / one, f"{folder}/{one}", str(entry["sha256"]))
-    _put_record(store, f"{folder}/{copies.FILES_NAME}", record)
+    entries = copies.entries_of(source)
+    record = copies.files_record(entries)
+    if not _stands(store, folder, entries, copies.FILES_NAME, record):
+        _copy(store, source, folder, entries, copies.FILES_NAME, record, own)
+
+
+def _stands(store: Patient, folder: str, entries: dict[str, FileEntry], last: str, record: bytes) -> bool:
+    """Whether the store has this very record and, by its listing, every file: whoever wrote it had checked them."""
+    there = store.names(folder)
+    if any(there.get(f"{folder}/{name}") != entry.bytes for name, entry in entries.items()):
+        return False
+    return f"{folder}/{last}" in there and store.read(f"{folder}/{last}") == record
+
+
+def _copy(
+    store: Patient, source: Path, folder: str, entries: dict[str, FileEntry], last: str, record: bytes, own: Lease
+) -> None:
+    """Files first, the record last; until then there is none."""
+    own.require()
+    store.remove([f"{folder}/{last}"])
+    for name, entry in entries.items():
+        store.upload(source / name, f"{folder}/{name}", entry.sha256)
+    own.require()
+    _put_record(store, f"{folder}/{last}", record)
 
 
 def _put_record(store: Patient, name: str, record: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stoker import env
 from stoker.errors import StokerError
 from stoker.store.address import Address
-from stoker.store.shelf import Bandwidth, Fault, Patience
+from stoker.store.shelf import Bandwidth, Fault, Patience, require_small
 
 T = TypeVar("T")
 _MOST_PARTS = 9000
@@ -127,19 +127,20 @@ class S3Store:
         gained, parts = 0, []
         try:
             for number, content in enumerate(_parts(source, part_bytes), 1):
-                digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-                if held.get(number) != digest:
+                tag = held.get(number, "")
+                # Where parts are encrypted their tags are no digests: they are sent anew.
+                if _plain(tag) != hashlib.md5(content, usedforsecurity=False).hexdigest():
                     part = {"UploadId": upload, "PartNumber": number, "Body": content}
                     self._bandwidth.spend(len(content))
-                    self._call("upload_part", len(content), Key=key, **part)
+                    tag = self._call("upload_part", len(content), Key=key, **part)["ETag"]
                     gained += len(content)
-                parts.append({"PartNumber": number, "ETag": f'"{digest}"'})
+                parts.append({"PartNumber": number, "ETag": tag})
             self._call("complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
         except Fault as fault:
             raise Fault(fault, gained_bytes=gained) from fault
 
     def _begun(self, key: str) -> tuple[str, dict[int, str]]:
-        """The newest unfinished upload of this key with the parts it has, or a new one."""
+        """The newest unfinished upload of this key with its parts' tags, or a new one."""
         own = [one["UploadId"] for one in self._unfinished(key) if one["Key"] == key]
         if not own:
             return self._call("create_multipart_upload", Key=key)["UploadId"], {}
@@ -147,7 +148,7 @@ class S3Store:
         marker: dict[str, int] = {}
         while True:
             page = self._call("list_parts", Key=key, UploadId=own[-1], **marker)
-            held.update({part["PartNumber"]: part["ETag"].strip('"') for part in page.get("Parts", ())})
+            held.update({part["PartNumber"]: part["ETag"] for part in page.get("Parts", ())})
             if not page.get("IsTruncated"):
                 return own[-1], held
             marker = {"PartNumberMarker": page["NextPartNumberMarker"]}
@@ -163,7 +164,7 @@ class S3Store:
         head = self._head(name)
         if head is None or head["ContentLength"] != size:
             return False
-        return head["ETag"].strip('"') == tag or self.sha256(name, size) == sha256
+        return _plain(head["ETag"]) == tag or self.sha256(name, size) == sha256
 
     # ---- calls
 
@@ -181,6 +182,7 @@ class S3Store:
         async def get() -> bytes:
             answer = await self._files._call_s3("get_object", Bucket=self._bucket, Key=self._key(name), **options)
             async with answer["Body"] as body:
+                require_small(name, answer["ContentLength"])
                 return bytes(await body.read())
 
         return self._run(get, size_bytes)
@@ -195,6 +197,8 @@ class S3Store:
             self._call("put_object", Key=self._key(name), Body=content, **condition)
         except _Refused:
             return False
+        except _NotOffered:
+            self._put(name, content)
         return self.read(name) == content
 
     def _head(self, name: str) -> Any:
@@ -217,6 +221,8 @@ class S3Store:
 
         try:
             return sync(self._files.loop, limited)  # type: ignore[no-any-return]
+        except StokerError:
+            raise
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise Fault(f"no answer within {seconds:.0f} s") from error
         except Exception as error:  # botocore, aiohttp and s3fs have no common ancestor
@@ -245,7 +251,7 @@ class S3Store:
         return key[len(self._prefix) :].lstrip("/") if self._prefix else key
 
 
-class _Refused(Exception):
+class _Refused(Fault):
     """The condition of a write did not hold."""
 
 
@@ -253,7 +259,7 @@ class _Gone(Fault):
     """An unfinished upload is no longer known to the server."""
 
 
-class _NotOffered(Exception):
+class _NotOffered(Fault):
     """The server does not know this call."""
 
 
@@ -292,6 +298,11 @@ def _tag(source: Path, size: int, part_bytes: int) -> str:
         return (digests[0] if digests else hashlib.md5(usedforsecurity=False)).hexdigest()
     whole = hashlib.md5(b"".join(one.digest() for one in digests), usedforsecurity=False)
     return f"{whole.hexdigest()}-{len(digests)}"
+
+
+def _plain(tag: str) -> str:
+    """An ETag without its quotes; some servers write it in capitals."""
+    return tag.strip('"').lower()
 
 
 def _code(error: BaseException) -> str:

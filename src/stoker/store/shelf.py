@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from stoker import env
+from stoker.errors import StokerError
 
 T = TypeVar("T")
+LARGEST_SMALL_BYTES = 16 << 20
+"""A store may be anybody's: what is larger is not read into memory."""
 
 
 class Fault(Exception):
@@ -43,6 +46,8 @@ class Patience:
     """What is moved at once and, after a cut, at most moved again. S3 takes no parts below 5 MiB."""
     first_pause_seconds: float = 1
     longest_pause_seconds: float = 60
+    told: Callable[[Fault], None] | None = None
+    """Hears of each fault after which the store is asked again."""
 
     def seconds_for(self, size_bytes: int) -> float:
         """The longest that moving so many bytes may take."""
@@ -137,8 +142,11 @@ class Patient:
         return self._persist(lambda: self.inner.create(name, content)) or self._holds(name, content)
 
     def swap(self, name: str, before: bytes, after: bytes) -> bool:
-        """See `Store`; where an answer was lost, what stands there decides."""
-        return self._persist(lambda: self.inner.swap(name, before, after)) or self._holds(name, after)
+        """See `Store`; where an answer was lost, what stands there decides. What is gone is not replaced."""
+        try:
+            return self._persist(lambda: self.inner.swap(name, before, after)) or self._holds(name, after)
+        except FileNotFoundError:
+            return False
 
     def upload(self, source: Path, name: str, sha256: str) -> None:
         """See `Store`."""
@@ -175,6 +183,8 @@ class Patient:
                 failed = 1 if fault.gained_bytes else failed + 1
                 if failed >= self.patience.tries:
                     raise
+                if self.patience.told is not None:
+                    self.patience.told(fault)
             self.patience.pause(failed - 1)
 
 
@@ -197,6 +207,12 @@ def bounded(operation: Callable[[], T], seconds: float) -> T:
     if not results:
         raise Fault(f"no answer within {seconds:.0f} s")
     return results[0]
+
+
+def require_small(name: str, size_bytes: int) -> None:
+    """A file that is to be read into memory is no larger than a record of ours can be."""
+    if size_bytes > LARGEST_SMALL_BYTES:
+        raise StokerError("STK658", file=name, reason=f"{size_bytes} bytes")
 
 
 def sha256_of(content: bytes) -> str:

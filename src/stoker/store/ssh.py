@@ -6,6 +6,7 @@ Nothing is installed on the other side. Where it has `sha256sum`, digests are co
 import hashlib
 import secrets
 import shlex
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.store import sftp
 from stoker.store.address import Address
 from stoker.store.sftp import Connection
-from stoker.store.shelf import Bandwidth, Fault, Patience
+from stoker.store.shelf import Bandwidth, Fault, Patience, require_small
 
 T = TypeVar("T")
 _REFUSALS = ("Permission denied", "Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
@@ -45,6 +46,7 @@ class SshStore:
             size = line.size(self._path(name))
             if size is None:
                 raise FileNotFoundError(name)
+            require_small(name, size)
             return b"".join(line.read(self._path(name), 0, size))
 
         return self._do(content)
@@ -81,7 +83,7 @@ class SshStore:
         if self.read(name) != before:
             return False
         self.write(name, after)
-        return True
+        return self.read(name) == after
 
     def upload(self, source: Path, name: str, sha256: str) -> None:
         """Go on behind what is there of it, check the whole, rename."""
@@ -130,6 +132,8 @@ class SshStore:
         aside = str(final.with_name(f".{final.name}.{sha256[:16]}.part"))
         self._make_folders(line, final.parent)
         size, begun = source.stat().st_size, line.size(aside) or 0
+        if line.size(str(final)) == size and self._digest_there(str(final), size) == sha256:
+            return  # an earlier attempt came as far as this file
         if begun > size:
             line.remove(aside)
             begun = 0
@@ -228,6 +232,9 @@ class SshStore:
             if refused.code == sftp.NOT_PERMITTED:
                 raise StokerError("STK653", store=self._address.text, reason=refused) from refused
             raise Fault(refused) from refused
+        except struct.error as error:
+            self._drop()
+            raise Fault("the server does not speak SFTP") from error
         except Fault as fault:
             self._drop()
             if any(refusal in str(fault) for refusal in _REFUSALS):

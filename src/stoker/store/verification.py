@@ -6,11 +6,11 @@ from stoker.errors import StokerError
 from stoker.rundir.checkpoints import COMMIT_NAME, FileEntry
 from stoker.store import copies
 from stoker.store.copies import FILES_NAME, Copy
-from stoker.store.shelf import Patient
+from stoker.store.shelf import Patient, sha256_of
 
 
 def examine(store: Patient, run_name: str) -> dict[str, Any]:
-    """Every copy with whether it is whole, oldest first; `final` is None where no finished model is there."""
+    """Every copy with whether it is whole, oldest first; `final` likewise, or None where no finished model is there."""
     names = store.names(run_name)
     sound = copies.committed(store, run_name, names)
     damaged = {folder for folder in copies.folders(names, run_name) if f"{folder}/{COMMIT_NAME}" in names}
@@ -26,19 +26,22 @@ def _checked(store: Patient, copy: Copy, names: dict[str, int]) -> dict[str, Any
 
 
 def _entry(folder: str, step: int | None, size_bytes: int | None, reason: str) -> dict[str, Any]:
-    name = folder.rpartition("/")[2]
+    name = folder.partition("/")[2].removeprefix("checkpoints/")
     return {"folder": name, "step": step, "bytes": size_bytes, "verified": not reason, "reason": reason}
 
 
-def _final(store: Patient, run_name: str, names: dict[str, int]) -> bool | None:
+def _final(store: Patient, run_name: str, names: dict[str, int]) -> dict[str, Any] | None:
     folder = f"{run_name}/artifacts/final"
     if f"{folder}/{FILES_NAME}" not in names:
         return None
+    record = store.read(f"{folder}/{FILES_NAME}")
+    digest = {"digest": sha256_of(record)}
     try:
-        entries = copies.parse_files(store.read(f"{folder}/{FILES_NAME}"), folder)
+        entries = copies.parse_files(record, folder)
     except StokerError:
-        return False
-    return not wrong_file(store, folder, entries, names)
+        return _entry(folder, None, None, f"{FILES_NAME} was changed") | digest
+    size_bytes = sum(entry.bytes for entry in entries.values())
+    return _entry(folder, None, size_bytes, wrong_file(store, folder, entries, names)) | digest
 
 
 def wrong_file(store: Patient, folder: str, entries: dict[str, FileEntry], names: dict[str, int]) -> str:

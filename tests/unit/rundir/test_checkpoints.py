@@ -236,7 +236,8 @@ def test_nothing_is_deleted_while_the_newest_does_not_verify(tmp_path: Path, nam
     for step in (10, 20, 30, 40):
         commit(tmp_path, step)
     DAMAGES[name][0](tmp_path / "step-00000040")
-    assert checkpoints.rotate(tmp_path, 2, set()) == []
+    with pytest.raises(OSError, match=DAMAGES[name][1]):
+        checkpoints.rotate(tmp_path, 2, set())
     assert steps(tmp_path) == [10, 20, 30, 40]
 
 
@@ -253,10 +254,10 @@ def test_a_folder_without_a_manifest_does_not_count_as_the_newest(tmp_path: Path
 
 def test_what_a_crashed_writer_left_is_swept(tmp_path: Path) -> None:
     commit(tmp_path, 10)
-    for name in (".step-00000020.77.tmp", ".step-00000010.77.old", ".step-00000005.77.gone"):
+    for name in (".step-00000020.77.tmp", ".step-00000005.77.gone"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("x")
-    assert len(checkpoints.sweep(tmp_path)) == 3
+    assert len(checkpoints.sweep(tmp_path)) == 2
     assert names(tmp_path) == ["step-00000010"]
     assert checkpoints.sweep(tmp_path / "no such folder") == []
 
@@ -341,6 +342,16 @@ def test_a_file_named_like_a_checkpoint_is_rejected_not_an_exception(tmp_path: P
     assert found is not None
     assert found.step == 1
     assert checkpoints.quarantine(rejected.path, rejected.reason).read_text() == "?"
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"), [("notes.txt", True), (COMMIT_NAME, False), (".writing", False), ("state.json", False)]
+)
+def test_a_folder_is_a_strangers_if_nothing_of_a_checkpoint_is_in_it(tmp_path: Path, name: str, foreign: bool) -> None:
+    path = tmp_path / "step-00000007"
+    path.mkdir()
+    (path / name).touch()
+    assert checkpoints.is_foreign(path) == foreign
 
 
 def test_quarantine_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Copying a run to a store and bringing it back: the record last, only what verifies, nothing of another run."""
 
 import contextlib
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, events, files, layout
 from stoker.rundir.layout import RunDir
-from stoker.store import copies, fetch, opening, push, verification
+from stoker.store import copies, fetch, opening, push, shelf, verification
 from stoker.store.shelf import Fault, Patient
 
 
@@ -90,6 +92,68 @@ def test_a_push_that_fails_says_so_and_the_next_goes_on(
     assert push.push(run_dir)["copied"] is True
 
 
+def test_what_the_store_lost_is_copied_again(tmp_path: Path, run_dir: RunDir, store: Patient) -> None:
+    """The note here that a step is in the store says nothing about the store."""
+    commit(run_dir, 10)
+    _finish(run_dir, b"final")
+    assert push.push(run_dir)["copied"]
+    shutil.rmtree(tmp_path / "store")
+    assert push.push(run_dir)["copied"]
+    _assert_whole(store)
+    (lost,) = (tmp_path / "store").glob("tiny/checkpoints/*/config.json")
+    lost.unlink()
+    (tmp_path / "store/tiny/artifacts/final/model.safetensors").write_bytes(b"")
+    assert push.push(run_dir)["copied"]
+    _assert_whole(store)
+
+
+def test_another_store_gets_copies_of_its_own(tmp_path: Path, run_dir: RunDir) -> None:
+    commit(run_dir, 10)
+    assert push.push(run_dir)["copied"]
+    text = run_dir.run_file.read_text(encoding="utf-8")
+    run_dir.run_file.write_text(text.replace(str(tmp_path / "store"), str(tmp_path / "other")), encoding="utf-8")
+    assert push.push(run_dir)["copied"]
+    assert len(list((tmp_path / "other").glob("tiny/checkpoints/*/COMMIT.json"))) == 1
+
+
+def _finish(run_dir: RunDir, content: bytes) -> None:
+    run_dir.final.mkdir(parents=True, exist_ok=True)
+    (run_dir.final / "model.safetensors").write_bytes(content)
+
+
+def _assert_whole(store: Patient) -> None:
+    examined = verification.examine(store, "tiny")
+    assert [one["verified"] for one in (*examined["checkpoints"], examined["final"])] == [True, True]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_push_that_ends_otherwise_is_not_written_down_as_a_copy(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    commit(run_dir, 10)
+
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(push.shutil, "copyfile", broken)
+    with contextlib.suppress(KeyboardInterrupt):
+        assert "No space left" in push.push(run_dir)["reason"]
+    (event,) = events.read(run_dir.events_file)
+    assert event["copied"] is False
+
+
+def test_the_copies_of_another_run_of_the_same_name_are_not_touched(tmp_path: Path, run_dir: RunDir) -> None:
+    commit(run_dir, 10)
+    assert push.push(run_dir)["copied"]
+    before = {name: (tmp_path / "store" / name).read_bytes() for name in shown(tmp_path / "store")}
+    other = make_run(tmp_path / "other box", tmp_path / "store", **{"batch: 4": "batch: 8"})
+    commit(other, 20)
+    with pytest.raises(StokerError) as caught:
+        push.push(other)
+    assert caught.value.code == "STK659"
+    assert {name: (tmp_path / "store" / name).read_bytes() for name in shown(tmp_path / "store")} == before
+
+
 def test_local_rotation_neither_waits_nor_breaks_a_copy(
     run_dir: RunDir, store: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,8 +212,22 @@ def test_nothing_is_deleted_in_the_store_before_the_newer_copy_stands(run_dir: R
     for step in (10, 20, 30):
         push.copy_checkpoint(store, run_dir, commit(run_dir, step), own)
     missing = commit(run_dir, 40)
-    assert push.retain(store, run_dir, run_dir.run(), missing) == []
+    with pytest.raises(Fault, match="not in the store"):
+        push.retain(store, run_dir, run_dir.run(), missing)
     assert len(copies.committed(store, "tiny", store.names("tiny"))) == 3
+
+
+def test_copies_beyond_the_newest_do_not_count(run_dir: RunDir, store: Patient) -> None:
+    """Step 40 was damaged here and there, and training went on from 10."""
+    own = lease_of(store)
+    own.acquire()
+    for step in (10, 40):
+        push.copy_checkpoint(store, run_dir, commit(run_dir, step), own)
+    for step in (15, 20):
+        newest = commit(run_dir, step)
+        push.copy_checkpoint(store, run_dir, newest, own)
+        push.retain(store, run_dir, run_dir.run(), newest)
+    assert [copy.commit.step for copy in copies.committed(store, "tiny", store.names("tiny"))] == [15, 20, 40]
 
 
 def test_two_states_of_one_step_do_not_overwrite_each_other(run_dir: RunDir, store: Patient) -> None:
@@ -261,11 +339,23 @@ def test_how_it_is_saved_and_where_it_runs_may_differ(tmp_path: Path, stored: Pa
     assert fetch.require_same_run(stored, run_dir, run_dir.run())
 
 
-@pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "a/../../escaped", "a\\..\\escaped", "C:escaped"])
-def test_a_record_that_names_files_outside_is_no_record(tmp_path: Path, stored: Patient, name: str) -> None:
+OUTSIDE = ["../../escaped", "/etc/escaped", "a/../../escaped", "a\\..\\escaped", "C:escaped"]
+IMPOSSIBLE = ["COMMIT.json", "a\0b", "x" * 300, "config.json/below"]
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, *IMPOSSIBLE])
+def test_a_record_that_names_files_outside_or_impossible_ones_is_passed_over(
+    tmp_path: Path, stored: Patient, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     (path,) = (tmp_path / "store").glob("tiny/checkpoints/step-00000020-*/COMMIT.json")
     said = json.loads(path.read_text(encoding="utf-8"))
-    said["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    said["files"][name] = {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
+    real = stored.inner.download
+
+    def obliging(wanted: str, target: Path, size_bytes: int) -> None:
+        target.write_bytes(b"1") if wanted.endswith(name) else real(wanted, target, size_bytes)
+
+    monkeypatch.setattr(stored.inner, "download", obliging)
     sealed = checkpoints.sealed(said)
     path.write_text(files.json_text(sealed), encoding="utf-8")
     moved = path.parent.with_name(f"step-00000020-{sealed['digest'][:12]}")
@@ -273,6 +363,92 @@ def test_a_record_that_names_files_outside_is_no_record(tmp_path: Path, stored: 
     found, _ = fetch.newer_checkpoint(stored, fresh(tmp_path), lambda copy: None)
     assert found is not None
     assert found.step == 10
+
+
+def test_a_record_that_is_not_utf_8_is_no_record(tmp_path: Path, stored: Patient) -> None:
+    (path,) = (tmp_path / "store").glob("tiny/checkpoints/step-00000020-*/COMMIT.json")
+    said = json.loads(path.read_text(encoding="utf-8"))
+    sealed = checkpoints.sealed({**said, "created": "2026-01-01T00:00:00+00:00 \ufffd"})
+    path.write_bytes(files.json_text(sealed).encode().replace("\ufffd".encode(), b"\xff"))
+    path.parent.rename(path.parent.with_name(f"step-00000020-{sealed['digest'][:12]}"))
+    found, _ = fetch.newer_checkpoint(stored, fresh(tmp_path), lambda copy: None)
+    assert found is not None
+    assert found.step == 10
+
+
+@pytest.mark.parametrize(("name", "content"), [("manifest.json", b"[" * 100_000), ("run.yaml", b"\xff"),
+                                               ("run.yaml", b"model: 1")])  # fmt: skip
+def test_records_nobody_can_read_are_named(tmp_path: Path, stored: Patient, name: str, content: bytes) -> None:
+    stored.write(f"tiny/{name}", content)
+    run_dir = fresh(tmp_path)
+    with pytest.raises(StokerError) as caught:
+        fetch.require_same_run(stored, run_dir, run_dir.run())
+    assert caught.value.code == "STK658"
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "run.yaml", "lease.json", "artifacts/final/FILES.json"])
+def test_what_is_too_large_is_not_read_into_memory(
+    tmp_path: Path, stored: Patient, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(shelf, "LARGEST_SMALL_BYTES", 2000)
+    stored.write(f"tiny/{name}", b" " * 3000)
+    run_dir = fresh(tmp_path)
+
+    def ask() -> None:
+        fetch.require_same_run(stored, run_dir, run_dir.run())
+        lease_of(stored).acquire()
+        fetch.fetch_artifact(stored, run_dir, "final", stored.names("tiny"))
+
+    with pytest.raises(StokerError) as caught:
+        ask()
+    assert caught.value.code == "STK658"
+    assert name in str(caught.value)
+
+
+def test_nothing_of_an_earlier_attempt_becomes_part_of_a_model(tmp_path: Path, run_dir: RunDir, store: Patient) -> None:
+    commit(run_dir, 10)
+    _finish(run_dir, b"final")
+    assert push.push(run_dir)["copied"]
+    there = fresh(tmp_path)
+    aside = there.store_folder / "fetch" / "artifact-final"
+    aside.mkdir(parents=True)
+    (aside / "adapter_config.json").write_bytes(b"of another model")
+    assert fetch.fetch_artifact(store, there, "final", store.names("tiny"))
+    assert shown(there.final) == ["model.safetensors"]
+
+
+def test_a_model_that_was_brought_gives_way_to_a_newer_one_and_one_made_here_does_not(
+    tmp_path: Path, run_dir: RunDir, store: Patient
+) -> None:
+    there = fresh(tmp_path)
+
+    def pulled() -> bytes:
+        assert push.push(run_dir)["copied"]
+        assert fetch.fetch_artifact(store, there, "final", store.names("tiny"))
+        return (there.final / "model.safetensors").read_bytes()
+
+    commit(run_dir, 10)
+    for content in (b"first", b"second", b"second"):
+        _finish(run_dir, content)
+        assert pulled() == content
+    _finish(there, b"made here")
+    _finish(run_dir, b"third")
+    assert pulled() == b"made here"
+
+
+def test_room_is_asked_for_what_is_not_here_yet(
+    tmp_path: Path, stored: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(files, "require_room", lambda folder, needed: asked.append(needed))
+    run_dir = fresh(tmp_path)
+    copy = copies.committed(stored, "tiny", stored.names("tiny"))[-1]
+    aside = run_dir.store_folder / "fetch" / Path(copy.folder).name
+    aside.mkdir(parents=True)
+    (aside / ".model.safetensors.part").write_bytes(b"m" * 2000)
+    fetch.fetch_checkpoint(stored, run_dir, copy)
+    assert asked == [copy.commit.total_bytes - 2000]
 
 
 def test_an_artifact_list_that_names_files_outside_is_refused(tmp_path: Path, stored: Patient) -> None:

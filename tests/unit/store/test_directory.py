@@ -1,15 +1,18 @@
 """A store in a folder: whole files or none, going on after a cut, and no folder made up for a missing mount."""
 
+import contextlib
 import hashlib
+import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from store_case import HASTY, open_folder, shown
+from store_case import HASTY, make_run, open_folder, shown
 
-from stoker.errors import StokerError
-from stoker.store import directory, shelf
+from stoker.rundir import files
+from stoker.store import directory, opening, shelf
 from stoker.store.directory import DirectoryStore
 from stoker.store.shelf import Bandwidth, Fault, Patience, Patient
 
@@ -31,11 +34,11 @@ def test_an_upload_goes_on_where_it_was_cut(tmp_path: Path, monkeypatch: pytest.
     source.write_bytes(bytes(range(256)) * 40)
     real, moved = directory._copy_chunk, []
 
-    def cut(reading: object, writing: object, part_bytes: int) -> int:
+    def cut(*words: Any) -> int:
         if len(moved) == 3:
             moved.append(0)
             raise OSError(107, "Transport endpoint is not connected")
-        moved.append(real(reading, writing, part_bytes))  # type: ignore[arg-type]
+        moved.append(real(*words))
         return moved[-1]
 
     monkeypatch.setattr(directory, "_copy_chunk", cut)
@@ -98,10 +101,17 @@ def test_a_file_is_swapped_only_if_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_missing_mount_is_an_error_and_no_new_folder(tmp_path: Path) -> None:
-    with pytest.raises(StokerError) as caught:
+    with pytest.raises(Fault, match="is it mounted"):
         open_folder(tmp_path / "drive" / "MyDrive" / "copies")
-    assert caught.value.code == "STK652"
     assert not (tmp_path / "drive").exists()
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no second disk")  # a mount, nothing is put there
+def test_a_store_that_is_the_mount_itself_is_on_its_own_disk(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "box", Path("/dev/shm"))
+    assert not opening.same_disk(run_dir.run(), run_dir)
+    store = DirectoryStore(Path("/dev/shm"), HASTY, Bandwidth())
+    assert store._disk == Path("/dev/shm").stat().st_dev
 
 
 def test_a_mount_that_went_away_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +131,48 @@ def test_a_mount_that_hangs_is_given_up(tmp_path: Path) -> None:
         store.inner._do(hanging.wait)  # type: ignore[attr-defined]
     assert time.monotonic() - started < 5
     hanging.set()
+
+
+def test_a_mount_on_which_even_an_open_hangs_is_given_up(tmp_path: Path) -> None:
+    """A pipe that nobody writes to behaves so."""
+    patience = Patience(stall_seconds=0.2, least_bytes_per_second=1e9, tries=1)
+    store = DirectoryStore(tmp_path / "store", patience, Bandwidth())
+    (tmp_path / "store").mkdir()
+    os.mkfifo(tmp_path / "store" / "hangs")
+    said: list[BaseException] = []
+
+    def download() -> None:
+        try:
+            store.download("hangs", tmp_path / "target", 10)
+        except Fault as fault:
+            said.append(fault)
+
+    thread = threading.Thread(target=download, daemon=True)
+    thread.start()
+    thread.join(10)
+    with contextlib.suppress(OSError):
+        os.close(os.open(tmp_path / "store" / "hangs", os.O_WRONLY | os.O_NONBLOCK))
+    assert [str(one) for one in said] == ["no answer within 0 s"]
+
+
+def test_an_upload_is_synced_and_then_read_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, source = open_folder(tmp_path / "store"), tmp_path / "a"
+    source.write_bytes(b"x" * 4321)
+    done: list[str] = []
+    sync, sha256 = files.sync_file, files.sha256
+
+    def synced(path: Path) -> None:
+        done.append("sync")
+        sync(path)
+
+    def read(path: Path, *, from_disk: bool = False) -> str:
+        done.append("read from disk" if from_disk else "read")
+        return sha256(path, from_disk=from_disk)
+
+    monkeypatch.setattr(files, "sync_file", synced)
+    monkeypatch.setattr(files, "sha256", read)
+    store.upload(source, "run/a", digest(source.read_bytes()))
+    assert done == ["sync", "read from disk"]
 
 
 def test_sweeping_removes_parts_and_empty_folders_but_not_what_is_current(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from store_case import HASTY, commit, lease_of, make_run
 
 from stoker.errors import StokerError
-from stoker.store import copies, fetch, opening, push
+from stoker.store import copies, fetch, opening, push, verification
 from stoker.store.address import parse
 from stoker.store.hub import HubStore
 from stoker.store.shelf import Fault, Patient
@@ -123,15 +123,31 @@ def test_operations_have_the_fields_we_use() -> None:
     assert "sha256" in huggingface_hub.hf_api.BlobLfsInfo.__dataclass_fields__
 
 
-def test_a_checkpoint_appears_in_one_commit_with_its_record(tmp_path: Path, hub: SimulatedHub, store: Patient) -> None:
+def test_a_checkpoint_appears_in_one_commit_and_then_its_record(
+    tmp_path: Path, hub: SimulatedHub, store: Patient
+) -> None:
     run_dir = make_run(tmp_path / "box", tmp_path)
     one = commit(run_dir, 10)
     push.copy_checkpoint(store, run_dir, one, lease_of(store))
-    assert len(hub.commits) == 1
-    assert sorted(Path(name).name for name in hub.commits[0]) == sorted([*one.commit.files, "COMMIT.json"])
+    assert sorted(Path(name).name for name in hub.commits[0]) == sorted(one.commit.files)
+    assert [[Path(name).name for name in one] for one in hub.commits[1:]] == [["COMMIT.json"]]
     (copy,) = copies.committed(store, "tiny", store.names("tiny"))
     fresh = make_run(tmp_path / "other", tmp_path)
-    assert fetch.fetch_checkpoint(store, fresh, copy).commit == one.commit
+    fetched = fetch.fetch_checkpoint(store, fresh, copy)
+    assert fetched.commit == one.commit
+    assert sorted(path.name for path in fetched.path.iterdir()) == sorted([*one.commit.files, "COMMIT.json"])
+
+
+def test_records_appear_though_the_checkpoint_stands_there_already(
+    tmp_path: Path, hub: SimulatedHub, store: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make_run(tmp_path / "box", tmp_path)
+    commit(run_dir, 10)
+    monkeypatch.setattr(opening, "of_run", lambda run, folder: store)
+    for _ in range(2):
+        assert push.push(run_dir)["copied"]
+    written = run_dir.events_file.read_bytes().splitlines(keepends=True)
+    assert hub.files["deep/tiny/events.jsonl"] == written[0]
 
 
 def test_a_commit_by_somebody_else_in_between_is_noticed(tmp_path: Path, hub: SimulatedHub, store: Patient) -> None:
@@ -162,6 +178,33 @@ def test_what_the_hub_holds_otherwise_is_noticed(tmp_path: Path, hub: SimulatedH
     hub.create_commit = damaging  # type: ignore[method-assign]
     with pytest.raises(Fault, match="reads back otherwise"):
         push.copy_checkpoint(store, run_dir, one, lease_of(store))
+    assert copies.committed(store, "tiny", store.names("tiny")) == []
+    hub.create_commit = plain  # type: ignore[method-assign]
+    push.copy_checkpoint(store, run_dir, one, lease_of(store))
+    (examined,) = verification.examine(store, "tiny")["checkpoints"]
+    assert examined["verified"]
+
+
+def test_a_line_that_is_cut_while_the_hub_is_asked_does_not_skip_the_check(
+    tmp_path: Path, hub: SimulatedHub, store: Patient
+) -> None:
+    run_dir = make_run(tmp_path / "box", tmp_path)
+    one = commit(run_dir, 10)
+    plain, list_tree = hub.create_commit, hub.list_repo_tree
+
+    def damaging(*words: Any, **options: Any) -> None:
+        plain(*words, **options)
+        hub.files = {name: b"x" * len(content) for name, content in hub.files.items()}
+        hub.list_repo_tree = cut  # type: ignore[method-assign]
+
+    def cut(*_: Any, **__: Any) -> Any:
+        hub.list_repo_tree = list_tree  # type: ignore[method-assign]
+        raise HubError(503, "busy")
+
+    hub.create_commit = damaging  # type: ignore[method-assign]
+    with pytest.raises(Fault):
+        push.copy_checkpoint(store, run_dir, one, lease_of(store))
+    assert not [name for name in hub.files if name.endswith("COMMIT.json")]
 
 
 def test_a_token_the_hub_refuses_is_an_error_without_the_token(

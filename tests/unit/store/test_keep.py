@@ -59,7 +59,7 @@ def test_a_lease_that_is_anothers_is_written_down(tmp_path: Path, monkeypatch: p
 
 
 def _impatient(real: Any) -> Any:
-    return lambda self, own, seconds=0.1: real(self, own, 0.1)
+    return lambda self, own, seconds=0.1, **words: real(self, own, 0.1, **words)
 
 
 def test_it_waits_for_a_store_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +76,17 @@ def test_it_waits_for_a_store_that_is_down(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(keep.Lease, "acquire", later)
     assert keep.main(run_dir.path) == 0
     assert len(tries) == 3
+
+
+def test_it_waits_for_a_store_that_cannot_even_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_run(tmp_path / "box", tmp_path / "drive" / "store")
+    looks: list[bool] = []
+
+    def mounted_later() -> None:
+        looks.append(True)
+        if len(looks) == 2:
+            (tmp_path / "drive").mkdir()
+
+    keeping(monkeypatch, [True, True, True, False], mounted_later)
+    assert keep.main(run_dir.path) == 0
+    assert (tmp_path / "drive" / "store").exists()

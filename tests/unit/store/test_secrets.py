@@ -14,7 +14,18 @@ CANARY = "canary-9c1e77aa"
 
 
 @pytest.mark.parametrize(
-    "name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "STOKER_API_TOKEN"]
+    "name",
+    [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "HF_TOKEN",
+        "STOKER_API_TOKEN",
+        "WANDB_API_KEY",
+        "MODELSCOPE_API_TOKEN",
+        "MLFLOW_TRACKING_PASSWORD",
+        "client_secret",
+    ],
 )
 def test_a_fault_does_not_repeat_a_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, CANARY)
