@@ -46,12 +46,14 @@ def read(folder: Path) -> dict[str, Entry]:
 
 
 def listed(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index says it; only files beside it."""
+    """The file of each tensor, as an index says it; only safetensors files beside it."""
     promised = files.read_object(index).get("weight_map")
     if not isinstance(promised, dict):
         raise _broken(index, messages.text("weights.header"))
     if not all(isinstance(name, str) and checkpoints.is_inside(name) for name in promised.values()):
         raise _broken(index, messages.text("weights.outside"))
+    if not all(name.endswith(".safetensors") for name in promised.values()):  # transformers would unpickle others
+        raise _broken(index, messages.text("weights.pickles"))
     return promised
 
 

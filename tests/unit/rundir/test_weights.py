@@ -81,3 +81,8 @@ def test_an_index_that_leads_out_is_refused_before_anything_is_opened(tmp_path: 
 def test_an_index_without_a_map_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / weights.INDEX_NAME).write_text(content)
     reason(tmp_path)
+
+
+def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
+    (tmp_path / weights.INDEX_NAME).write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
+    assert "pickles are not read" in reason(tmp_path)
