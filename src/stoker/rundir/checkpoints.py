@@ -385,13 +385,18 @@ def sweep(checkpoints: Path) -> list[Path]:
             files.sync_folder(checkpoints)
         else:
             shutil.rmtree(path, ignore_errors=True)
-    halves = [p for p in inner if _NAME.fullmatch(p.name) and (p / WRITING_NAME).exists()]
+    halves = [p for p in inner if _NAME.fullmatch(p.name) and ((p / WRITING_NAME).exists() or _is_empty(p))]
     for path in halves:
         if _is_whole(path):
             (path / WRITING_NAME).unlink()
         else:
             shutil.rmtree(path, ignore_errors=True)
     return stale + halves
+
+
+def _is_empty(folder: Path) -> bool:
+    """A writer that commits by record and was killed at once leaves its folder with nothing in it."""
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 # ---- copies in the store

@@ -376,6 +376,16 @@ def test_without_renames_the_record_is_the_commit(tmp_path: Path) -> None:
     assert not (tmp_path / "step-00000005" / ".writing").exists()
 
 
+def test_without_renames_a_folder_with_nothing_in_it_is_swept(tmp_path: Path) -> None:
+    """Killed between making the folder and marking it."""
+    commit(tmp_path, 2)
+    (tmp_path / checkpoints.folder_name(4)).mkdir()
+    assert len(checkpoints.sweep(tmp_path)) == 1
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, rejected) == (2, [])
+
+
 @pytest.mark.parametrize("record", [None, "", '{"format": 2'])
 def test_without_renames_what_is_half_written_is_swept(tmp_path: Path, record: str | None) -> None:
     in_place(tmp_path, 5)
