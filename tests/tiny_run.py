@@ -14,6 +14,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,13 +196,16 @@ def in_children(count: int, work: Callable[[int], int]) -> list[int]:
                 os._exit(code)
         pids.append(pid)
     codes: dict[int, int] = {}
-    while len(codes) < count:
-        pid, status = os.wait()
-        codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid] not in (0, 75):
+    while len(codes) < count:  # by number: this process may have other children
+        ended = {pid: os.waitpid(pid, os.WNOHANG) for pid in pids if pid not in codes}
+        new = {pid: os.waitstatus_to_exitcode(status) for pid, (done, status) in ended.items() if done}
+        codes |= new
+        if any(code not in (0, 75) for code in new.values()):
             for other in pids:
                 if other not in codes:
                     os.kill(other, signal.SIGKILL)
+        if not new:
+            time.sleep(0.01)
     return [codes[pid] for pid in pids]
 
 
