@@ -224,8 +224,10 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
     tune = run.tune
     if tune.method == "full":
         return None
-    names = {linear.name for linear in layers.linear_layers(shape)}
-    targets = () if isinstance(tune.targets, str) else tuple(name for name in tune.targets if name in names)
+    targets: tuple[str, ...] = ()
+    if not isinstance(tune.targets, str):
+        names = {linear.name for linear in layers.linear_layers(shape)}
+        targets = tuple(name for name in tune.targets if name in names)
     return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0)
 
 
