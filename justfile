@@ -61,6 +61,10 @@ smollm2 *args:
 serving *args:
     python benchmarks/serving.py "$@"
 
+# One campaign of faults, from a seed (docs/evidence/campaigns/NAME.json): `just campaign c1 --n 1000`.
+campaign name *args:
+    python tests/campaigns/campaign.py "$@"
+
 # The planner against published measurements: errors, intervals, fits, per group.
 planner *args:
     python benchmarks/planner.py "$@"

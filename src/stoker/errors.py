@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from stoker import messages
+from stoker import env, messages
 
 EXIT_DONE = 0
 EXIT_USER = 1
@@ -36,26 +36,31 @@ class StokerError(Exception):
     @property
     def what(self) -> str:
         """What happened, in the user's language."""
-        return messages.text(self.code, **self.fields)
+        return env.masked(messages.text(self.code, **self.fields))
 
     @property
     def hint(self) -> str:
         """What to do about it, in the user's language."""
-        return messages.text(f"{self.code}.hint", **self.fields)
+        return env.masked(messages.text(f"{self.code}.hint", **self.fields))
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
+        place = f"{env.masked(self.where)}: " if self.where else ""
         return f"{place}{self.what} [{self.code}]; {self.hint}"
 
     def to_json(self) -> dict[str, Any]:
         """For `events.jsonl` and `--json`; `from_json` is its inverse."""
-        fields = {k: v if isinstance(v, int | float | bool) else str(v) for k, v in self.fields.items()}
-        return {"code": self.code, "where": self.where, "fields": fields}
+        fields = {k: v if isinstance(v, int | float | bool) else env.masked(str(v)) for k, v in self.fields.items()}
+        return {"code": self.code, "where": env.masked(self.where), "fields": fields}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StokerError:
-        """Rebuild an error that another process wrote down."""
-        return cls(data["code"], data["where"], **data["fields"])
+        """Rebuild an error that another process wrote down; what there is no sentence for here is shown as it is."""
+        try:
+            error = cls(data["code"], data["where"], **data["fields"])
+            messages.text(error.code, **error.fields), messages.text(f"{error.code}.hint", **error.fields)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return cls("STK900", reason=data)
+        return error
 
 
 class StokerErrors(Exception):

@@ -60,6 +60,27 @@ def test_following_ends_with_the_process_and_misses_nothing(
     assert out == "start\nstep 1: 损失\nlast words\n"
 
 
+def test_following_goes_on_with_the_next_attempt(
+    stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(runs, "medical")
+    write_log(folder, 1, b"first\n")
+    looks = iter(range(9))
+    with training(folder) as process:
+
+        def restart() -> None:
+            if next(looks) == 0:
+                write_log(folder, 2, b"second\n")
+            else:
+                assert process.stdin
+                process.stdin.close()
+                process.wait()
+
+        monkeypatch.setattr(logs, "wait_a_little", restart)
+        out = stoker("logs", "medical", "-f").out
+    assert out == "first\nsecond\n"
+
+
 def test_ctrl_c_leaves_and_the_run_goes_on(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(runs, "medical")
     write_log(folder, 1, b"start\n")

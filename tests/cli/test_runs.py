@@ -71,6 +71,7 @@ def test_json_has_the_figures_in_full(stoker: CommandLine, runs: Path) -> None:
         "state": "done",
         "step": 120,
         "total_steps": 120,
+        "restarts": 0,
         "loss": 2.25,
         "eval_loss": 2.75,
         "started": "2026-11-11T08:00:00+00:00",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import (
@@ -215,3 +216,42 @@ def test_keys_are_not_read_where_input_is_not_a_terminal(stoker: CommandLine, mo
         monkeypatch.setattr(sys, "stdin", nothing)
         with keyboard.Keyboard() as keys:
             assert keys.pressed() == ""
+
+
+def supervised(folder: Path, **facts: Any) -> None:
+    known = {"pid": 1, "state": "running", "restarts": 0, "reason": "", "next_retry": None, "stops_at": None}
+    (folder / "supervisor.json").write_text(json.dumps({**known, **facts}), encoding="utf-8")
+
+
+def test_a_run_nobody_disturbed_has_no_line_of_its_supervisor(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    write_events(folder, attempt(120), step(40, 2.0), end("done", 40))
+    supervised(folder, state="done")
+    assert "supervisor" not in stoker("watch", "medical", "--once").out
+
+
+@pytest.mark.parametrize(
+    ("language", "said"), [("en", "restarts: 2, last: no sign of life"), ("zh", "没有任何活动迹象")]
+)
+def test_restarts_and_limits_are_shown(stoker: CommandLine, runs: Path, language: str, said: str) -> None:
+    folder = make_run(runs, "medical")
+    restart = {"event": "restart", "reason": "hang", "step": 30, "wait_seconds": 0}
+    write_events(folder, attempt(120), step(30, 2.0), restart, attempt(120), step(40, 2.0))
+    with training(folder):
+        supervised(folder, restarts=2, stops_at="2026-11-15T20:00:00+00:00")
+        out = stoker("watch", "medical", "--once", language=language).out
+    assert said in out
+    assert "11-15 20:00:00" in out
+
+
+def test_json_has_what_the_supervisor_wrote(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    write_events(folder, attempt(120), step(40, 2.0))
+    supervised(folder, restarts=3)
+    assert json.loads(stoker("watch", "medical", "--json").out)["supervisor"]["restarts"] == 3
+
+
+def test_a_step_that_was_passed_over_has_no_loss(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    write_events(folder, attempt(120), step(39, 2.0), step(40, None))
+    assert stoker("watch", "medical", "--once").code == 0

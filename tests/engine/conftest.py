@@ -3,20 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _runs_of_this_file_only() -> Iterator[None]:
-    """Runs made in a test's own process set the folder of runs; the next file's commands must not find it."""
-    before = os.environ.get("STOKER_RUNS")
-    yield
-    os.environ.pop("STOKER_RUNS", None)
-    if before is not None:
-        os.environ["STOKER_RUNS"] = before
 
 
 class Stoker:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from stoker.engine import generate, merge, weights
 from stoker.errors import StokerError
-from stoker.rundir import artifacts, events, files
+from stoker.rundir import artifacts, checkpoints, events, files
 from stoker.rundir.layout import RunDir
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
@@ -261,7 +261,7 @@ def test_a_hub_model_is_merged_at_the_revision_that_was_trained_on(
     (repo / "refs" / "main").write_text(moved)
     run_dir.run_file.write_text(run_dir.run_file.read_text().replace(f"model: {base}", "model: acme/tiny"))
     commit = run_dir.checkpoints / "step-00000002" / "COMMIT.json"
-    files.write_json(commit, {**files.read_json(commit), "fingerprint": {"base": trained}})
+    files.write_json(commit, checkpoints.sealed({**files.read_json(commit), "fingerprint": {"base": trained}}))
     for name, value in {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
     done = subprocess.run([sys.executable, "-m", "stoker.engine.merge", str(run_dir.path)], check=False)
@@ -351,6 +351,7 @@ def test_a_quantised_base_is_refused(tmp_path: Path) -> None:
     settings = json.loads((base / "config.json").read_text())
     settings["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (base / "config.json").write_text(json.dumps(settings))
+    shutil.rmtree(run_dir.checkpoints)  # which know the base by what it was
     assert code(run_dir) == "STK614"
 
 

@@ -1,14 +1,19 @@
 """The training program at its edges: what it resumes from, what it refuses, what it leaves behind."""
 
+import errno
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_run
 
-from stoker.rundir import checkpoints, events, files
+from stoker.engine import callbacks, program
+from stoker.engine.trainer import ExactTrainer
+from stoker.rundir import checkpoints, events, files, filesystem, lock
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -80,6 +85,50 @@ def test_no_checkpoint_that_verifies_is_an_error_not_a_silent_restart(tmp_path: 
     assert last_error(run_dir) == "STK403"
 
 
+def test_a_strangers_folder_does_not_keep_a_new_run_from_starting(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    (run_dir.checkpoints / "step-00000007").mkdir(parents=True)
+    (run_dir.checkpoints / "step-00000007" / "notes.txt").write_text("mine")
+    assert tiny_run.train(run_dir) == 0
+    (aside,) = (run_dir.checkpoints / checkpoints.QUARANTINE_NAME).iterdir()
+    assert (aside / "notes.txt").read_text() == "mine"
+
+
+def refusing(number: int) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOTCONN])
+def test_a_start_on_a_disk_that_takes_nothing_is_an_error_in_words(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run_dir = make(tmp_path, base)
+    monkeypatch.setattr(filesystem, "probe", refusing(number))
+    assert through_program(run_dir) == 1
+    (said,) = [e["error"] for e in events.read(run_dir.events_file) if e["event"] == "error"]
+    assert (said["code"], said["fields"]["reason"]) == ("STK421", os.strerror(number))
+    needed, free = (int(said["fields"][name].replace(",", "")) for name in ("needed", "free"))
+    assert needed > 1 << 20
+    assert free > 0
+    assert said["fields"]["folder"] == str(run_dir.path)
+    monkeypatch.setattr(lock, "held", refusing(number))  # not even the run directory can be written to
+    monkeypatch.setattr(program, "EventLog", refusing(number))
+    assert through_program(run_dir) == 1
+
+
+def test_too_little_room_is_said_before_the_disk_is_tried(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make(tmp_path, base)
+    monkeypatch.setattr(filesystem, "probe", refusing(errno.ENOSPC))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 10, 0))
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK407"
+
+
 def test_another_micro_batch_is_said_to_be_sample_exact(tmp_path: Path, base: Path) -> None:
     run_dir = make(tmp_path, base)
     assert tiny_run.train(run_dir, stop_after=5) == 75
@@ -96,7 +145,7 @@ def test_other_data_is_refused(tmp_path: Path, base: Path) -> None:
     assert tiny_run.train(run_dir, stop_after=5) == 75
     newest = checkpoints.committed(run_dir.checkpoints)[-1].path / "COMMIT.json"
     commit = files.read_json(newest)
-    files.write_json(newest, {**commit, "data_digest": "0" * 64})
+    files.write_json(newest, checkpoints.sealed({**commit, "data_digest": "0" * 64}))
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK410"
 
@@ -109,6 +158,65 @@ def test_the_best_checkpoint_is_kept_and_becomes_the_result(tmp_path: Path, base
     kept = [c.step for c in checkpoints.committed(run_dir.checkpoints)]
     assert best in kept
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(run_dir.checkpoints / f"step-{best:08d}")
+
+
+@pytest.mark.parametrize("name", ["COMMIT.json", "adapter_model.safetensors", ""])
+def test_a_damaged_best_checkpoint_is_put_aside_and_the_last_one_becomes_the_result(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run_dir = make(tmp_path, base, extra=", best: eval_loss")
+    monkeypatch.setattr(ExactTrainer, "token_loss", lambda self, items: float(self.state.global_step + len([*items])))
+    assert tiny_run.train(run_dir) == 0
+    best, last = run_dir.checkpoints / "step-00000003", run_dir.checkpoints / "step-00000012"
+    assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(best)
+    (best / name).write_text("{") if name else shutil.rmtree(best)
+    assert tiny_run.train(run_dir) == 0
+    assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(last)
+    assert [e["path"] for e in events.read(run_dir.events_file) if e["event"] == "rejected"] == [best.name]
+    aside = run_dir.checkpoints / checkpoints.QUARANTINE_NAME / f"{best.name}.1"
+    assert (aside / checkpoints.REASON_NAME).exists() == bool(name)
+    assert not best.exists()
+
+
+def test_a_stop_in_the_last_eval_commits_first_and_the_eval_is_done_by_the_next_start(
+    tmp_path: Path, base: Path
+) -> None:
+    whole, stopped = (make(tmp_path / name, base, extra=", best: eval_loss") for name in ("whole", "stopped"))
+    assert tiny_run.train(whole) == 0
+    assert tiny_run.train(stopped, stop_after=12) == 75
+    assert checkpoints.committed(stopped.checkpoints)[-1].commit.due == ["eval"]
+    assert not stopped.final.exists()
+    assert tiny_run.train(stopped) == 0
+    assert tiny_run.losses(stopped) == tiny_run.losses(whole)
+    evals = [
+        [(e["step"], e["eval_loss"]) for e in events.read(one.events_file) if e["event"] == "eval"]
+        for one in (whole, stopped)
+    ]
+    assert evals[0] == evals[1]
+    assert tiny_run.weights_sha(stopped.final) == tiny_run.weights_sha(whole.final)
+
+
+def test_a_stop_that_only_another_rank_hears_is_a_stop(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make(tmp_path, base, where="micro: 4, processes: 2")
+    plain = callbacks.Schedule.on_step_end
+
+    def asked(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if (state.global_step, self._ranks.rank) == (5, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(callbacks.Schedule, "on_step_end", asked)
+    assert tiny_run.train(run_dir) == 0
+    ends = [(e["status"], e["step"]) for e in events.read(run_dir.events_file) if e["event"] == "end"]
+    assert ends == [("stopped", 5)]
+
+
+def test_the_trainers_own_record_does_not_grow_with_the_run(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir) == 0
+    assert files.read_json(run_dir.checkpoints / "step-00000012" / "trainer_state.json")["log_history"] == []
 
 
 def test_old_checkpoints_rotate_and_nothing_is_left_aside(tmp_path: Path, base: Path) -> None:
@@ -185,14 +293,25 @@ def test_a_cut_data_file_is_refused(tmp_path: Path, base: Path) -> None:
     assert last_error(run_dir) == "STK311"
 
 
-def test_another_base_model_is_not_called_exact(tmp_path: Path) -> None:
+def test_an_adapter_goes_on_on_another_base_model_only_if_told(tmp_path: Path) -> None:
     first = tiny_run.make_base_model(tmp_path / "base")
     run_dir = make(tmp_path / "run", first)
     assert tiny_run.train(run_dir, stop_after=5) == 75
     tiny_run.make_base_model(tmp_path / "base", seed=1)
-    assert tiny_run.train(run_dir) == 0
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK410"
+    told = make(tmp_path / "run", first, extra=", resume: any")
+    assert tiny_run.train(told) == 0
     tiers = [e["tier"] for e in events.read(run_dir.events_file) if e["event"] == "attempt"]
-    assert tiers == ["EXACT", "SAMPLE-EXACT"]
+    assert tiers == ["EXACT", "OTHER"]
+
+
+def test_what_is_not_exact_is_refused_where_exact_was_asked_for(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base, extra=", resume: exact")
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    make(tmp_path, base, extra=", resume: exact", where="micro: 2")
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK420"
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(tmp_path: Path, base: Path) -> None:

@@ -14,6 +14,7 @@ SIGNATURES = {
     "_clip_grad_norm": ["self", "model"],
     "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
     "_save_checkpoint": ["self", "model", "trial"],
+    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "_load_scaler": ["self", "checkpoint"],
     "_load_rng_state": ["self", "checkpoint"],
@@ -33,7 +34,7 @@ def test_every_override_of_the_trainer_is_listed() -> None:
     from stoker.engine.trainer import ExactSteps
 
     ours = {name for name in vars(ExactSteps) if callable(getattr(ExactSteps, name)) and hasattr(Trainer, name)}
-    assert ours - {"__init__", "__init_subclass__"} == {*SIGNATURES, "evaluate"}
+    assert ours - {"__init__", "__init_subclass__"} == {*SIGNATURES, "evaluate", "log"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PAGE = Path(__file__).resolve().parents[2] / "docs/tutorial/first-run.md"
 EXPECTED = {
     "several-devices": {"stoker watch moved --once": r"resume +EXACT"},
+    "store": {
+        "stoker runs --store copies": r"^stored +(10, )?20 +✓",
+        "stoker verify stored": r"^store +20 .* whole",
+        "stoker verify stored --json": r'"folder": "artifacts/final"',
+    },
     "after-training": {
         "stoker eval sft_tiny --task questions.jsonl": r"2 of 2 answers match",
         'stoker chat sft_tiny "Who are you?" --artifact export': r"^I am a small model\.$",
@@ -40,7 +45,9 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
     assert "Who is the mother of Marcius?" in shown
 
 
-@pytest.mark.parametrize("page", ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training"])
+@pytest.mark.parametrize(
+    "page", ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store"]
+)
 def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
     text = (PAGE.parents[1] / "how-to" / f"{page}.md").read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)

@@ -90,6 +90,16 @@ def test_one_sha_per_strategy_on_one_two_and_four_ranks(
     assert largest_difference(finals["ddp"], finals["fsdp2"]) < 1e-6
 
 
+def test_shards_that_fill_no_vector_of_the_processor(tmp_path: Path) -> None:
+    """Vectors of 72 over four ranks are 18 long: what an optimizer does at the end of a shard must not show."""
+    base = tiny_run.make_base_model(tmp_path / "base", width=72)
+    shas = set()
+    for count in (1, 2, 4):
+        where = f"micro: 1, arrange: rows, strategy: fsdp2, processes: {count}"
+        shas.add(tiny_run.weights_sha(trained(tmp_path / str(count), base, "full", where).final))
+    assert len(shas) == 1
+
+
 def test_groups_of_uneven_number_and_ranks_that_are_no_power_of_two(tmp_path: Path, base: Path) -> None:
     """Grouped by length a step has few and uneven micro batches: some ranks have none of their own."""
     shas = set()

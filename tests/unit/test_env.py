@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker import env
+from stoker.errors import StokerError
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
 
@@ -37,11 +38,26 @@ def test_every_variable_is_listed_once_and_explained_in_both_languages() -> None
 
 
 def test_nothing_else_in_the_house_reads_the_environment() -> None:
-    """What runs in another tool's environment has nothing of ours to import."""
+    """What runs in another tool's environment, and the supervisor, have nothing of ours to import."""
     readers = re.compile(r"os\.environ|getenv\(")
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
-        if path.name != "env.py" and path.parent.name != "foreign" and readers.search(path.read_text(encoding="utf-8"))
+        if path.name not in ("env.py", "supervisor.py")
+        and path.parent.name != "foreign"
+        and readers.search(path.read_text(encoding="utf-8"))
     }
     assert found == set()
+
+
+def test_tokens_and_passwords_are_masked_wherever_an_error_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    token, password = "hf_" + "a1" * 12, "s3cretword"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", password)
+    error = StokerError("STK101", f"run.yaml:3: {token}", path=f"s3://key:{password}@b", nearest=password)
+    said = [str(error), error.what, error.hint, str(error.to_json()), env.masked(error.where)]
+    assert not [one for one in said if token in one or password in one]
+    assert "***" in error.what
+
+
+def test_an_ordinary_address_is_not_masked() -> None:
+    assert env.masked("ssh://me@host/path and s3://bucket/x") == "ssh://me@host/path and s3://bucket/x"

@@ -1,5 +1,7 @@
 """The language of messages, and how an error is said."""
 
+from typing import Any
+
 import pytest
 
 from stoker import messages
@@ -83,3 +85,22 @@ def test_several_errors_are_said_line_by_line() -> None:
 def test_a_sentence_that_is_not_in_the_catalogue_is_a_mistake_of_ours() -> None:
     with pytest.raises(KeyError):
         messages.text("no.such.sentence")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"code": "STK899", "where": "", "fields": {}},
+        {"code": "STK413", "where": "", "fields": {}},
+        {"code": "STK413", "where": "", "fields": []},
+        {"code": []},
+        {},
+    ],
+    ids=str,
+)
+def test_an_error_there_is_no_sentence_for_is_shown_as_it_is(said: dict[str, Any]) -> None:
+    """Another version, or a stranger, wrote it down."""
+    error = StokerError.from_json(said)
+    assert error.code == "STK900"
+    assert str(said) in error.what
+    assert error.hint

@@ -105,7 +105,7 @@ def _section(language: str, run: Run, rows: list[tuple[str, dict[str, Any]]]) ->
 def _rows(
     run_dir: RunDir, run: Run, exported: dict[str, Any], parity: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    plan = files.read_record(run_dir.plan_file, Plan)
     measured = losses(run_dir)
     rows = [
         ("method", {"method": _method(run, plan)}),

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from stoker import messages
+from stoker import env, messages
 from stoker.cli import usage
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
 
@@ -77,7 +77,7 @@ def show_error(error: StokerError) -> None:
     stderr.print(f"[bold red]{messages.text('error')}[/]:", end=" ")
     stderr.print(f"{error.what}  [{error.code}]", markup=False)
     if error.where:
-        stderr.print(f"  {error.where}", markup=False)
+        stderr.print(f"  {env.masked(error.where)}", markup=False)
     stderr.print()
     stderr.print(f"[bold]{messages.text('hint')}[/]:", end=" ")
     stderr.print(error.hint, markup=False)

@@ -87,7 +87,7 @@ def _harness(run_dir: RunDir, artifact: str | None, task_names: str) -> dict[str
     folder = artifacts.folder(run_dir, artifact) if artifact else run_dir.final
     if merge.has_adapter(run_dir) and artifact in (None, "final"):
         folder = merge.current(run_dir) or merge.make(run_dir)
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    plan = files.read_record(run_dir.plan_file, Plan)
     chat = run_dir.run().train.objective != "pretrain" and (folder / "chat_template.jinja").is_file()
     console.talk("eval.harness", folder=folder)
     return harness.run(run_dir, folder, task_names, plan.device, chat=chat)

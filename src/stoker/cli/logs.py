@@ -2,7 +2,8 @@
 
 import codecs
 from collections import deque
-from typing import BinaryIO
+from io import BufferedReader
+from pathlib import Path
 
 from stoker.cli import console
 from stoker.cli.progress import wait_a_little
@@ -20,14 +21,17 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
         follow: Go on until the training process ends; Ctrl-C leaves, the run goes on.
     """
     run_dir = layout.find(name)
-    with training.newest_log(run_dir).open("rb") as log:
-        for line in log if lines is None else deque(log, maxlen=lines):
-            console.piece(line.decode("utf-8", errors="replace"))
-        if follow:
-            _follow(run_dir, log)
+    path: Path | None = training.newest_log(run_dir)
+    while path is not None:
+        with path.open("rb") as log:
+            for line in log if lines is None else deque(log, maxlen=lines):
+                console.piece(line.decode("utf-8", errors="replace"))
+            lines = None
+            path = _follow(run_dir, path, log) if follow else None
 
 
-def _follow(run_dir: RunDir, log: BinaryIO) -> None:
+def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
+    """Until the run ends, or the supervisor has begun another attempt: then that one's log."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     running = True
     try:
@@ -38,5 +42,8 @@ def _follow(run_dir: RunDir, log: BinaryIO) -> None:
                 console.piece(decoder.decode(chunk))
             elif running:
                 wait_a_little()
+                if (newest := training.newest_log(run_dir)) != path and not log.peek():
+                    return newest
     except KeyboardInterrupt:
-        return
+        return None
+    return None

@@ -27,6 +27,9 @@ Overrides = Annotated[
 ]
 Gpus = Annotated[str | None, typer.Option(metavar="N", help="`all`, a count, or numbers such as `0,2`; 0 is the CPU.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="ADDRESS", help="The store, where it is not the run file's.")
+]
 Artifact = Annotated[
     str | None, typer.Option(metavar="NAME", help="merged, export or int8 in place of the trained model.")
 ]
@@ -146,6 +149,17 @@ def train(
     from stoker.cli import train as body
 
     body.train(run, _with_gpus(set_, gpus), detach=detach)
+
+
+@app.command(hidden=True)
+def replan(
+    name: Existing,
+    step: Annotated[int, typer.Argument(metavar="STEP", help="The step at which memory ran out.")] = 0,
+) -> None:
+    """After a run ran out of memory: plan it with less, same batch and length. The supervisor does this itself."""
+    from stoker.cli import replan as body
+
+    body.replan(name, step)
 
 
 @app.command()
@@ -273,11 +287,45 @@ def doctor(json: Json = False) -> None:
 
 
 @app.command()
-def runs(json: Json = False) -> None:
+def runs(
+    store: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="List what a store holds instead: a directory or s3://...")
+    ] = None,
+    json: Json = False,
+) -> None:
     """List runs, newest first: state, step, loss, size."""
+    if store is not None:
+        from stoker.cli import stored
+
+        stored.runs(store, as_json=json)
+        return
     from stoker.cli import runs as body
 
     body.runs(as_json=json)
+
+
+@app.command()
+def push(name: Existing, json: Json = False) -> None:
+    """Copy a run's newest checkpoint and records into its store now, and check them there."""
+    from stoker.cli import push as body
+
+    body.push(name, as_json=json)
+
+
+@app.command()
+def pull(name: Existing, from_: From = None, json: Json = False) -> None:
+    """Bring a run from its store: records, newest checkpoint, finished model."""
+    from stoker.cli import pull as body
+
+    body.pull(name, from_, as_json=json)
+
+
+@app.command()
+def verify(name: Existing, from_: From = None, json: Json = False) -> None:
+    """Read back every checkpoint of a run, here and in its store, and see that the newest is there."""
+    from stoker.cli import verify as body
+
+    body.verify(name, from_, as_json=json)
 
 
 @app.command()

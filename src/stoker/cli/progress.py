@@ -7,11 +7,16 @@ from typing import Any
 
 from stoker import messages
 from stoker.cli.figures import duration
+from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 
 _RECENT_STEPS = 20
+_KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
+"""Events of which the newest counts, and where it is kept."""
+_SUPERVISORS = {"STK670", "STK673", "STK674"}
+_INTERVENTIONS = {"restart", "replan", "passed_over", "limit"}
 _INPUT_BOUND_SHARE = 0.2
 """Above this share of waiting for data, the loader is what limits the run."""
 
@@ -25,9 +30,12 @@ class Progress:
     step: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    failed_save: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
+    interventions: list[dict[str, Any]] = field(default_factory=list)
+    """What the supervisor did: restart, replan, passed_over, limit."""
     losses: list[float] = field(default_factory=list)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     read_bytes: int = 0
@@ -47,27 +55,35 @@ class Progress:
             self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
+        if not events.is_whole(event):
+            return
         kind = event["event"]
         if kind == "attempt":
             self.attempt, self.end, self.error = event, {}, {}
             self.recent.clear()
         elif kind == "rejected":
             self.rejected.append(event)
+        elif kind in _INTERVENTIONS:
+            self.interventions.append(event)
         elif kind == "step":
             self.step = event
             self.recent.append(event)
             if isinstance(event["loss"], float):
                 self.losses.append(event["loss"])
-        elif kind == "eval":
-            self.evaluation = event
-        elif kind == "checkpoint":
-            self.checkpoint = event
-        elif kind == "error" and event["program"] in ("train", "prepare"):
+        elif kind in _KEPT:
+            setattr(self, _KEPT[kind], event)
+        elif kind == "error" and event["program"] in ("train", "prepare", "supervisor"):
             # Where one rank fails, others fail at its absence: that must not stand in front of the reason.
-            if not (self.error and event["error"]["code"] == "STK402"):
-                self.error = event["error"]
-        elif kind == "end":
-            self.end = event
+            by_absence = self.error and event["error"]["code"] in ("STK402", "STK423")
+            self.error = self.error if by_absence else event["error"]
+
+    @property
+    def problem(self) -> StokerError:
+        """The error in words; of the supervisor's own the reason is a word of its own, too."""
+        error = StokerError.from_json(self.error)
+        if error.code in _SUPERVISORS:
+            error.fields["reason"] = reason(str(error.fields["reason"]))
+        return error
 
     @property
     def state(self) -> str:
@@ -119,12 +135,46 @@ class Progress:
             "step": self.done_steps,
             "total": self.total_steps,
             "epoch": f"{self.step['epoch']:.2f}",
-            "loss": f"{self.step['loss']:.4f}" if isinstance(self.step["loss"], float) else self.step["loss"],
+            "loss": f"{self.step['loss']:.4f}" if isinstance(self.step["loss"], float) else self.step["loss"] or "-",
             "speed": f"{self.tokens_per_second:,.0f}",
             "left": duration(self.seconds_left),
         }
         line = messages.text("progress.line", **fields)
-        return f"{line} · {messages.text('progress.input_bound')}" if self.input_bound else line
+        line = f"{line} · {messages.text('progress.input_bound')}" if self.input_bound else line
+        return f"{line} · {self._save_failed()}" if self.is_save_failing else line
+
+    @property
+    def is_save_failing(self) -> bool:
+        """Whether the newest save was dropped."""
+        return bool(self.failed_save) and self.failed_save["at"] > self.checkpoint.get("at", "")
+
+    def _save_failed(self) -> str:
+        fields = self.failed_save["error"]["fields"]
+        return messages.text("progress.save_failed", step=fields["step"], reason=fields["reason"])
+
+
+_REASONS = {
+    "hang": "reason.hang",
+    "memory": "reason.memory",
+    "device": "reason.device",
+    "machine": "reason.machine",
+    "surprise": "reason.surprise",
+    "lost": "reason.lost",
+    "bad_step": "reason.bad_step",
+    "time": "reason.time",
+    "money": "reason.money",
+    "deadline": "reason.deadline",
+    "notice": "reason.notice",
+    "user": "reason.user",
+    "signal": "reason.signal",
+    "asked": "reason.asked",
+    "store": "reason.store",
+}
+
+
+def reason(word: str) -> str:
+    """A reason of the supervisor in words; signals and error codes stand for themselves."""
+    return messages.text(_REASONS[word]) if word in _REASONS else word
 
 
 def wait_a_little() -> None:

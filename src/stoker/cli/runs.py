@@ -11,6 +11,7 @@ from rich.table import Table
 from stoker import messages
 from stoker.cli import console
 from stoker.cli.progress import Progress
+from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 
@@ -43,6 +44,7 @@ def _facts(run_dir: RunDir) -> dict[str, Any]:
         "state": progress.state,
         "step": progress.done_steps,
         "total_steps": progress.total_steps,
+        "restarts": training.supervision(run_dir).get("restarts", 0),
         "loss": progress.step.get("loss"),
         "eval_loss": progress.evaluation.get("eval_loss"),
         "started": run_dir.manifest().created,

@@ -9,13 +9,12 @@ from stoker.rundir import layout
 def stop(name: str) -> None:
     """Ask the run to stop at the next step boundary, and wait until it has."""
     run_dir = layout.find(name)
-    pid = training.running_pid(run_dir)
-    if pid is None:
+    if training.running_pid(run_dir) is None:
         console.talk("stop.idle", name=run_dir.name)
         return
     training.ask_to_stop(run_dir)
     console.talk("train.stopping")
-    while training.running_pid(run_dir) == pid:
+    while training.running_pid(run_dir):
         wait_a_little()
     progress = Progress(run_dir)
     progress.update()

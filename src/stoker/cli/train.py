@@ -5,15 +5,16 @@ import sys
 from typing import Any
 
 from stoker import messages
-from stoker.cli import console
+from stoker.cli import console, returning
 from stoker.cli.plan import show
 from stoker.cli.prepare import ensure_prepared
-from stoker.cli.progress import Progress, wait_a_little
-from stoker.config import load
+from stoker.cli.progress import Progress, reason, wait_a_little
+from stoker.cli.replan import changes
+from stoker.config import load, values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
-from stoker.launch import gather, training
+from stoker.launch import gather, keeping, training
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import files, layout
@@ -23,13 +24,19 @@ from stoker.rundir.layout import RunDir
 def train(name: str, overrides: list[str], *, detach: bool) -> None:
     """Train a run file or recipe; the same command again goes on where it stopped."""
     run_file = load.load(name, overrides)
-    with run_file.located():
-        run_dir, plan = _ready(run_file, overrides)
-    show(plan)
+    run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
+    if left := training.orphan(run_dir):
+        console.talk("train.adopted", pid=left)
+    else:
+        with run_file.located():
+            run_dir, plan = _ready(run_file, overrides)
+        show(plan)
     progress = Progress(run_dir)
     progress.update()
     progress.rejected.clear()  # said in earlier attempts
-    process = training.start(run_dir, plan)
+    progress.interventions.clear()
+    process = training.start(run_dir)
+    keeping.start(run_dir)
     if detach:
         console.talk("train.detached", name=run_dir.name, pid=process.pid)
         return
@@ -41,10 +48,12 @@ def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     _check_served(run_file.run)
     training.require_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
     run_dir = layout.create(run_file, overrides)
+    returning.check(run_dir, run_file.run)
     ensure_prepared(run_dir)
+    returning.bring(run_dir, run_file.run)
     machine = gather.machine(None, run_file.run)
     plan = make_plan(gather.inputs(run_file, run_dir, machine))
-    _check(plan)
+    _check(run_file.run, plan)
     files.write_json(run_dir.plan_file, plan.model_dump())
     gather.record(run_dir, run_file, machine, plan.data.digest)
     return run_dir, plan
@@ -54,19 +63,14 @@ def _check_served(run: Run) -> None:
     """Words that a later version acts on are refused, not ignored: nobody may believe to be protected."""
     if run.where.place != "local":
         raise StokerError("STK209", place=run.where.place)
-    for word, value in [
-        ("save.store", run.save.store),
-        ("budget.money", run.budget.money),
-        ("budget.time", run.budget.time),
-    ]:
-        if value is not None:
-            raise StokerError("STK213", word=word)
 
 
-def _check(plan: Plan) -> None:
-    for reason in plan.reasons:
-        if reason.key == "why.card.old":
-            raise StokerError("STK204", **reason.fields)
+def _check(run: Run, plan: Plan) -> None:
+    if run.budget.money and plan.limits.money_seconds is None:
+        raise StokerError("STK671", currency=values.money(run.budget.money)[1], card=plan.card)
+    for one in plan.reasons:
+        if one.key == "why.card.old":
+            raise StokerError("STK204", **one.fields)
     if plan.fits == "no":
         needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_device_bytes, plan.memory.available_bytes))
         advice = messages.text("advice.does_not_fit")
@@ -80,8 +84,11 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
         while process.poll() is None:
             try:
                 if progress.update():
+                    _tell_interventions(progress)
                     told = _tell(progress, told)
                     status.show(progress.line())
+                if progress.end and training.supervision(run_dir).get("state") == "copying":
+                    status.show(messages.text("train.copying"))
                 wait_a_little()
             except KeyboardInterrupt:  # noqa: PERF203  # the loop waits anyway
                 if asked:
@@ -90,9 +97,8 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
                 console.talk("train.stopping")
                 training.ask_to_stop(run_dir)
     progress.update()
-    # torchrun knows success and failure only; that several processes stopped as asked is in the events.
-    stopped = process.returncode == EXIT_DONE and progress.end.get("status") == "stopped"
-    return _ended(run_dir, EXIT_STOPPED if stopped else process.returncode, progress)
+    _tell_interventions(progress)
+    return _ended(run_dir, process.returncode, progress)
 
 
 def _tell(progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
@@ -109,13 +115,45 @@ def _tell(progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
     return attempt
 
 
+def _tell_interventions(progress: Progress) -> None:
+    """Say what the supervisor did since the last look."""
+    for event in progress.interventions:
+        if event["event"] == "restart":
+            said = {"step": event["step"], "reason": reason(event["reason"])}
+            if wait := round(event["wait_seconds"]):
+                console.talk("train.restarted", **said, wait=wait)
+            else:
+                console.talk("train.restarted_now", **said)
+        elif event["event"] == "replan":
+            console.talk("train.replanned", changes=changes(event["before"], event["after"]))
+        elif event["event"] == "passed_over":
+            console.talk("train.passed_over", step=event["step"])
+        else:
+            console.talk("train.limit", limit=reason(event["reason"]))
+    progress.interventions.clear()
+
+
 def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:
+    if training.supervision(run_dir).get("reason") == "store":
+        console.talk("train.not_stored")
     if code == EXIT_DONE:
         console.talk("train.done", name=run_dir.name, step=progress.done_steps, path=run_dir.final)
     elif code == EXIT_STOPPED:
-        console.talk("train.stopped", step=progress.done_steps)
+        say_stopped(run_dir, progress.done_steps)
     elif progress.error:
-        raise StokerError.from_json(progress.error)
+        console.show_error(progress.problem)
     else:
         raise StokerError("STK409", program="train", exit_code=code, log=training.newest_log(run_dir))
     return code
+
+
+def say_stopped(run_dir: RunDir, step: int) -> None:
+    """That it stopped, which limit asked for it, and where that is not so, that no last checkpoint was committed."""
+    seen = training.supervision(run_dir)
+    by = seen.get("reason")
+    if seen.get("ended"):
+        console.talk("train.stopped_short", step=seen["committed_step"], reason=reason(seen["ended"]))
+    elif by in ("time", "money", "deadline", "notice"):
+        console.talk("train.stopped_by", step=step, limit=reason(str(by)))
+    else:
+        console.talk("train.stopped", step=step)

@@ -15,11 +15,10 @@ from stoker import messages
 from stoker.cli import console
 from stoker.cli.figures import duration
 from stoker.cli.keyboard import Keyboard
-from stoker.cli.progress import Progress, wait_a_little
+from stoker.cli.progress import Progress, reason, wait_a_little
 from stoker.cli.runs import STATES, loss, size
 from stoker.doctor import load
 from stoker.doctor.load import GpuLoad
-from stoker.errors import StokerError
 from stoker.facts import machine
 from stoker.launch import training
 from stoker.rundir import layout
@@ -100,6 +99,7 @@ def facts(progress: Progress, meter: LoadMeter) -> dict[str, Any]:
         "gpus": [asdict(gpu) for gpu in meter.gpus],
         "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
         "tier": progress.attempt.get("tier"),
+        "supervisor": training.supervision(progress.run_dir) or None,
         "last_step_at": step.get("at"),
         "error": progress.error or None,
     }
@@ -131,7 +131,7 @@ def _page(progress: Progress, meter: LoadMeter) -> RenderableType:
     if state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if progress.error:
-        error = StokerError.from_json(progress.error)
+        error = progress.problem
         parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))
         parts.append(Text(f"  {messages.text('hint')}: {error.hint}"))
     return Group(*parts)
@@ -194,12 +194,35 @@ def _load_rows(progress: Progress, meter: LoadMeter) -> list[tuple[str, str]]:
 
 
 def _safety_rows(progress: Progress) -> list[tuple[str, str]]:
-    rows = [(messages.text("watch.checkpoint"), _checkpoint(progress.checkpoint))]
+    rows = [(messages.text("watch.checkpoint"), _checkpoint(progress.checkpoint)), *_supervisor(progress)]
     if progress.attempt:
         rows.append((messages.text("watch.tier"), progress.attempt["tier"]))
     if progress.step:
         rows.append((messages.text("watch.last"), messages.text("watch.last_value", ago=_ago(progress.step["at"]))))
     return rows
+
+
+def _supervisor(progress: Progress) -> list[tuple[str, str]]:
+    """What the supervisor did, waits for and will do; nothing where all went well."""
+    seen = training.supervision(progress.run_dir)
+    said = []
+    if seen.get("restarts"):
+        said.append(messages.text("watch.restarts", restarts=seen["restarts"], reason=reason(_last_reason(progress))))
+    if progress.state == "running" and seen.get("next_retry"):
+        fields = {"clock": _clock(seen["next_retry"]), "reason": reason(seen["reason"])}
+        said.append(messages.text("watch.waiting", **fields))
+    if progress.state == "running" and seen.get("stops_at"):
+        said.append(messages.text("watch.stops_at", clock=_clock(seen["stops_at"])))
+    return [(messages.text("watch.supervisor"), "; ".join(said))] if said else []
+
+
+def _last_reason(progress: Progress) -> str:
+    reasons = [one["reason"] for one in progress.interventions if one["event"] == "restart"]
+    return str(reasons[-1]) if reasons else "surprise"
+
+
+def _clock(at: str) -> str:
+    return f"{datetime.datetime.fromisoformat(at).astimezone():%m-%d %H:%M:%S}"
 
 
 def _checkpoint(event: dict[str, Any]) -> str:

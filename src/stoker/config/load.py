@@ -26,7 +26,6 @@ _ABOUT = {
     "STK209": "where.place",
     "STK210": "where.precision",
     "STK212": "where.attention",
-    "STK213": "{word}",
     "STK214": "data.length",
     "STK215": "{word}",
     "STK216": "{word}",
@@ -34,6 +33,7 @@ _ABOUT = {
     "STK218": "where.processes",
     "STK219": "native.deepspeed",
     "STK220": "where.strategy",
+    "STK225": "tune.method",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",
@@ -44,6 +44,7 @@ _ABOUT = {
     "STK315": "data.train",
     "STK316": "tokenizer.vocab",
     "STK413": "model",
+    "STK671": "budget.money",
 }
 """The word of the run file that an error of a later room is about; `{word}` where the error names it."""
 
@@ -134,6 +135,12 @@ def _nearest(path: Path) -> str:
 def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
     """A run file's text to a `Run`."""
     return _read(text, name, overrides)[0]
+
+
+def again(text: str, name: str, folder: Path, overrides: Sequence[str], run_name: str) -> RunFile:
+    """A run file from the copy that a run directory keeps."""
+    run, document = _read(text, name, overrides)
+    return RunFile(name, folder, text, run.model_copy(update={"name": run_name}), document)
 
 
 def _read(text: str, name: str, overrides: Sequence[str]) -> tuple[Run, Document]:

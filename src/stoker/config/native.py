@@ -203,6 +203,11 @@ OWNED: dict[str, dict[str, str]] = {
         "use_safetensors": PLAN,
         "weights_only": PLAN,
         "token": PLAN,
+        "allow_all_kernels": PLAN,
+        "code_revision": PLAN,
+        "gguf_file": PLAN,
+        "cache_dir": PLAN,
+        "config": PLAN,
     },
     "lora": {
         "r": "tune.rank",

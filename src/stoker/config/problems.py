@@ -14,15 +14,13 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stoker import messages
+from stoker import env, messages
 from stoker.config import native, syntax
 from stoker.config.reader import Document, KeyPath, dotted_path
 from stoker.config.run import Lora, Run
 from stoker.errors import StokerError
 
-SECRET = re.compile(
-    r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
-)
+SECRET = env.SECRET
 
 _TAGS = {"text", "mapping", "list", "number", "auto", "value", "full", "lora", "qlora"}
 """Names pydantic puts into a path for a union's member; they are not keys of the file."""
@@ -47,6 +45,7 @@ _OWN_LANGUAGE = {
     "train.exact": "`auto`, `true`, `false`",
     "train.eval_every": "`epoch`, `200 steps`, `never`",
     "save.every": "`10m`, `500 steps`, `epoch`, `auto`",
+    "save.bandwidth": "`20 MB/s`",
     "where.gpus": "`all`, `2`, `0,2`",
     "where.micro": "`auto`, `4`",
     "where.gradient_checkpointing": "`auto`, `true`, `false`",
@@ -62,6 +61,7 @@ _EXAMPLES = {
     **_OWN_LANGUAGE,
     "model": "`Qwen/Qwen2.5-7B`, `{shape: llama, layers: 6, width: 512, heads: 8}`",
     "model.shape": "`model: Qwen/Qwen2.5-7B`, `model: {shape: llama, layers: 6, width: 512, heads: 8}`",
+    "train.spike": "`3`",
     "model.layers": "`6`",
     "model.width": "`512`",
     "model.heads": "`8`",

@@ -226,6 +226,11 @@ class Train(_Section):
     """On CUDA: deterministic kernels only, so that a resume is EXACT. May cost up to 15 %."""
     eval_every: IntervalText = "epoch"
     """When to measure the eval loss: `epoch`, `200 steps` or `never`."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite, or jumps: stop, or go back to the last checkpoint and pass over
+    that step. It keeps its number and does no update."""
+    spike: Annotated[float, Field(gt=1), NotTruth] | None = None
+    """A loss so many times the median of the last 20 is a bad step too. Default: only what is not finite is."""
 
 
 class Save(_Section):
@@ -237,8 +242,14 @@ class Save(_Section):
     """How many newest checkpoints to keep; at least two. The best is kept beside them."""
     best: Literal["eval_loss"] | None = None
     """Keep and export the checkpoint with the best value of this."""
+    resume: Literal["exact", "sample", "any"] = "sample"
+    """What a resume may differ in. `exact`: nothing, to the last bit. `sample`: rounding, as on another card or count.
+    `any`: also other data or base weights; recorded as another training."""
     store: NonEmpty | None = None
-    """Where committed copies go off the box: a directory or `s3://bucket/prefix`."""
+    """Where committed copies go off the box: a directory, `s3://bucket/prefix`, `ssh://user@host/path` or
+    `hf://owner/name`. Keys come from the environment."""
+    bandwidth: Annotated[str, Field(pattern=values.RATE_PATTERN)] | None = None
+    """Most bytes per second to and from the store, such as `20 MB/s`. Default: what the line gives."""
 
 
 class Where(_Section):

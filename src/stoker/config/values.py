@@ -15,6 +15,7 @@ MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3}$"
 PRICE_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3} */ *h$"
 EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
+RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
 DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
 
 
@@ -35,6 +36,12 @@ def duration_seconds(text: str) -> float:
     """`10m` as 600.0."""
     number, unit = re.fullmatch(r"([0-9.]+) *([smhd])", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
     return float(number) * _UNIT_SECONDS[unit]
+
+
+def bytes_per_second(text: str) -> float:
+    """`20 MB/s` as 20000000.0."""
+    number, unit = re.fullmatch(r"([0-9.]+) *(kB|MB|GB)/s", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    return float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
 
 
 def share(text: str) -> float:

@@ -9,11 +9,12 @@ for each step                                                   (transformers' l
     clip, optimizer, scheduler                                  (transformers' loop)
     on_step_end     event; save? evaluate? stop?                Recorder, Schedule    event: step
     evaluate                                                    trainer               event: eval
-    commit                                                      trainer, checkpoint   event: checkpoint
+    copy to the host; a thread writes and commits               trainer, saving       event: checkpoint
 last checkpoint -> artifacts/final                              train.main            event: end
 """
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from stoker.config import values
 from stoker.config.values import Every
+from stoker.engine.guard import StepGuard
 from stoker.engine.parallel import Ranks
-from stoker.errors import StokerError
+from stoker.engine.saving import Saver
 from stoker.plan.plan import Plan
 from stoker.rundir.events import EventLog
 
@@ -50,19 +53,25 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         """Whether to commit and end now."""
-        return self._signalled or self._file.exists()
+        # Not `Path.exists`: it raises where the disk is gone.
+        return self._signalled or os.path.exists(self._file)  # noqa: PTH110
 
 
 class Schedule(TrainerCallback):
     """Decides at each step boundary whether to evaluate, to save and to stop."""
 
-    def __init__(self, plan: Plan, save: Every, evaluate: Every, stop: StopRequest, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, stop: StopRequest, ranks: Ranks, saver: Saver) -> None:
         self._plan = plan
         self._ranks = ranks
-        self._save = save
-        self._evaluate = evaluate
+        self._saver = saver
+        self._save = values.every(plan.intervals.save)
+        self._evaluate = values.every(plan.intervals.evaluate)
         self._stop = stop
         self._saved_at = time.monotonic()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Checks beside the training start once the processes that read data are there."""
+        self._saver.start_checks()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Set the Trainer's flags; it evaluates before it saves."""
@@ -71,13 +80,20 @@ class Schedule(TrainerCallback):
         # The Trainer sees the whole run as one pass; the epoch people mean is ours.
         state.epoch = step / per_epoch
         elapsed = time.monotonic() - self._saved_at
-        save, stop = self._ranks.agree([_due(self._save, step, per_epoch, elapsed), self._stop.requested])
+        due = self._saver.is_due(due=self._is_save_due(step, per_epoch, elapsed))
+        (save,) = self._ranks.agree([due])
+        (stop,) = self._ranks.anyone([self._stop.requested])
         control.should_evaluate = _due(self._evaluate, step, per_epoch) or (last and self._evaluate.kind != "never")
         control.should_save = last or stop or save
         control.should_training_stop = last or stop
         if control.should_save:
             self._saved_at = time.monotonic()
         return control
+
+    def _is_save_due(self, step: int, per_epoch: int, elapsed_seconds: float) -> bool:
+        if self._save.kind == "auto":
+            return elapsed_seconds >= self._saver.interval_seconds
+        return _due(self._save, step, per_epoch, elapsed_seconds)
 
 
 def _due(every: Every, step: int, per_epoch: int, elapsed_seconds: float = 0) -> bool:
@@ -104,11 +120,12 @@ class Best(TrainerCallback):
 class Recorder(TrainerCallback):
     """Writes a line per step. Losses stay on the device until a flush, so that the GPU is not waited for."""
 
-    def __init__(self, events: EventLog, steps_per_epoch: int, flush_every: int) -> None:
+    def __init__(self, events: EventLog, steps_per_epoch: int, flush_every: int, guard: StepGuard) -> None:
         self._events = events
+        self._guard = guard
         self._steps_per_epoch = steps_per_epoch
         self._flush_every = flush_every
-        self._pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor | None]] = []
+        self._pending: list[tuple[dict[str, Any], torch.Tensor | None, torch.Tensor | None]] = []
         self._learning_rate = 0.0
         self.trainer: Any = None
         self._started = time.perf_counter()
@@ -142,16 +159,15 @@ class Recorder(TrainerCallback):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending; a loss that is not finite ends the run."""
+        """Write what is pending; a bad step ends the process."""
         for fields, losses, norm in self._pending:
+            if losses is None:  # passed over
+                self._events.write("step", **fields, loss=None, grad_norm=None)
+                continue
             value = sum(losses.tolist())
             norm_value = None if norm is None else norm.item()
             self._events.write("step", **fields, loss=_json(value), grad_norm=_json(norm_value))
-            if not math.isfinite(value):
-                raise StokerError("STK405", step=fields["step"], loss=value)
-            # With a loss scaler such a step is left out by design; without one it would poison the weights.
-            if norm_value is not None and not math.isfinite(norm_value) and self.trainer.accelerator.scaler is None:
-                raise StokerError("STK416", step=fields["step"], norm=norm_value)
+            self._guard.check(fields["step"], value, norm_value, scaled=self.trainer.accelerator.scaler is not None)
         self._pending.clear()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:

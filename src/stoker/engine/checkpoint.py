@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -50,10 +50,13 @@ class State:
 
     def load(self, folder: Path) -> None:
         """Put optimizer, scheduler, scaler and random state back."""
-        index = files.read_json(folder / INDEX_NAME)
-        with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
-            self.load_optimizer(index["optimizer"], tensors)
-            _load_rng(index["rng"], tensors)
+        index = files.read_object(folder / INDEX_NAME)
+        try:
+            with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
+                self.load_optimizer(index["optimizer"], tensors)
+                _load_rng(index["rng"], tensors)
+        except SafetensorError as error:
+            raise files.unreadable(folder / TENSORS_NAME, error) from error
         self.scheduler.load_state_dict(index["scheduler"])
         # Not every strategy can save its groups' rates; the scheduler's are the same.
         for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
@@ -72,12 +75,12 @@ class State:
 
 def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
     """Write what `State.gather` gave into `folder`."""
-    save_file(_unshared(tensors), folder / TENSORS_NAME)
+    save_file(tensors, folder / TENSORS_NAME)
     files.write_json(folder / INDEX_NAME, index)
 
 
 def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """A sharded model's weights, put together on the rank that keeps them; of an adapter, its own only.
+    """A model's weights, copied and, from shards, put together on the rank that keeps them; of an adapter, its own.
 
     Names that share one parameter share one tensor here too, so that it is written once.
     """
@@ -95,20 +98,14 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
 
 
 def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """A tensor in whole on the host; nothing of it on a rank that does not write."""
+    """A copy of a tensor, whole, contiguous and on the host; nothing of it on a rank that does not write.
+
+    A copy always: training goes on while it is written, and 8-bit optimizers share tensors between parameters.
+    """
     complete = parallel.whole(tensor.detach())
-    return complete.cpu() if keep else complete.new_empty(0)
-
-
-def _unshared(tensors: Tensors) -> Tensors:
-    """Contiguous tensors with storage of their own: 8-bit optimizers share their code books between parameters."""
-    seen: set[int] = set()
-    out: Tensors = {}
-    for name, tensor in tensors.items():
-        shared = tensor.data_ptr() in seen
-        seen.add(tensor.data_ptr())
-        out[name] = tensor.clone() if shared else tensor.contiguous()
-    return out
+    if not keep:
+        return complete.new_empty(0)
+    return complete.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _names(model: torch.nn.Module) -> dict[int, str]:
@@ -161,14 +158,18 @@ def _load_optimizer(
 
 
 def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
-    """A saved value; sharded as its parameter is, where it has the parameter's shape."""
+    """A saved value; sharded as its parameter is, where it has the parameter's shape.
+
+    Copied: else it would stay part of the file, which rotation takes away, or of the whole tensor, of all shards.
+    """
     if "tensor" not in item:
         return item["value"]
     tensor = tensors.get_tensor(item["tensor"])
     if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
         on_device = tensor.to(parameter.device)
-        return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return tensor
+        shard = distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return shard.clone()
+    return tensor.clone()
 
 
 def _rng_index(tensors: Tensors) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def licence(run_dir: RunDir) -> dict[str, Any]:
     try:
         if run.model.startswith(inputs.EARLIER_RUN):
             return licence(layout.find(run.model.removeprefix(inputs.EARLIER_RUN)))
-        plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+        plan = files.read_record(run_dir.plan_file, Plan)
         base = merge.base_folder(run_dir, run, plan)
     except StokerError:  # gone since; the model itself does not need it any more
         return UNKNOWN

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
 
-from stoker.engine import models
+from stoker.engine import models, reading
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, files
@@ -34,15 +34,20 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(load_base(run_dir), folder)
+        base = load_base(run_dir)
+        reading.require_safetensors(folder)
+        with reading.named("STK512", path=folder):
+            model = PeftModel.from_pretrained(base, folder)
     else:
-        model = _placed(AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **_placement()))
+        with reading.named("STK512", path=folder):
+            model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **_placement())
+        model = _placed(model)
     return model.eval(), models.load_tokenizer(folder)
 
 
 def load_base(run_dir: RunDir) -> Any:
     """What the run started from, as training saw it: the same revision, precision and 4-bit weights."""
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    plan = files.read_record(run_dir.plan_file, Plan)
     return _placed(models.load_base(run_dir.run(), plan, run_dir.folder(), **_placement())).eval()
 
 
@@ -73,7 +78,8 @@ def prompt_text(tokenizer: Any, messages: Messages, *, plain: bool) -> str:
     """The conversation through the chat template, or plain text for a model that only goes on writing."""
     if plain:
         return "".join(message["content"] for message in messages)
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    with reading.named_whatever("STK513", tokenizer=tokenizer.name_or_path):
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def text_ids(tokenizer: Any, text: str, *, plain: bool) -> torch.Tensor:
@@ -173,6 +179,8 @@ def _turn_end(tokenizer: Any) -> int | None:
     if not tokenizer.chat_template:
         return None
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    ids = tokenizer(tokenizer.apply_chat_template(turn, tokenize=False), add_special_tokens=False).input_ids
+    with reading.named_whatever("STK513", tokenizer=tokenizer.name_or_path):
+        text = tokenizer.apply_chat_template(turn, tokenize=False)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
     special = [i for i in ids if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder]
     return special[-1] if special else None

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker import messages
 from stoker.config.run import Run
-from stoker.engine import generate, models, program, weights
+from stoker.engine import generate, models, program, reading, weights
 from stoker.engine.weights import Entry, ModelFiles
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.plan.plan import Plan
@@ -48,9 +48,9 @@ _INITS = (True, False, "gaussian", "orthogonal")
 def main(path: Path) -> int:
     """Merge into `artifacts/.merged.tmp`, where the parity gate finds it."""
     run_dir = RunDir(path)
-    run, plan = run_dir.run(), Plan.model_validate(files.read_json(run_dir.plan_file))
+    run, plan = run_dir.run(), files.read_record(run_dir.plan_file, Plan)
     started = time.perf_counter()
-    check_options(files.read_json(run_dir.final / ADAPTER_CONFIG))
+    check_options(files.read_object(run_dir.final / ADAPTER_CONFIG))
     base = base_folder(run_dir, run, plan)
     merger = Merger(base, run_dir.final, plan)
     placed = merger.placed()
@@ -137,7 +137,7 @@ class Merger:
 
     def __init__(self, base: Path, adapter: Path, plan: Plan) -> None:
         self.config = _base_config(base, plan)
-        self._dtype: torch.dtype = getattr(torch, plan.native.model["dtype"])
+        self._dtype = models.dtype(plan.native.model["dtype"])
         plain = _skeleton(self.config, self._dtype)
         self._kept = plain._get_dtype_plan(self._dtype)
         self._tied: dict[str, str] = dict(plain.all_tied_weights_keys)
@@ -211,8 +211,10 @@ class Merger:
 
 
 def _base_config(base: Path, plan: Plan) -> Any:
-    options = {k: v for k, v in plan.native.model.items() if k not in ("dtype", "attn_implementation", "revision")}
-    config, _ = AutoConfig.from_pretrained(base, return_unused_kwargs=True, **options)
+    without = {"dtype", "attn_implementation", "revision", *models.NEVER}
+    options = {k: v for k, v in plan.native.model.items() if k not in without}
+    with reading.named("STK413", model=base):
+        config, _ = AutoConfig.from_pretrained(base, return_unused_kwargs=True, **options)
     if getattr(config, "quantization_config", None):
         raise StokerError("STK614", kind=config.quantization_config.get("quant_method", "?"))
     return config
@@ -272,9 +274,11 @@ class _Adapter:
         from peft import LoraConfig, get_peft_model
         from peft.tuners.lora import LoraLayer
 
-        self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
         names = set(plain.state_dict())
-        inner = get_peft_model(plain, LoraConfig.from_pretrained(folder), low_cpu_mem_usage=True).get_base_model()
+        with reading.named("STK512", path=folder):
+            self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
+            adapted = get_peft_model(plain, LoraConfig.from_pretrained(folder), low_cpu_mem_usage=True)
+        inner = adapted.get_base_model()
         self._layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLayer)}
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)
         """By layer: the adapter's key by the name inside the layer."""

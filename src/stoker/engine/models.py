@@ -13,14 +13,22 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from stoker.config.run import Run, Shape
+from stoker.engine import reading
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import files, inputs
+from stoker.rundir import files, inputs, weights
+
+NEVER = (
+    *("trust_remote_code", "allow_all_kernels", "code_revision", "weights_only"),
+    *("gguf_file", "cache_dir", "config", "token"),
+)
+"""What would run code, read a pickle or lead to other files."""
 
 
 def load_tokenizer(folder: Path) -> Any:
     """A tokenizer from a folder of ours."""
-    return AutoTokenizer.from_pretrained(folder)
+    with reading.named_whatever("STK312", tokenizer=folder):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def build(run: Run, plan: Plan, folder: Path) -> Any:
@@ -63,7 +71,7 @@ def base_digest(run: Run, folder: Path) -> str:
     if not path.is_dir():
         revision = run.native.model.get("revision", "main")
         return str(AutoConfig.from_pretrained(run.model, revision=revision)._commit_hash)
-    parts = [files.content_digest(file) for file in sorted(path.glob("*.safetensors"))]
+    parts = [files.content_digest(file) for file in sorted([*path.glob("*.safetensors"), *path.glob("config.json")])]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
@@ -79,17 +87,28 @@ def _from_shape(plan: Plan) -> Any:
 def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     """The trained model a run starts from, in the precision and bits the plan states."""
     options = {**plan.native.model, **placement}
-    options["dtype"] = getattr(torch, options["dtype"])
+    for name in NEVER:  # a plan may come from a stranger's run directory
+        options.pop(name, None)
+    options["dtype"] = dtype(options["dtype"])
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
     path = inputs.model_path(run.model, folder)
-    try:
-        return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
-    except (OSError, ValueError) as error:
-        raise StokerError("STK413", model=run.model, reason=str(error).splitlines()[0]) from error
-    except TypeError as error:
-        raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
+    if (index := Path(path) / weights.INDEX_NAME).is_file():
+        weights.listed(index)  # transformers would follow names that lead out
+    with reading.named("STK413", model=run.model):
+        try:
+            return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
+        except TypeError as error:
+            raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
+
+
+def dtype(name: str) -> torch.dtype:
+    """A type of torch by the name a plan has for it."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise StokerError("STK412", option="native.model.dtype", engine="torch", reason=name)
+    return found
 
 
 def quantization(plan: Plan) -> Any:
@@ -97,7 +116,7 @@ def quantization(plan: Plan) -> Any:
     from transformers import BitsAndBytesConfig
 
     options = dict(plan.native.quantization)
-    options["bnb_4bit_compute_dtype"] = getattr(torch, options["bnb_4bit_compute_dtype"])
+    options["bnb_4bit_compute_dtype"] = dtype(options["bnb_4bit_compute_dtype"])
     return BitsAndBytesConfig(**options)
 
 

@@ -6,9 +6,11 @@ word); `zero2` and `zero3` are DeepSpeed's. `require_strategy` compares what was
 """
 
 import datetime
+import os
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,20 @@ from torch.distributed.tensor import DTensor
 from stoker import env, messages
 from stoker.engine import exact
 from stoker.engine.exact import CanonicalReduceScatter
-from stoker.errors import StokerError
+from stoker.errors import EXIT_USER, StokerError
 from stoker.plan.plan import Plan
+from stoker.rundir.events import EventLog
 
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "mps": "gloo"}
 _TIMEOUT = datetime.timedelta(minutes=30)
 """After which ranks that compute together give each other up."""
 _WAIT = datetime.timedelta(days=2)
 """After which they give up the first one's writing and reading of files."""
+
+_MEETING_SECONDS = 600.0
+"""After which a rank that has not found the others ends."""
+_LOST = ("gloo/transport", "Gloo connectFullMesh failed", "onnection closed by peer")
+"""Gloo has no type of its own for them."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,14 @@ class Ranks:
         """Each flag as the first rank sees it: clocks and files are looked at by one process only."""
         return [bool(flag) for flag in self.follow(flags)]
 
+    def anyone(self, flags: Sequence[bool]) -> list[bool]:
+        """Each flag if any rank sees it: a signal may reach one process only."""
+        if self.world == 1:
+            return list(flags)
+        said = torch.tensor(flags, dtype=torch.int64)
+        dist.all_reduce(said, dist.ReduceOp.MAX, group=self.control)
+        return [bool(flag) for flag in said]
+
     def follow(self, numbers: Sequence[int]) -> list[int]:
         """Numbers as the first rank has them."""
         if self.world == 1:
@@ -89,7 +105,7 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(plan: Plan) -> Iterator[Ranks]:
+def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
     """This process' place among the ranks; a process group where there are several."""
     world = int(env.read(env.WORLD_SIZE, "1"))
     if world != plan.batch.devices:
@@ -104,16 +120,46 @@ def joined(plan: Plan) -> Iterator[Ranks]:
     if plan.device == "cuda":
         torch.cuda.set_device(int(env.read(env.LOCAL_RANK)))
     store = meeting / f"store-{env.read(env.RESTART_COUNT, '0')}"
-    dist.init_process_group(
-        _BACKENDS[plan.device], init_method=f"file://{store}", rank=rank, world_size=world, timeout=_TIMEOUT
-    )
     try:
-        control = dist.new_group(backend="gloo", timeout=_WAIT)
+        with _meeting(rank, events_file):
+            dist.init_process_group(
+                _BACKENDS[plan.device], init_method=f"file://{store}", rank=rank, world_size=world, timeout=_TIMEOUT
+            )
+            control = dist.new_group(backend="gloo", timeout=_WAIT)
         yield Ranks(rank, world, control, interleaved=plan.strategy != "ddp")
+    except RuntimeError as error:
+        if is_lost(error):
+            raise StokerError("STK423", rank=rank, reason=str(error).splitlines()[0]) from error
+        raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         if rank == 0:
             shutil.rmtree(meeting, ignore_errors=True)
+
+
+@contextmanager
+def _meeting(rank: int, events_file: Path) -> Iterator[None]:
+    """End the process if this takes too long: gloo's timeouts count anew with each of its attempts to connect."""
+
+    def give_up() -> None:
+        reason = f"no answer within {_MEETING_SECONDS:.0f} s"
+        with closing(EventLog(events_file)) as log:
+            log.error(StokerError("STK423", rank=rank, reason=reason), "train")
+        os._exit(EXIT_USER)
+
+    timer = threading.Timer(_MEETING_SECONDS, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether a collective failed because another rank is gone, silent, or behind a dead line."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
 
 
 # ---- sharding

@@ -4,7 +4,6 @@ Rows become documents, documents tokens, tokens packed shards; memory stays boun
 again after a kill it keeps the shards that were finished; with everything prepared it returns at once.
 """
 
-import hashlib
 import itertools
 import json
 import shutil
@@ -423,7 +422,7 @@ def _finish(job: Job) -> None:
     held = shards.as_split("eval", state.eval) if state.eval else None
     counted = shards.statistics(job.data, train, job.tokenizer.vocab)
     report = Report(
-        digest=_digest(job.data, {**train.files, **(held.files if held else {})}),
+        digest=prepared.digest(job.data, {**train.files, **(held.files if held else {})}),
         key=state.key,
         length=run.data.length,
         packed=run.data.pack,
@@ -439,7 +438,7 @@ def _finish(job: Job) -> None:
         train=train,
         eval=held,
     )
-    files.write_json(prepared.report_file(job.data), report.model_dump())
+    prepared.write_report(job.data, report)
     _state_file(job.data).unlink()
 
 
@@ -456,13 +455,6 @@ def _check_splits(job: Job) -> None:
         raise StokerError("STK304", job.run.data.eval)
     if train == 0:
         raise StokerError("STK304", ", ".join(one.path for one in job.inputs if one.split == "train"))
-
-
-def _digest(data: Path, split_files: dict[str, str]) -> str:
-    """SHA-256 over both splits' files, the tokenizer and the format: what data order and resume are tied to."""
-    parts = [f"{name} {digest}" for name, digest in sorted(split_files.items())]
-    parts += [f"tokenizer {files.sha256(data / 'tokenizer' / 'tokenizer.json')}", f"format {prepared.FORMAT}"]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _state_file(data: Path) -> Path:

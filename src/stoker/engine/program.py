@@ -4,10 +4,11 @@ A user's mistake goes to events.jsonl, where the light world finds it, and ends 
 traceback in the log and ends with 2.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
@@ -19,7 +20,7 @@ def run(main: Callable[[Path], int]) -> int:
     """Run `main` on the run directory named first on the command line; its code, or that of the error."""
     path = Path(sys.argv[1])
     try:
-        return main(path)
+        return _let_go(main(path))
     except StokerError as error:
         problems = [error]
     except StokerErrors as several:
@@ -27,8 +28,20 @@ def run(main: Callable[[Path], int]) -> int:
     except Exception:  # noqa: BLE001  # the outermost net: everything unforeseen ends here, with its traceback
         traceback.print_exc()
         return EXIT_SURPRISE
-    traceback.print_exc()
-    with closing(EventLog(RunDir(path).events_file)) as log:
+    for problem in problems:
+        traceback.print_exception(problem)
+    # On a disk that cannot be written to, the words above and the exit code are all there is.
+    with suppress(OSError), closing(EventLog(RunDir(path).events_file)) as log:
         for problem in problems:
             log.error(problem, Path(sys.argv[0]).stem)
     return EXIT_USER
+
+
+def _let_go(code: int) -> int:
+    """Words that a full disk does not take must not change the exit code, as Python would."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        sys.stdout = sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # until the end
+    return code

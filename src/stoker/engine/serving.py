@@ -21,7 +21,7 @@ NAME = "serving"
 def main(path: Path) -> int:
     """Write what a server must be told."""
     run_dir = RunDir(path)
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    plan = files.read_record(run_dir.plan_file, Plan)
     adapter = (run_dir.final / merge.ADAPTER_CONFIG).is_file()
     base = merge.base_folder(run_dir, run_dir.run(), plan) if adapter else run_dir.final
     folder = artifacts.begin(run_dir, NAME)

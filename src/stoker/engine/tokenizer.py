@@ -15,6 +15,7 @@ import tokenizers
 
 from stoker import messages
 from stoker.config.run import Run, Shape, TrainTokenizer
+from stoker.engine import reading
 from stoker.errors import StokerError
 from stoker.rundir import inputs
 
@@ -151,7 +152,7 @@ def _trained(folder: Path) -> Tokenizer:
 
 def _open(name: str, local: Path | None) -> Any:
     """The tokenizer as transformers has it; no code of a model repository is run."""
-    try:
+    with reading.named_whatever("STK312", tokenizer=name):
         if local is not None and _is_plain(local):
             from transformers import PreTrainedTokenizerFast
 
@@ -159,9 +160,6 @@ def _open(name: str, local: Path | None) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(local or name, trust_remote_code=False)
-    except Exception as error:  # files of others: `tokenizers` raises plain Exception, transformers anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StokerError("STK312", tokenizer=name, reason=reason) from error
 
 
 def _is_plain(folder: Path) -> bool:

@@ -9,34 +9,36 @@ import os
 import shutil
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
-from stoker.config import values
 from stoker.config.run import Run
-from stoker.engine import callbacks, models, parallel, program
+from stoker.engine import callbacks, guard, models, parallel, program, reading, saving
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
 from stoker.engine.parallel import Ranks
-from stoker.engine.trainer import ExactTrainer, SaveHook, UnplacedArguments
+from stoker.engine.saving import Job, Saver
+from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.facts.machine import installed
 from stoker.plan import order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
-from stoker.rundir import artifacts, checkpoints, files, lock, prepared
+from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
 _FLUSH_EVERY = {"cuda": 10, "mps": 10, "cpu": 1}
-_NOT_IN_FINAL = {"state.json", "state.safetensors", "trainer_state.json", checkpoints.COMMIT_NAME}
+_READ_AT_START_BYTES = 2 << 30
+"""Prepared data that is read through before the first step, a few seconds; more of it is read beside the training."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,35 @@ class Opened:
 def main(path: Path) -> int:
     """Train until done or asked to stop, alone in the run directory."""
     run_dir = RunDir(path)
-    _log_apart(run_dir)
-    plan = Plan.model_validate(files.read_json(run_dir.plan_file))
+    plan = files.read_record(run_dir.plan_file, Plan)
+    try:
+        _log_apart(run_dir)
+        return _alone(run_dir, plan)
+    except Exception as error:
+        number = saving.error_number(error)
+        if isinstance(error, StokerError) or number not in files.DISK_ERRORS:
+            raise
+        raise _refused(run_dir, plan, number) from error
+
+
+def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
+    """A disk that is full, read-only or broken, in words."""
+    try:
+        free = f"{filesystem.room(run_dir.path).free_bytes:,}"
+    except OSError:
+        free = "?"
+    return StokerError(
+        "STK421", folder=run_dir.path, reason=os.strerror(number), needed=f"{plan.disk_bytes:,}", free=free
+    )
+
+
+def _alone(run_dir: RunDir, plan: Plan) -> int:
     torch.set_num_threads(plan.threads)
     stop = callbacks.StopRequest(run_dir.stop_file)
-    with parallel.joined(plan) as ranks, lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone:
+    with (
+        parallel.joined(plan, run_dir.events_file) as ranks,
+        lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone,
+    ):
         if not all(ranks.agree([alone])):
             # Said in this attempt's log only: the events belong to the one that trains.
             sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
@@ -80,29 +106,64 @@ def _log_apart(run_dir: RunDir) -> None:
 
 
 def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
-    found = _newest(opened)
-    if found is None or found.step < opened.plan.steps.total:
-        step = _fit(opened, stop, found)
-        if step < opened.plan.steps.total:
-            opened.events.write("end", status="stopped", step=step)
-            opened.run_dir.stop_file.unlink(missing_ok=True)
-            # torchrun knows success and failure only; the light world reads the event.
-            return EXIT_STOPPED if opened.ranks.world == 1 else EXIT_DONE
-    if opened.ranks.first:
-        _finish(opened)
-    opened.events.write("end", status="done", step=opened.plan.steps.total)
+    found, total = _newest(opened), opened.plan.steps.total
+    best = checkpoints.best_step(found) if found else None
+    if found is None or found.step < total or found.commit.due:
+        step, best, due = _fit(opened, stop, found)
+        if step < total or due:
+            return _stopped(opened, step)
+    if opened.ranks.first and not _finished(opened, best):
+        return _stopped(opened, total)
+    opened.events.write("end", status="done", step=total)
     return EXIT_DONE
 
 
-def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> int:
-    """Train; the step it ended at."""
-    trainer = _build(opened, stop, found)
-    _announce(opened, found, trainer)
+def _stopped(opened: Opened, step: int) -> int:
+    """Ended early, with a committed checkpoint of that step."""
+    opened.events.write("end", status="stopped", step=step)
+    with suppress(OSError):  # a disk that is read-only by now
+        opened.run_dir.stop_file.unlink(missing_ok=True)
+    # torchrun knows success and failure only; the light world reads the event.
+    return EXIT_STOPPED if opened.ranks.world == 1 else EXIT_DONE
+
+
+def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> tuple[int, int | None, list[str]]:
+    """Train; the newest committed step, the best one, and what a stop put off."""
+    saver = _saver(opened, found)
+    try:
+        _check_disk(opened, saver)
+        _try_disk(opened, saver)
+        trainer = _build(opened, stop, saver, found)
+        _announce(opened, found, trainer)
+        _loop(trainer, saver, found)
+    except (RuntimeError, MemoryError) as error:
+        if guard.is_out_of_memory(error):
+            raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
+        raise
+    finally:
+        # Whatever ended the training, what was copied before is committed.
+        saver.join()
+    saver.wait()
+    (step,) = opened.ranks.follow([saver.committed])
+    if step < 0:
+        raise _refused(opened.run_dir, opened.plan, saver.refused)
+    if step >= opened.plan.steps.total:
+        saver.require_checked()
+    return step, trainer.state.best_global_step, trainer.due
+
+
+def _loop(trainer: ExactTrainer, saver: Saver, found: Checkpoint | None) -> None:
+    if found:
+        with reading.named("STK512", path=found.path / TRAINER_STATE_NAME):
+            TrainerState.load_from_json(str(found.path / TRAINER_STATE_NAME))  # as the Trainer will
     try:
         trainer.train(resume_from_checkpoint=str(found.path) if found else None)
-    except torch.OutOfMemoryError as error:
-        raise StokerError("STK408", reason=str(error).splitlines()[0]) from error
-    return int(trainer.state.global_step)
+    except Interrupted:
+        return  # before the first step; the checkpoint it resumed from has all there is
+    except OSError:
+        # Loggers that close their files on a full disk, once all is committed.
+        if not trainer.control.should_training_stop or saver.failed:
+            raise
 
 
 def _open(run_dir: RunDir, plan: Plan, ranks: Ranks) -> Opened:
@@ -113,6 +174,8 @@ def _open(run_dir: RunDir, plan: Plan, ranks: Ranks) -> Opened:
     prepared.check_sizes(run_dir.data, "train", report.train)
     if report.eval is not None:
         prepared.check_sizes(run_dir.data, "eval", report.eval)
+    if ranks.first and files.folder_bytes(run_dir.data) <= _READ_AT_START_BYTES:
+        prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else Path(os.devnull))
     return Opened(run_dir, run, plan, report, ranks, events, _fingerprint(run_dir, run, plan))
@@ -179,32 +242,62 @@ def _look(opened: Opened, folder: Path) -> Checkpoint | None:
     found, rejected = checkpoints.newest_verified(folder)
     for one in rejected:
         opened.events.write("rejected", path=one.path.name, reason=one.reason)
-    if found is None and rejected:
+    if found is None and not all(checkpoints.is_foreign(one.path) for one in rejected):
         raise StokerError("STK403", folder=folder)
-    if found is not None and found.commit.data_digest != opened.report.digest:
-        raise StokerError("STK410", reason="the checkpoint was trained on other data")
-    if found is not None and found.commit.order_version != order.VERSION:
-        raise StokerError("STK410", reason="the checkpoint follows another version of the data order")
+    for one in rejected:
+        with suppress(OSError):  # a disk that cannot be written to is met where something must be
+            checkpoints.quarantine(one.path, one.reason)
+    if found is not None:
+        _require_tier(opened, found)
     return found
+
+
+def _require_tier(opened: Opened, found: Checkpoint) -> None:
+    """The run file says how much may differ; more than that is refused."""
+    allowed = opened.run.save.resume
+    other = _other_training(opened, found)
+    if other and allowed != "any":
+        raise StokerError("STK410", reason=other)
+    tier, changed = _tier(opened, found), _changed(opened, found)
+    if allowed == "exact" and tier != "EXACT":
+        raise StokerError("STK420", tier=tier, changed=", ".join(changed) or opened.plan.device)
+
+
+def _other_training(opened: Opened, found: Checkpoint) -> str:
+    """What makes going on another training than the one begun, or nothing."""
+    commit = found.commit
+    if commit.data_digest != opened.report.digest:
+        return "the checkpoint was trained on other data"
+    if commit.order_version != order.VERSION:
+        return "the checkpoint follows another version of the data order"
+    if opened.run.tune.method != "full" and commit.fingerprint.get("base") != opened.fingerprint["base"]:
+        return "the adapter was trained on other base weights"
+    return ""
 
 
 def _tier(opened: Opened, found: Checkpoint | None) -> str:
     """How exactly the run goes on, said honestly."""
+    if found is not None and _other_training(opened, found):
+        return "OTHER"
     same = found is None or found.commit.fingerprint == opened.fingerprint
     provable = opened.plan.device == "cpu" or (opened.plan.device == "cuda" and opened.plan.deterministic)
     return "EXACT" if same and provable else "SAMPLE-EXACT"
 
 
-def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:
+def _changed(opened: Opened, found: Checkpoint | None) -> list[str]:
+    """`micro: 4 -> 2` for each part of the fingerprint that differs."""
     before = found.commit.fingerprint if found else opened.fingerprint
-    changed = [f"{k}: {before.get(k)} -> {v}" for k, v in opened.fingerprint.items() if before.get(k) != v]
+    return [f"{k}: {before.get(k)} -> {v}" for k, v in opened.fingerprint.items() if before.get(k) != v]
+
+
+def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:
     opened.events.write(
         "attempt",
         pid=os.getpid(),
         world=opened.ranks.world,
         strategy=opened.plan.strategy,
         tier=_tier(opened, found),
-        changed=changed,
+        changed=_changed(opened, found),
         resumed_step=found.step if found else 0,
         total_steps=opened.plan.steps.total,
         steps_per_epoch=opened.plan.steps.per_epoch,
@@ -216,7 +309,7 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
 # ---- build
 
 
-def _build(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> ExactTrainer:
+def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Checkpoint | None) -> ExactTrainer:
     run, plan, report, data = opened.run, opened.plan, opened.report, opened.run_dir.data
     tokenizer = models.load_tokenizer(data / "tokenizer")
     model = models.build(run, plan, opened.run_dir.folder())
@@ -228,9 +321,9 @@ def _build(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None
         pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
     sequence_order = Order(report.digest, run.train.seed, report.train.sequences, plan.batch.effective)
-    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device])
-    evaluate = values.every(plan.intervals.evaluate)
-    around = [callbacks.Schedule(plan, values.every(plan.intervals.save), evaluate, stop, opened.ranks), recorder]
+    steps_guard = guard.StepGuard(plan.guard, opened.run_dir.events_file, found.step if found else 0)
+    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
+    around = [callbacks.Schedule(plan, stop, opened.ranks, saver), recorder]
     if run.save.best:
         around.append(callbacks.Best())
     trainer = ExactTrainer(
@@ -245,13 +338,23 @@ def _build(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None
         plan=plan,
         ranks=opened.ranks,
         eval_items=_eval_items(opened, arrangement),
-        commit=lambda write: _commit(opened, trainer, write),
+        commit=lambda: _commit(opened, trainer, saver),
+        asked_to_stop=lambda: stop.requested,
     )
+    trainer.tokens = found.commit.tokens if found else 0
     if not trainer.model_accepts_loss_kwargs:
         raise StokerError("STK414", model=type(model).__name__)
     recorder.trainer = trainer
-    rehearse = lambda: _rehearse(opened, trainer, first=found is None)  # noqa: E731  # bound to this trainer
-    trainer.add_callback(callbacks.Rehearsal(rehearse))
+    trainer.passed_over = guard.passed_over(opened.run_dir.events_file)
+    trainer.heartbeat = guard.Heartbeat(opened.run_dir.heartbeat_file if opened.ranks.first else None)
+
+    def begin() -> None:
+        _rehearse(opened, trainer, saver, first=found is None)
+        # What a stop put off. Given up again, the run ends here: this checkpoint is not to be passed without it.
+        if found and "eval" in found.commit.due and not trainer.evaluate():
+            raise Interrupted
+
+    trainer.add_callback(callbacks.Rehearsal(begin))
     return trainer
 
 
@@ -275,54 +378,116 @@ def _arguments(opened: Opened) -> TrainingArguments:
 # ---- save
 
 
-def _commit(opened: Opened, trainer: ExactTrainer, write: SaveHook) -> None:
+def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
+    """Who writes the checkpoints; only the first rank's ever does."""
+    folder, plan = opened.run_dir.checkpoints, opened.plan
+    saver = Saver(
+        folder,
+        opened.events,
+        keep=opened.run.save.keep,
+        background=plan.intervals.background,
+        between_failures_seconds=plan.intervals.between_failures_seconds,
+        shares_cores=plan.device == "cpu",
+        committed=found.step if found else -1,
+    )
+    if opened.ranks.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        _recall(opened, saver)
+        if files.folder_bytes(opened.run_dir.data) > _READ_AT_START_BYTES:
+            saver.require(lambda: prepared.check_digests(opened.run_dir.data, opened.report))
+    return saver
+
+
+def _try_disk(opened: Opened, saver: Saver) -> None:
+    """How checkpoints are committed on this disk."""
+    if opened.ranks.first:
+        disk = filesystem.probe(saver.folder)
+        opened.events.write("filesystem", type=disk.kind, renames=disk.renames, reason=disk.reason)
+        saver.renames = disk.renames
+
+
+def _recall(opened: Opened, saver: Saver) -> None:
+    """What the last save of an earlier attempt took."""
+    saves = [event for event in events.skim(opened.run_dir.events_file) if event["event"] == "checkpoint"]
+    if saves:
+        last = saves[-1]
+        saver.measure(last["stall_seconds"], last["seconds"] - last["stall_seconds"], last["bytes"])
+
+
+def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
+    """Copy the step's state to the host and have it written; a run that ends waits for it."""
     started = time.perf_counter()
-    step, folder = trainer.state.global_step, opened.run_dir.checkpoints
-    facts = {
+    saver.wait()
+    # Nobody's patience may end in a collective while the first rank still writes.
+    opened.ranks.wait()
+    copied = trainer.copied(keep=opened.ranks.first)
+    if opened.ranks.first:
+        job = Job(
+            step=trainer.state.global_step,
+            copied=copied,
+            facts=_facts(opened, trainer),
+            best=trainer.state.best_global_step if opened.run.save.best else None,
+            stall_seconds=time.perf_counter() - started,
+        )
+        saver.begin(job)
+        if trainer.control.should_training_stop:
+            saver.settle(job)
+    if trainer.control.should_training_stop or not saver.background:
+        opened.ranks.wait()
+
+
+def _facts(opened: Opened, trainer: ExactTrainer) -> dict[str, Any]:
+    return {
         "data_digest": opened.report.digest,
         "order_version": order.VERSION,
         "world": opened.ranks.world,
         "fingerprint": opened.fingerprint,
+        "tokens": trainer.tokens,
+        "events_bytes": opened.events.offset,
+        "due": trainer.due,
     }
-    if not opened.ranks.first:
-        write(None)
-        opened.ranks.wait()
-        return
-    with checkpoints.writing(folder, step, **facts) as aside:
-        write(aside)
-    best = trainer.state.best_global_step if opened.run.save.best else None
-    checkpoints.rotate(folder, opened.run.save.keep, {best} if best else set())
-    newest = checkpoints.committed(folder)[-1]
-    opened.events.write(
-        "checkpoint",
-        step=step,
-        seconds=round(time.perf_counter() - started, 3),
-        bytes=newest.commit.total_bytes,
-        best=step == best,
-    )
-    opened.ranks.wait()
 
 
-def _finish(opened: Opened) -> None:
+def _finished(opened: Opened, best: int | None) -> bool:
+    """Whether the finished model could be written; what a full disk keeps from it is done by the next attempt."""
+    try:
+        _finish(opened, best)
+    except OSError as error:
+        needed = checkpoints.committed(opened.run_dir.checkpoints)[-1].commit.total_bytes
+        wrong = StokerError("STK422", folder=opened.run_dir.artifacts, reason=error.strerror, needed=f"{needed:,}")
+        opened.events.error(wrong, "train")
+        return False
+    return True
+
+
+def _finish(opened: Opened, best: int | None) -> None:
     """The finished model: the weights of the last (or best) committed checkpoint, without training state."""
-    by_step = {c.step: c for c in checkpoints.committed(opened.run_dir.checkpoints)}
-    chosen = by_step[opened.plan.steps.total]
-    if opened.run.save.best:
-        chosen = by_step[files.read_json(chosen.path / "trainer_state.json")["best_global_step"]]
-    if checkpoints.verify(chosen):
-        raise StokerError("STK403", folder=chosen.path)
+    chosen = _result(opened, best)
     aside = artifacts.begin(opened.run_dir, "final")
     for name in chosen.commit.files:
-        if name not in _NOT_IN_FINAL:
+        if name not in checkpoints.TRAINING_FILES:
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(chosen.path / name, aside / name)
     artifacts.accept(opened.run_dir, "final")
 
 
+def _result(opened: Opened, best: int | None) -> Checkpoint:
+    """The best checkpoint, if that is asked for and whole; else the last one."""
+    folder, total = opened.run_dir.checkpoints, opened.plan.steps.total
+    for step in [best, total] if opened.run.save.best and best else [total]:
+        one = checkpoints.examined(folder / checkpoints.folder_name(step))
+        if one.commit is not None and not one.reason:
+            return Checkpoint(one.path, one.commit)
+        opened.events.write("rejected", path=one.path.name, reason=one.reason)
+        with suppress(OSError):  # gone, or on a disk that cannot be written to
+            checkpoints.quarantine(one.path, one.reason)
+    raise StokerError("STK403", folder=folder)
+
+
 # ---- rehearse (law 11)
 
 
-def _rehearse(opened: Opened, trainer: ExactTrainer, *, first: bool) -> None:
+def _rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
     """The longest batch forward and backward, an eval batch and, in a new run, a save; nothing of it stays."""
     longest = opened.report.train.longest
     _part(opened, "step", lambda: _rehearse_step(opened, trainer, longest, first=first))
@@ -330,18 +495,20 @@ def _rehearse(opened: Opened, trainer: ExactTrainer, *, first: bool) -> None:
         longest_eval = opened.report.eval.longest
         micro = _synthetic(opened, longest_eval)
         _part(opened, "eval", lambda: _rehearse_eval(trainer, micro))
-    _check_disk(opened, first=first)
     if first:
-        _part(opened, "save", lambda: _rehearse_save(opened, trainer))
+        _part(opened, "save", lambda: _rehearse_save(opened, trainer, saver))
+        _check_disk(opened, saver)
 
 
 def _part(opened: Opened, name: str, rehearse: Any) -> None:
     started = time.perf_counter()
     try:
         rehearse()
-    except torch.OutOfMemoryError as error:
-        raise StokerError("STK408", reason=str(error).splitlines()[0]) from error
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, MemoryError) as error:
+        if guard.is_out_of_memory(error):
+            raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
+        if parallel.is_lost(error) or saving.error_number(error) in files.DISK_ERRORS:
+            raise
         advice = messages.text("advice.rehearsal", name=opened.run_dir.name)
         raise StokerError("STK402", part=name, reason=str(error).splitlines()[0], advice=advice) from error
     opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
@@ -380,30 +547,36 @@ def _rehearse_eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
         trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
 
 
-def _check_disk(opened: Opened, *, first: bool) -> None:
-    """Room for what is still to be written: all checkpoints and the result, or one checkpoint more."""
+def _check_disk(opened: Opened, saver: Saver) -> None:
+    """Room for what is still to be written at the peak: checkpoints up to those kept and one more, and the result."""
     folder = opened.run_dir.checkpoints
-    folder.mkdir(parents=True, exist_ok=True)
-    if first:
-        needed = opened.plan.disk_parts["checkpoints"] + opened.plan.disk_parts["finished"]
+    if not opened.ranks.first:
+        return
+    present = checkpoints.committed(folder)
+    if present or saver.size_bytes:
+        one = saver.size_bytes or present[-1].commit.total_bytes
+        save = opened.run.save
+        kept = save.keep + bool(save.best) + bool(save.store)
+        needed = max(1, kept + 1 - len(present)) * one
     else:
-        needed = checkpoints.committed(folder)[-1].commit.total_bytes
+        needed = opened.plan.disk_bytes - files.folder_bytes(opened.run_dir.data)
     files.require_room(folder, needed)
 
 
-def _rehearse_save(opened: Opened, trainer: ExactTrainer) -> None:
-    """The real writer into a folder that goes away."""
-    if not opened.ranks.first:
-        trainer.write_checkpoint(None)
-        opened.ranks.wait()
-        return
-    folder = opened.run_dir.checkpoints
-    aside = folder / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
-    aside.mkdir()
-    try:
-        trainer.write_checkpoint(aside)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def _rehearse_save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
+    """The real writer into a folder that goes away; what it takes is what saves will cost."""
+    started = time.perf_counter()
+    copied = trainer.copied(keep=opened.ranks.first)
+    stall = time.perf_counter() - started
+    if opened.ranks.first:
+        aside = opened.run_dir.checkpoints / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
+        try:
+            with checkpoints.writing(aside, 0, renames=saver.renames, **_facts(opened, trainer)) as folder:
+                copied.write(folder)
+            written = time.perf_counter() - started - stall
+            saver.measure(stall, written, files.folder_bytes(aside))
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     opened.ranks.wait()
 
 

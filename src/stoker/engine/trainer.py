@@ -6,18 +6,21 @@ The Trainer's loop is kept. It sees one item per optimizer step, so its own accu
     training_step                   the step's micro batches: keyed RNG, canonical gradient sum, full-precision loss
     _prepare_for_training           sharding, once the weights are loaded; what was planned is what runs
     _clip_grad_norm                 one norm in the order of the parameters
-    evaluate                        loss = mean over trained tokens of the whole split
-    _save_checkpoint                committed checkpoints in our format
+    evaluate                        loss = mean over trained tokens of the whole split; given up for a stop
+    log                             a logger's full disk does not end the training; nothing is heaped up in the state
+    _save_checkpoint                committed checkpoints in our format, without states of callbacks: ours have none
     _load_optimizer_and_scheduler   the same back; scaler and RNG come with it
 `tests/engine/test_trainer_contract.py` holds these names and signatures to the installed version. `ExactSteps` is a
 mixin: TRL's trainers are subclasses of `Trainer` and can take it too.
 """
 
+import copy
 import functools
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +28,16 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, models, parallel, zero
+from stoker.engine import checkpoint, exact, guard, models, parallel, reading, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.parallel import Ranks
+from stoker.engine.saving import Copied
 from stoker.plan.plan import Plan
 
-SaveHook = Callable[[Path | None], None]
+
+class Interrupted(Exception):
+    """An evaluation was given up for a stop; it is done after the resume."""
 
 
 if TYPE_CHECKING:
@@ -51,7 +57,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         steps: Steps,
         start_step: int,
         eval_items: Sequence[StepItem],
-        commit: Callable[[SaveHook], None],
+        commit: Callable[[], None],
+        asked_to_stop: Callable[[], bool],
         plan: Plan,
         ranks: Ranks,
         **kwargs: Any,
@@ -63,7 +70,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             steps: All steps of the run.
             start_step: The step to go on from.
             eval_items: The eval split, whole items in order; empty without one.
-            commit: Runs a writer on a fresh folder and commits what it wrote.
+            commit: Commits a checkpoint of the step that ended.
+            asked_to_stop: Whether the run is to end as soon as it can.
             plan: What was decided.
             ranks: This process among all that train.
             kwargs: The Trainer's.
@@ -78,6 +86,14 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
         self._commit = commit
+        self._asked_to_stop = asked_to_stop
+        self.due: list[str] = []
+        """What a stop put off at this step."""
+        self.tokens = 0
+        """Seen so far."""
+        self.passed_over: frozenset[int] = frozenset()
+        """Steps that do no update, by number from 1."""
+        self.heartbeat = guard.Heartbeat(None)
         self.last_item: StepItem | None = None
         self.last_losses: torch.Tensor | None = None
         self.last_norm: torch.Tensor | None = None
@@ -123,6 +139,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward of this rank's micro batches. Returns the mean loss over the step's trained tokens."""
+        if inputs.step + 1 in self.passed_over:
+            return self._pass_over(inputs)
         model.train()
         ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
         losses = torch.zeros(inputs.leaves, device=self.args.device)
@@ -144,7 +162,14 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
         self.last_item = inputs
         self.last_losses = ranks.gather(losses)
+        self.tokens += inputs.tokens
         return self.last_losses.sum()
+
+    def _pass_over(self, inputs: StepItem) -> torch.Tensor:
+        """The step keeps its number and does no update: without gradients in sync the optimizer leaves it out."""
+        self.accelerator.gradient_state._set_sync_gradients(False)
+        self.last_item, self.last_losses = inputs, None
+        return torch.zeros((), device=self.args.device)
 
     def _together(self, model: Any, *, last: bool) -> Any:
         """The context of one micro batch: ranks add their gradients up with the last one, if not by the tree."""
@@ -170,6 +195,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _loss(self, model: Any, micro: MicroBatch, trained_tokens: int) -> torch.Tensor:
         """Sum of a micro batch's token losses over `trained_tokens`."""
+        self.heartbeat.beat()
         items = torch.tensor(trained_tokens, device=self.args.device)
         with self.compute_loss_context_manager():
             return self.compute_loss(model, self._prepare_inputs(dict(micro)), num_items_in_batch=items)
@@ -184,6 +210,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
         """Clip by a norm summed in the order of the parameters, whoever computed the gradients."""
+        if self.last_losses is None:
+            return torch.zeros(())
         if self.is_deepspeed_enabled:
             self.last_norm = torch.tensor(super()._clip_grad_norm(model))  # clipped in its own step
             return self.last_norm
@@ -204,7 +232,12 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Mean loss over the trained tokens of the eval split; resumes and device counts do not change it."""
         started = time.perf_counter()
-        loss = self.token_loss(self._eval_items)
+        try:
+            loss = self.token_loss(self._until_stopped(self._eval_items))
+        except Interrupted:
+            self.due = ["eval"]
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
         metrics = {
             "eval_loss": loss,
             "eval_perplexity": math.exp(min(loss, 700)),
@@ -214,38 +247,70 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def token_loss(self, items: Sequence[StepItem]) -> float:
+    def _until_stopped(self, items: Sequence[StepItem]) -> Iterator[StepItem]:
+        """Eval items, unless a stop is asked for."""
+        for item in items:
+            if any(self._ranks.anyone([self._asked_to_stop()])):
+                raise Interrupted
+            yield item
+
+    def token_loss(self, items: Iterable[StepItem]) -> float:
         """Mean loss over all trained tokens of some items, without gradients."""
         with models.evaluating(self.model):
             return mean_loss(items, lambda micro: self._loss(self.model_wrapped, micro, 1), self._ranks)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Hand figures to the loggers; their full disk does not end the training."""
+        try:
+            super().log(*args, **kwargs)
+        except OSError as error:
+            with suppress(OSError):  # the log may lie there too
+                sys.stderr.write(f"{error}\n")
+        # It would be copied and written with every save; the events have it all.
+        self.state.log_history.clear()
 
     # ---- checkpoints
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Commit a checkpoint of this step."""
-        self._commit(self.write_checkpoint)
+        self._commit()
 
-    def write_checkpoint(self, folder: Path | None) -> None:
-        """Weights and tokenizer in the Hugging Face layout, the rest in ours.
+    def copied(self, *, keep: bool) -> Copied:
+        """This step's state on the host: weights and tokenizer in the Hugging Face layout, the rest in ours.
 
-        All ranks take part in putting shards together; the first one has the folder and writes.
+        All ranks take part in putting shards together; the first one keeps what is written. The writer uses copies
+        only, so that training can go on meanwhile.
         """
-        keep, gather = folder is not None, {"fsdp2": checkpoint.whole_weights, "zero3": zero.whole_weights}
-        weights = gather[self._plan.strategy](self.model, keep=keep) if self._plan.strategy in gather else None
+        gather = zero.whole_weights if self._plan.strategy == "zero3" else checkpoint.whole_weights
+        weights = gather(self.model, keep=keep)
         index, tensors = self._training_state.gather(keep=keep)
-        if folder is not None:
+        index = copy.deepcopy(index)
+        state = copy.deepcopy(self.state)
+
+        def write(folder: Path) -> None:
             save_weights(self.model, folder, weights)
             self.processing_class.save_pretrained(folder)
             checkpoint.save_state(folder, index, tensors)
-            self.state.save_to_json(str(folder / "trainer_state.json"))
+            state.save_to_json(str(folder / "trainer_state.json"))
+
+        # Tied weights are one tensor.
+        sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}
+        return Copied(write, sum(sizes.values()))
 
     @property
     def _training_state(self) -> checkpoint.State:
         kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.State
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Put the weights back: from safetensors, or not at all."""
+        folder = Path(resume_from_checkpoint)
+        reading.require_safetensors(folder)
+        with reading.named("STK512", path=folder):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_optimizer_and_scheduler(self, checkpoint_path: str | None) -> None:
-        """Put back what `write_checkpoint` wrote beside the weights."""
+        """Put back what was written beside the weights."""
         if checkpoint_path is not None:
             self._training_state.load(Path(checkpoint_path))
 
@@ -269,16 +334,8 @@ class ExactTrainer(ExactSteps, Trainer):
     """The Trainer that Stoker runs for `pretrain` and `sft`."""
 
 
-def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
-    """Weights or adapter, as transformers and PEFT write them: safetensors, training precision.
-
-    Args:
-        model: Whose.
-        folder: Where to.
-        weights: Put together from shards, where the model itself holds parts only.
-    """
+def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Copied weights or adapter, as transformers and PEFT write them: safetensors, training precision."""
     # PEFT would ask the hub whether the vocabulary grew; an adapter here never owns the embedding.
     options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-    if weights is not None:
-        options["state_dict"] = weights
-    model.save_pretrained(folder, **options)
+    model.save_pretrained(folder, state_dict=weights, **options)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from stoker.rundir import files
+from stoker.rundir import weights as headers
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -51,7 +52,7 @@ class ModelFiles:
 
     def __init__(self, folder: Path) -> None:
         index = folder / INDEX_NAME
-        listed = files.read_json(index)["weight_map"].values() if index.is_file() else [SINGLE_NAME]
+        listed = headers.listed(index).values() if index.is_file() else [SINGLE_NAME]
         self._places = {
             name: place for file_name in sorted(set(listed)) for name, place in _places(folder / file_name).items()
         }

@@ -21,14 +21,15 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
 
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     whole = {name: checkpoint.kept(safe_get_full_fp32_param(parameter), keep=keep) for name, parameter in trained}
-    buffers = {} if hasattr(model, "peft_config") else _persistent_buffers(model)
+    buffers = {} if hasattr(model, "peft_config") else _persistent_buffers(model, keep=keep)
     return {**whole, **buffers}
 
 
-def _persistent_buffers(model: torch.nn.Module) -> Tensors:
+def _persistent_buffers(model: torch.nn.Module, *, keep: bool) -> Tensors:
     """What belongs to a model beside its parameters; every rank has it whole."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: tensor.cpu() for name, tensor in model.state_dict().items() if name not in parameters}
+    there = model.state_dict().items()
+    return {name: checkpoint.kept(tensor, keep=keep) for name, tensor in there if name not in parameters}
 
 
 class ZeroState(State):

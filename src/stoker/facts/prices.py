@@ -69,10 +69,17 @@ def offers(card: str) -> list[Offer]:
 
 
 @functools.cache
-def cheapest(card: str, count: int = 1) -> Offer | None:
-    """The offer at which so many of a card cost least; those from a source still kept go first."""
+def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
+    """The offer at which so many of a card cost least; those from a source still kept go first.
+
+    Args:
+        card: A card of the catalogue.
+        count: How many of it.
+        currency: Offers in this one go before all others.
+    """
     newest = max(offer.date for offer in all_offers())
     found = offers(card)
+    found = [offer for offer in found if offer.currency == currency] or found
     kept = [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
     return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 

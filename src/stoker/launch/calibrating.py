@@ -15,7 +15,7 @@ from typing import Any
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts.machine import Machine
-from stoker.launch import gather, group, training
+from stoker.launch import gather, group, local, supervisor, training
 from stoker.plan.make import make_plan
 from stoker.rundir import events, files, layout
 from stoker.rundir.layout import RunDir
@@ -58,13 +58,18 @@ def measure(
         layout.write(scratch, run_file, overrides)
         shutil.copytree(run_dir.data, scratch.data, copy_function=_link)
         plan = make_plan(gather.inputs(run_file, scratch, on))
-        files.write_json(scratch.plan_file, plan.model_dump())
-        process = training.start(scratch, plan)
+        written = plan.model_dump()
+        files.write_json(scratch.plan_file, written)
+        local.check_engine()
+        meeting = supervisor.meeting_place(written)
+        process = supervisor.start_trainer(scratch.path.resolve(), written, 1, meeting)
         try:
             peak = _follow(process, scratch, on_step, min(STEPS, plan.steps.total))
         finally:
             group.end(process.pid)
             process.wait()
+            if meeting:
+                shutil.rmtree(meeting, ignore_errors=True)
         return _measured(list(events.steps(scratch.events_file).values()), peak if plan.strategy == "single" else 0)
 
 

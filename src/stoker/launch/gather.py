@@ -2,20 +2,24 @@
 
 import json
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
+from stoker import env
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts import cards, shapes
+from stoker.facts import cards, failures, platforms, shapes
 from stoker.facts.machine import Machine, examine
 from stoker.facts.shapes import ResolvedShape
+from stoker.launch.deadline import deadline
 from stoker.plan import data, money
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
-from stoker.rundir import checkpoints, layout, prepared
+from stoker.plan.plan import Plan, Rung
+from stoker.rundir import checkpoints, files, layout, prepared
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -49,8 +53,27 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
     offer = money.offer(run, card, max(1, _count(run.where.gpus, len(on.devices))))
     vocab = report.vocab if report else None
     return Inputs(
-        run=run, machine=on, shape=shape, data=_data(run_file, report), offer=offer, vocab=vocab, micro=_micro(run_dir)
+        run=run,
+        machine=on,
+        shape=shape,
+        data=_data(run_file, report),
+        offer=offer,
+        vocab=vocab,
+        micro=_micro(run_dir),
+        out_of_memory=_out_of_memory(run_dir),
+        deadline=deadline() if run_dir is not None else None,
+        place=_place(run, on),
     )
+
+
+def _place(run: Run, on: Machine) -> str:
+    """Where failures are counted: the platform we are on, or the kind of place that was asked for."""
+    found = None
+    if on.examined:
+        found = platforms.detect(env.child_environment({}), socket.gethostname(), lambda path: Path(path).exists())
+    here = (found.name, found.kind) if found else ()
+    asked = "queue" if run.where.place == "slurm" else run.where.place
+    return failures.known_place(*here, asked)
 
 
 def _with_deepspeed(run_file: RunFile) -> Run:
@@ -110,6 +133,13 @@ def _micro(run_dir: RunDir | None) -> int | None:
     """The micro batch of the newest checkpoint."""
     committed = checkpoints.committed(run_dir.checkpoints) if run_dir is not None else []
     return int(committed[-1].commit.fingerprint["micro"]) if committed else None
+
+
+def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:
+    """What the plan before this one found out; another machine's findings are passed over by the card's name."""
+    if run_dir is None or not run_dir.plan_file.exists():
+        return ()
+    return tuple(files.read_record(run_dir.plan_file, Plan).out_of_memory)
 
 
 def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:

@@ -89,7 +89,7 @@ def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int
     for event, _ in events.follow(run_dir.events_file, since_byte):
         if event["event"] == "error":
             problems.append(StokerError.from_json(event["error"]))
-        else:
+        elif event["event"] != "store":  # written by a process of its own
             problems.clear()
     if code == EXIT_USER and problems:
         raise StokerErrors(problems)

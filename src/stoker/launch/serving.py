@@ -222,7 +222,7 @@ def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     adapter = None
     if model.adapter:
-        dtype = Plan.model_validate(files.read_json(run_dir.plan_file)).native.model["dtype"]
+        dtype = files.read_record(run_dir.plan_file, Plan).native.model["dtype"]
         adapter = _adapter(files.read_json(model.adapter / "adapter_config.json"))
     return make_serving(
         Asked(

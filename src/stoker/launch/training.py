@@ -1,44 +1,32 @@
-"""Starts the training program on this machine and watches over it through files: never through a pipe (law 9)."""
+"""Starts the supervisor of a training on this machine and reads its files: never through a pipe (law 9)."""
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from typing import Any
 
 from stoker import env
 from stoker.errors import StokerError
 from stoker.launch import group, local
-from stoker.plan.plan import Plan
 from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
 
+_PROGRAMS = {"stoker.engine.train", "stoker.launch.supervisor"}
 
-def start(run_dir: RunDir, plan: Plan) -> subprocess.Popen[bytes]:
-    """Start training in a session of its own, so that a closed terminal changes nothing."""
+
+def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
+    """Start the supervisor, which starts the trainer, in a session of its own: a closed terminal changes nothing."""
     local.check_engine()
-    run_dir.stop_file.unlink(missing_ok=True)
-    attempt = next_attempt(run_dir)
-    log = run_dir.log_file(attempt)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    settings = {
-        **plan.env,
-        env.TENSORBOARD_LOGGING_DIR.name: str((run_dir.logs / "tensorboard").resolve()),
-        env.ATTEMPT.name: str(attempt),
-    }
-    if plan.strategy != "single":
-        # A folder of this user's own: whoever could write there could join the training.
-        settings[env.RENDEZVOUS.name] = tempfile.mkdtemp(prefix="stoker-")
-    with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, "-X", "utf8", *plan.argv, str(run_dir.path.resolve())],
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    with (run_dir.logs / "supervisor.log").open("ab") as output:
+        return subprocess.Popen(  # noqa: S603  # our own program, no shell
+            [sys.executable, "-X", "utf8", "-m", "stoker.launch.supervisor", str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=env.child_environment(settings),
+            env=env.child_environment({}),
             **group.DETACHED,
         )
-    files.write_json(run_dir.process_file, {"pid": process.pid})
-    return process
 
 
 def ask_to_stop(run_dir: RunDir) -> None:
@@ -47,12 +35,31 @@ def ask_to_stop(run_dir: RunDir) -> None:
 
 
 def running_pid(run_dir: RunDir) -> int | None:
-    """The process that trains here now, or None."""
+    """The process that trains here now, or the supervisor where it waits or cleans up; None where neither is."""
+    pids = [_pid(run_dir.process_file), _pid(run_dir.supervisor_file)]
+    return next((pid for pid in pids if pid and _is_training(pid, run_dir)), None)
+
+
+def orphan(run_dir: RunDir) -> int | None:
+    """A trainer whose supervisor is gone."""
+    trainer, supervisor = _pid(run_dir.process_file), _pid(run_dir.supervisor_file)
+    watched = supervisor is not None and _is_training(supervisor, run_dir)
+    return trainer if trainer and not watched and "stoker.engine.train" in _words(trainer, run_dir) else None
+
+
+def supervision(run_dir: RunDir) -> dict[str, Any]:
+    """`supervisor.json`: how the supervisor sees the run; empty where there never was one."""
     try:
-        pid = int(files.read_json(run_dir.process_file)["pid"])
-    except (OSError, ValueError, KeyError):
+        return dict(files.read_json(run_dir.supervisor_file))
+    except (OSError, ValueError):
+        return {}
+
+
+def _pid(path: Path) -> int | None:
+    try:
+        return int(files.read_json(path)["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return pid if _is_training(pid, run_dir) else None
 
 
 def require_idle(run_dir: RunDir) -> None:
@@ -60,11 +67,6 @@ def require_idle(run_dir: RunDir) -> None:
     running = running_pid(run_dir)
     if running:
         raise StokerError("STK411", pid=running, name=run_dir.name)
-
-
-def next_attempt(run_dir: RunDir) -> int:
-    """Attempts are numbered by their logs, from 1."""
-    return 1 + len(list(run_dir.logs.glob("train-*-rank0.log")))
 
 
 def newest_log(run_dir: RunDir) -> Path:
@@ -81,6 +83,11 @@ def _is_training(pid: int, run_dir: RunDir) -> bool:
     Linux says what a process runs from its first moment; elsewhere the trainer's lock does, a few seconds later.
     """
     if not Path("/proc/self/cmdline").exists():
-        return lock.is_held(run_dir.lock_file)
-    words = group.words(pid)
-    return "stoker.engine.train" in words and str(run_dir.path.resolve()) in words
+        return lock.is_held(run_dir.lock_file) or lock.is_held(run_dir.supervisor_lock)
+    return bool(_PROGRAMS & _words(pid, run_dir))
+
+
+def _words(pid: int, run_dir: RunDir) -> set[str]:
+    """The command line of a process that works on this run; empty for others."""
+    words = set(group.words(pid))
+    return words if str(run_dir.path.resolve()) in words else set()

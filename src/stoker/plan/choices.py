@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts.machine import Device, Machine
-from stoker.plan import strategy
+from stoker.plan import saving, strategy
 from stoker.plan.plan import Reason
 
 T = TypeVar("T")
@@ -16,6 +16,9 @@ OLDEST_SUPPORTED_CAPABILITY = 7.5
 _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
+
+_MEMORY_FOR_A_COPY = 0.4
+"""Share of main memory that the copy of a checkpoint may take while it is being written."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +141,23 @@ def workers(run: Run, machine: Machine, devices: int) -> Choice[int]:
     )
 
 
-def save_interval(run: Run) -> Choice[str]:
-    """When to commit a checkpoint."""
+def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choice[str]:
+    """When to commit a checkpoint; `auto` stays, because what a save costs is measured where it is written."""
     if run.save.every != "auto":
         return _because(run.save.every, "intervals.save", "why.asked", word="save.every")
-    return _because("10m", "intervals.save", "why.save.auto")
+    hours, share = f"{between_failures_seconds / 3600:.0f}", f"{saving.OVERHEAD_CAP * 100:g}"
+    return _because("auto", "intervals.save", "why.save.auto", place=place, hours=hours, share=share)
+
+
+def background(machine: Machine, checkpoint_bytes: int) -> Choice[bool]:
+    """Whether a save is written while training goes on. Its copy stands in main memory until it is written."""
+    if machine.examined and checkpoint_bytes > machine.memory_bytes * _MEMORY_FOR_A_COPY:
+        return _because(False, "intervals.background", "why.background.off", **_gigabytes(machine, checkpoint_bytes))
+    return _because(True, "intervals.background", "why.background.on", **_gigabytes(machine, checkpoint_bytes))
+
+
+def _gigabytes(machine: Machine, checkpoint_bytes: int) -> dict[str, str]:
+    return {"copy": f"{checkpoint_bytes / 1e9:.1f}", "memory": f"{machine.memory_bytes / 1e9:.1f}"}
 
 
 def micro_candidates(run: Run, machine: Machine, share: int, earlier: int | None) -> list[int]:

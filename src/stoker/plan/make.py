@@ -8,14 +8,27 @@ from typing import Any
 from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
+from stoker.facts import failures
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import checks, choices, clocks, memory, money, native, ranges, search, strategy
+from stoker.plan import budget, checks, choices, clocks, memory, money, native, ranges, search, strategy
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.order import Order
-from stoker.plan.plan import Batch, DataPlan, Intervals, Memory, ModelPlan, Plan, Reason, Speed, Steps
+from stoker.plan.plan import (
+    Batch,
+    DataPlan,
+    Guard,
+    Intervals,
+    Memory,
+    ModelPlan,
+    Plan,
+    Reason,
+    Rung,
+    Speed,
+    Steps,
+)
 from stoker.plan.search import Asked, Verdict, Way
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
@@ -37,6 +50,12 @@ class Inputs:
     """The tokenizer's size, once it is known; else the run file's or the shape's."""
     micro: int | None = None
     """The micro batch of an earlier attempt: kept while it fits, because the bits of a step follow from it."""
+    out_of_memory: tuple[Rung, ...] = ()
+    """Rungs that ran out of memory on this machine: what estimates say of them is wrong."""
+    deadline: str | None = None
+    """When the platform ends the session."""
+    place: str = "local"
+    """Where failures are counted: a platform's name, its kind, or `local`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +69,7 @@ class Found:
     choices: tuple[Choice[Any], ...]
     """What was decided before the way, with reasons."""
     workers: int
-    save: str
+    intervals: Intervals
     steps: Steps
 
     @property
@@ -86,7 +105,7 @@ class Found:
     def disk(self) -> dict[str, int]:
         """Bytes on disk by part: data, checkpoints, the finished model, and what it is made from and merged into."""
         inputs, step = self.inputs, self.way.step
-        kept = inputs.run.save.keep + (1 if inputs.run.save.best else 0)
+        kept = inputs.run.save.keep + bool(inputs.run.save.best) + bool(inputs.run.save.store)
         whole = step.shape.parameters() * _HALF_BYTES
         return {
             "data": inputs.data.disk_bytes,
@@ -109,7 +128,8 @@ def find(inputs: Inputs) -> Found:
     attention = choices.attention(run, machine, precision.value)
     arrange = choices.arrangement(run, attention.value)
     workers = choices.workers(run, machine, devices)
-    save = choices.save_interval(run)
+    between_failures = failures.seconds_between(inputs.place, len(machine.devices))
+    save = choices.save_interval(run, inputs.place, between_failures)
     asked = Asked(
         run=run,
         machine=machine,
@@ -122,18 +142,25 @@ def find(inputs: Inputs) -> Found:
         devices=devices,
         share=share,
         earlier_micro=inputs.micro,
+        out_of_memory=tuple(rung for rung in inputs.out_of_memory if rung.card == machine.name),
     )
     way = search.find(asked)
     strategy.check(run, machine, way.strategy, devices, precision.value)
     _check_host(machine, way)
     exact = choices.exact(run, way.strategy)
+    background = choices.background(machine, memory.checkpoint_bytes(way.step))
     return Found(
         inputs=inputs,
         asked=asked,
         way=way,
-        choices=(trains, precision, attention, arrange, exact, workers, save),
+        choices=(trains, precision, attention, arrange, exact, workers, save, background),
         workers=workers.value,
-        save=save.value,
+        intervals=Intervals(
+            save=save.value,
+            between_failures_seconds=between_failures,
+            background=background.value,
+            evaluate=run.train.eval_every if data.has_eval else "never",
+        ),
         steps=_steps(run, data),
     )
 
@@ -159,6 +186,8 @@ def make_plan(inputs: Inputs) -> Plan:
         strategy=way.strategy,
     )
     seconds = found.seconds
+    cost = money.cost(seconds, devices, inputs.offer)
+    limits = budget.limits(run, cost, inputs.deadline)
     return Plan(
         name=run.name or "run",
         card=machine.name,
@@ -179,12 +208,16 @@ def make_plan(inputs: Inputs) -> Plan:
             trainable_parameters=memory.trainable_parameters(inputs.shape.shape, way.step.adapter),
             origin=inputs.shape.origin,
         ),
-        intervals=Intervals(save=found.save, evaluate=run.train.eval_every if data.has_eval else "never"),
+        intervals=found.intervals,
+        limits=limits,
+        guard=Guard(on_bad_step=run.train.on_bad_step, spike=run.train.spike),
+        store=run.save.store,
+        out_of_memory=list(inputs.out_of_memory),
         memory=_memory(way, machine),
         speed=_pace(found),
         time_seconds=seconds[0],
         time_seconds_range=seconds[1:],
-        cost=money.cost(seconds, devices, inputs.offer),
+        cost=cost,
         disk_bytes=sum(disk.values()),
         disk_parts=disk,
         fits=found.fits,
@@ -192,9 +225,10 @@ def make_plan(inputs: Inputs) -> Plan:
         reasons=[
             _batch_reason(batch),
             *(choice.reason for choice in found.choices),
-            *_way_reasons(inputs, way),
+            *_way_reasons(inputs, way, asked.out_of_memory),
             strategy.reason(run, way.strategy),
             *_machine_reasons(machine),
+            *budget.reasons(run, limits, cost),
             *_support_reasons(machine, supported=found.supported),
             *clocks.reasons(machine.name, devices, seconds, disk),
         ],
@@ -214,13 +248,16 @@ def _share(batch: int, devices: int) -> int:
 
 
 def _check_host(machine: Machine, way: Way) -> None:
-    """Where weights are shared out, every process builds the whole model in main memory first."""
-    if not machine.examined or machine.kind != "cuda" or way.step.weight_parts == 1:
+    """Main memory takes a checkpoint whole, and where weights are shared out, the whole model for every process."""
+    if not machine.examined or machine.kind != "cuda":
         return
     needed = way.step.devices * memory.whole_weight_bytes(way.step)
-    if needed > machine.memory_bytes:
+    if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
         raise StokerError("STK220", needed=next(gib), available=next(gib), devices=way.step.devices)
+    copy = memory.checkpoint_bytes(way.step)
+    if copy > machine.memory_bytes:
+        raise StokerError("STK225", copy=f"{copy / 1e9:.0f}", memory=f"{machine.memory_bytes / 1e9:.0f}")
 
 
 def _memory(way: Way, machine: Machine) -> Memory:
@@ -248,7 +285,7 @@ def _pace(found: Found) -> Speed:
     )
 
 
-def _way_reasons(inputs: Inputs, way: Way) -> list[Reason]:
+def _way_reasons(inputs: Inputs, way: Way, failed: tuple[Rung, ...]) -> list[Reason]:
     reasons = [
         Reason(about="batch.micro", key=_micro_key(inputs, way), fields={"micro": way.micro, "word": "where.micro"})
     ]
@@ -260,7 +297,9 @@ def _way_reasons(inputs: Inputs, way: Way) -> list[Reason]:
     if way.verdict != "yes":
         key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
         reasons.append(Reason(about="fits", key=key, fields=_gib(way, inputs.machine)))
-    return reasons
+    return reasons + [
+        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in failed
+    ]
 
 
 def _micro_key(inputs: Inputs, way: Way) -> str:

@@ -13,10 +13,11 @@ OWN = "where.price"
 
 
 def offer(run: Run, card: str | None, count: int) -> Offer | None:
-    """The user's own price; else the offer at which so many of a card cost least."""
+    """The user's own price; else the offer at which so many of a card cost least, in the budget's currency first."""
     if run.where.price is not None:
         return _own(run.where.price)
-    return prices.cheapest(card, count) if card else None
+    currency = values.money(run.budget.money)[1] if run.budget.money else None
+    return prices.cheapest(card, count, currency) if card else None
 
 
 def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None) -> Cost | None:

@@ -126,9 +126,48 @@ class Intervals(_Part):
     """When things happen."""
 
     save: str
-    """`500 steps`, `600 s` or `epoch`."""
+    """`500 steps`, `600 s`, `epoch`, or `auto`: by Young's rule from the cost of a save as it is measured."""
+    between_failures_seconds: float = 0.0
+    """Mean time between failures at this place, for `auto`."""
+    background: bool = True
+    """Whether a save is written while training goes on."""
     evaluate: str
     """`epoch`, `200 steps` or `never`."""
+
+
+class Limits(_Part):
+    """What ends the run early, with a committed checkpoint."""
+
+    time_seconds: float | None = None
+    """`budget.time`, over all attempts."""
+    money_seconds: float | None = None
+    """How long `budget.money` lasts at the price in `cost`, over all devices and attempts."""
+    deadline: str | None = None
+    """When the platform ends the session, as far as it is known."""
+
+
+class Guard(_Part):
+    """What a bad step is, and what is done about it."""
+
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """Stop, or go back to the last checkpoint and pass over the step."""
+    spike: float | None = None
+    """How many times the median of recent losses is a jump; none: only what is not finite is bad."""
+
+
+class Rung(_Part):
+    """A rung of the ladder that ran out of memory when it was tried."""
+
+    strategy: str
+    """How several devices worked together."""
+    gradient_checkpointing: bool
+    """Whether activations were computed again in the backward pass."""
+    micro: int
+    """Sequences per device at once."""
+    card: str
+    """The card, or the processor, it was tried on."""
+    step: int
+    """The step it got to."""
 
 
 class Reason(_Part):
@@ -201,6 +240,14 @@ class Plan(_Part):
     """The model."""
     intervals: Intervals
     """When to save and to evaluate."""
+    limits: Limits = Limits()
+    """What ends the run early."""
+    guard: Guard = Guard()
+    """What is done about a bad step."""
+    store: str | None = None
+    """Where committed copies go off the box."""
+    out_of_memory: list[Rung] = []
+    """Rungs of the ladder that ran out of memory when they were tried, oldest first."""
     memory: Memory
     """Memory of one device."""
     speed: Speed

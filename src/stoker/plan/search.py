@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.config.run import Run
+from stoker.errors import StokerError
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
 from stoker.plan import choices, layers, memory, ranges, speed, strategy
 from stoker.plan.memory import Estimate
+from stoker.plan.plan import Rung
 from stoker.plan.speed import Hardware, Pace
 from stoker.plan.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
 
@@ -48,6 +50,8 @@ class Asked:
     share: int
     """Sequences per device and step."""
     earlier_micro: int | None = None
+    out_of_memory: tuple[Rung, ...] = ()
+    """What ran out of memory on this machine: estimates that say otherwise are wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +97,27 @@ class Way:
 def find(asked: Asked) -> Way:
     """The fastest way that surely fits; else one that may; else the smallest. An earlier micro batch goes first."""
     ways = list(_ways(asked))
+    if asked.out_of_memory:
+        return _next_rung(asked, ways)
     earlier = [way for way in ways if way.micro == asked.earlier_micro]
     for verdict in _BEST_FIRST:
         if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
             return found
     return min(ways, key=lambda way: way.memory.allocated)
+
+
+def _next_rung(asked: Asked, ways: list[Way]) -> Way:
+    """The first way of the ladder that fits and needs less than all that ran out of memory."""
+    tried = (
+        describe(asked, rung.strategy, min(rung.micro, asked.share), checkpointing=rung.gradient_checkpointing)
+        for rung in asked.out_of_memory
+    )
+    too_much = min(memory.estimate(step, asked.machine.kind).allocated for step in tried)
+    for way in ways:
+        if way.memory.allocated < too_much and way.verdict != "no":
+            return way
+    last = asked.out_of_memory[-1]
+    raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(asked.out_of_memory))
 
 
 def _fastest(ways: list[Way], verdict: Verdict) -> Way | None:

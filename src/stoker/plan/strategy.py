@@ -69,6 +69,8 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
         found.append(("train.exact", messages.text("strategy.no_power_of_two", devices=devices), "ddp"))
     if strategy != "fsdp2" and run.train.exact is True:
         found.append(("train.exact", "true", "fsdp2"))
+    if strategy != "fsdp2" and run.train.on_bad_step == "skip":
+        found.append(("train.on_bad_step", "skip", "fsdp2"))
     if strategy != "fsdp2" and run.tune.method == "qlora":
         found.append(("tune.method", "qlora", "fsdp2"))
     return found

@@ -1,27 +1,45 @@
 """Committed checkpoints: written aside, synced, listed with digests, renamed. Committed or it does not exist (law 3).
 
     checkpoints/step-00000500/{files..., COMMIT.json}     committed
-    checkpoints/.step-00000500.<pid>.{tmp,old,gone}/      being written, replaced or deleted; left by a crash: swept
+    checkpoints/.step-00000500.<pid>.{tmp,gone}/          being written or deleted; left by a crash: swept
+    checkpoints/.quarantine/step-00000500.<n>/            named like one and none: REASON.json says why
+    checkpoints/.store.json                               steps whose copy in the store was verified
 Knows files, not tensors: the engine fills the folder it is given.
 """
 
+import contextlib
 import datetime
+import errno
+import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from stoker.rundir import files
 
-FORMAT = 1
+FORMAT = 2
 COMMIT_NAME = "COMMIT.json"
+WRITING_NAME = ".writing"
+"""Where a rename is not one step the folder has its name from the start: with this file and no COMMIT.json it is half
+written, by us, and does not exist."""
+QUARANTINE_NAME = ".quarantine"
+REASON_NAME = "REASON.json"
+STORED_NAME = ".store.json"
+TRAINING_FILES = ("state.json", "state.safetensors", "trainer_state.json")
+"""What only training needs of a checkpoint."""
 _NAME = re.compile(r"step-(\d{8,})")
+_QUARANTINED = 2
+"""Folders kept in quarantine: enough to look at, not enough to fill the disk."""
+_AT_ONCE = 4
+"""Files synced and digested at one time."""
 
 
 class FileEntry(BaseModel):
@@ -46,7 +64,15 @@ class Commit(BaseModel):
     world: int
     fingerprint: dict[str, str]
     """Everything that decides the bits of a step; equal fingerprint, equal bits."""
+    tokens: int = 0
+    """Tokens seen up to this step, by every rank."""
+    events_bytes: int = 0
+    """Where the events stood at this step."""
+    due: list[str] = []
+    """What was to happen at this step and was put off by a stop: `eval`."""
     files: dict[str, FileEntry]
+    digest: str = ""
+    """Of all the rest: a record that was changed is none."""
 
     @property
     def total_bytes(self) -> int:
@@ -80,47 +106,141 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-@contextmanager
-def writing(checkpoints: Path, step: int, **facts: Any) -> Iterator[Path]:
+@contextlib.contextmanager
+def writing(checkpoints: Path, step: int, *, renames: bool = True, **facts: Any) -> Iterator[Path]:
     """A folder to write a checkpoint into; leaving the block without an error commits it.
 
     Args:
         checkpoints: The run's checkpoint folder.
         step: Optimizer steps done.
+        renames: Whether a rename is one step on this disk; else COMMIT.json alone is the commit.
         facts: The remaining fields of `Commit`.
     """
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    aside = checkpoints / f".{folder_name(step)}.{os.getpid()}.tmp"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    _make(checkpoints)
+    final = checkpoints / folder_name(step)
+    if renames:
+        folder = checkpoints / f".{final.name}.{os.getpid()}.tmp"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    else:
+        folder = _begin_in_place(final)
     try:
-        yield aside
-        _commit(aside, checkpoints / folder_name(step), step, facts)
+        yield folder
+        commit = _record(folder, step, facts)
+        if renames:
+            files.write_text(folder / COMMIT_NAME, _rendered(commit))
+            _put(folder, final)
+        else:
+            _commit_in_place(folder, commit)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _commit(aside: Path, final: Path, step: int, facts: dict[str, Any]) -> None:
-    entries = {}
-    for path in sorted(p for p in aside.rglob("*") if p.is_file()):
-        files.sync_file(path)
-        name = path.relative_to(aside).as_posix()
-        entries[name] = FileEntry(bytes=path.stat().st_size, sha256=files.sha256(path))
+def adopt(checkpoints: Path, aside: Path) -> Checkpoint:
+    """Commit a folder that is whole already, such as a copy that came from the store into `aside` on the same disk."""
+    commit = _read_commit(aside)
+    wrong = commit if isinstance(commit, str) else verify(Checkpoint(aside, commit))
+    if isinstance(commit, str) or wrong:
+        raise OSError(errno.EIO, wrong, str(aside))
+    _make(checkpoints)
+    _sync(aside)
+    files.sync_file(aside / COMMIT_NAME)
+    files.sync_folder(aside)
+    final = checkpoints / folder_name(commit.step)
+    _put(aside, final)
+    return Checkpoint(final, commit)
+
+
+def _make(checkpoints: Path) -> None:
+    """The folder of checkpoints, its own name synced too."""
+    if not checkpoints.is_dir():
+        checkpoints.mkdir(parents=True)
+        files.sync_folder(checkpoints.parent)
+
+
+def _record(folder: Path, step: int, facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything written is on the disk when this returns what it is."""
+    entries = _sync(folder)
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    commit = Commit(step=step, created=created, files=entries, **facts)
-    files.write_json(aside / COMMIT_NAME, commit.model_dump())
-    for folder in sorted(p for p in aside.rglob("*") if p.is_dir()):
-        files.sync_folder(folder)
+    commit = Commit(step=step, created=created, files=entries, **facts).model_dump()
+    return sealed(commit)
+
+
+def _sync(folder: Path) -> dict[str, FileEntry]:
+    """Sync every file and folder below; size and digest of each file. Digests are made while the disk is waited for."""
+    ours = (COMMIT_NAME, WRITING_NAME)
+    inner = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in ours)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        synced = [pool.submit(files.sync_file, path) for path in inner]
+        digests = [pool.submit(files.sha256, path) for path in inner]
+        for one in synced:
+            one.result()
+        entries = {
+            path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=digest.result())
+            for path, digest in zip(inner, digests, strict=True)
+        }
+    for below in sorted(path for path in folder.rglob("*") if path.is_dir()):
+        files.sync_folder(below)
+    return entries
+
+
+def _put(folder: Path, final: Path) -> None:
+    """The rename is the commit. A committed name is not used again: what stands there gives way whole, or stays."""
+    files.sync_folder(folder)
     if final.exists():
-        # The same step again after a resume: the old one gives way only now that the new one is whole.
-        replaced = final.with_name(f".{final.name}.{os.getpid()}.old")
-        final.rename(replaced)
-        aside.rename(final)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if _holds_the_same(final, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        replaced = quarantine(final, f"replaced by another state of {final.name}")
+        try:
+            folder.rename(final)
+        except OSError:
+            replaced.rename(final)
+            raise
     else:
-        aside.rename(final)
+        folder.rename(final)
     files.sync_folder(final.parent)
+
+
+def _holds_the_same(final: Path, folder: Path) -> bool:
+    there, new = _read_commit(final), _read_commit(folder)
+    same = isinstance(there, Commit) and isinstance(new, Commit) and there.files == new.files
+    return same and _is_whole(final)
+
+
+def _begin_in_place(final: Path) -> Path:
+    if final.exists():
+        if _is_whole(final):
+            raise FileExistsError(errno.EEXIST, "committed already", str(final))
+        quarantine(final, f"half of a {final.name}")
+    final.mkdir()
+    (final / WRITING_NAME).touch()
+    files.sync_folder(final)
+    return final
+
+
+def _commit_in_place(folder: Path, commit: dict[str, Any]) -> None:
+    """The record is written last and under its own name: half of it is none, by its digest."""
+    files.sync_folder(folder)
+    files.write_through(folder / COMMIT_NAME, _rendered(commit))
+    files.sync_folder(folder)
+    files.sync_folder(folder.parent)
+    (folder / WRITING_NAME).unlink()
+
+
+def sealed(commit: dict[str, Any]) -> dict[str, Any]:
+    """A record with the digest of all its other fields."""
+    return {**commit, "digest": _digest(commit)}
+
+
+def _digest(commit: dict[str, Any]) -> str:
+    rest = {key: value for key, value in commit.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _rendered(commit: dict[str, Any]) -> str:
+    return files.json_text(commit)
 
 
 def committed(checkpoints: Path) -> list[Checkpoint]:
@@ -135,16 +255,25 @@ def _folders(checkpoints: Path) -> list[Path]:
     return sorted((path for path in inner if _NAME.fullmatch(path.name)), key=lambda path: int(path.name[5:]))
 
 
-def verify(checkpoint: Checkpoint) -> str:
-    """Check every file against its size and digest; returns what is wrong, or an empty string."""
+def verify(checkpoint: Checkpoint, *, from_disk: bool = False) -> str:
+    """Check every file against its size and digest; returns what is wrong, or an empty string.
+
+    Args:
+        checkpoint: Which one.
+        from_disk: Read what the disk has, not what memory remembers of it, where the system can be asked to.
+    """
     for name, entry in checkpoint.commit.files.items():
         path = checkpoint.path / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry.bytes:
-            return f"{name} has {path.stat().st_size} bytes instead of {entry.bytes}"
-        if files.sha256(path) != entry.sha256:
-            return f"{name} has another digest"
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            size = path.stat().st_size
+            if size != entry.bytes:
+                return f"{name} has {size} bytes instead of {entry.bytes}"
+            if files.sha256(path, from_disk=from_disk) != entry.sha256:
+                return f"{name} has another digest"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     return ""
 
 
@@ -152,48 +281,146 @@ def newest_verified(checkpoints: Path) -> tuple[Checkpoint | None, list[Rejected
     """The newest checkpoint whose files all match, and the folders passed over on the way to it."""
     rejected: list[Rejected] = []
     for path in reversed(_folders(checkpoints)):
-        commit = _read_commit(path)
-        if isinstance(commit, str):
-            rejected.append(Rejected(path, commit))
-            continue
-        checkpoint = Checkpoint(path, commit)
-        wrong = verify(checkpoint)
-        if not wrong:
-            return checkpoint, rejected
-        rejected.append(Rejected(path, wrong))
+        one = examined(path)
+        if one.commit is not None and not one.reason:
+            return Checkpoint(path, one.commit), rejected
+        rejected.append(Rejected(path, one.reason))
     return None, rejected
 
 
-def rotate(checkpoints: Path, keep: int, protected: set[int]) -> list[int]:
-    """Delete all but the `keep` newest and the protected steps; the newest must verify first. Returns what went."""
+def is_foreign(path: Path) -> bool:
+    """Whether a folder that is named like a checkpoint has nothing of one in it."""
+    return not any((path / name).exists() for name in (COMMIT_NAME, WRITING_NAME, *TRAINING_FILES))
+
+
+def best_step(checkpoint: Checkpoint) -> int | None:
+    """The step that was the best so far when this one was saved; None where none was tracked."""
+    try:
+        step = files.read_json(checkpoint.path / "trainer_state.json")["best_global_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return int(step) if step is not None else None
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A folder named like a checkpoint, its record if it has one, and what is wrong with it."""
+
+    path: Path
+    commit: Commit | None
+    reason: str
+
+
+def examine(checkpoints: Path) -> list[Examined]:
+    """Every folder named like a checkpoint, read through, oldest first."""
+    return [examined(path) for path in _folders(checkpoints)]
+
+
+def examined(path: Path) -> Examined:
+    """One folder, read through."""
+    commit = _read_commit(path)
+    if isinstance(commit, str):
+        return Examined(path, None, commit)
+    return Examined(path, commit, verify(Checkpoint(path, commit)))
+
+
+def rotate(checkpoints: Path, keep: int, protected: set[int], *, renames: bool = True) -> list[int]:
+    """Delete all but the `keep` newest, the protected steps and the newest in the store. Returns what went.
+
+    The newest must be read back whole first; else nothing goes, and that is an error of the disk.
+    """
     present = committed(checkpoints)
+    protected = protected | newest_stored(checkpoints, present)
     excess = [c for c in present[:-keep] if c.step not in protected]
-    if not excess or verify(present[-1]):
+    if not excess:
         return []
-    for checkpoint in excess:
-        going = checkpoint.path.with_name(f".{checkpoint.path.name}.{os.getpid()}.gone")
-        checkpoint.path.rename(going)
-        shutil.rmtree(going, ignore_errors=True)
+    if wrong := verify(present[-1], from_disk=True):
+        raise OSError(errno.EIO, wrong, str(present[-1].path))
+    going = [_uncommit(one.path, renames=renames) for one in excess]
+    files.sync_folder(checkpoints)
+    for path in going:
+        shutil.rmtree(path, ignore_errors=True)
     return [checkpoint.step for checkpoint in excess]
+
+
+def _uncommit(path: Path, *, renames: bool) -> Path:
+    """From here on it does not exist; what is left is to be deleted."""
+    if renames:
+        return path.rename(path.with_name(f".{path.name}.{os.getpid()}.gone"))
+    (path / WRITING_NAME).touch()
+    files.sync_folder(path)
+    (path / COMMIT_NAME).unlink()
+    files.sync_folder(path)
+    return path
+
+
+def quarantine(path: Path, reason: str) -> Path:
+    """Put aside what is named like a checkpoint and is none, with the reason; the newest few are kept."""
+    room = path.parent / QUARANTINE_NAME
+    room.mkdir(exist_ok=True)
+    numbers = [int(one.suffix[1:]) for one in room.iterdir() if one.suffix[1:].isdigit()]
+    number = 1 + max(numbers, default=0)
+    put = room / f"{path.name}.{number}"
+    path.rename(put)
+    with contextlib.suppress(OSError):  # on a full disk the events have the reason
+        files.write_json(put / REASON_NAME, {"name": path.name, "reason": reason})
+    files.sync_folder(path.parent)
+    older = sorted((one for one in room.iterdir() if one.suffix[1:].isdigit()), key=lambda one: int(one.suffix[1:]))
+    for one in older[:-_QUARANTINED]:
+        shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink()
+    return put
 
 
 def sweep(checkpoints: Path) -> list[Path]:
     """Remove what crashed writers left behind.
 
-    A crash between the two renames that replace a step leaves none in its place and two whole ones beside it: the
-    newer one is put there first.
+    What is whole and only lacks its name gets it: the rename was all that was missing.
     """
-    inner = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    stale = [p for p in inner if p.name.startswith(".step-") and p.suffix in (".tmp", ".old", ".gone")]
-    stale.sort(key=lambda path: path.suffix, reverse=True)
+    inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
+    stale = [p for p in inner if p.name.startswith((".step-", ".probe.")) and p.suffix in (".tmp", ".gone")]
     for path in stale:
         final = path.with_name(path.name.split(".")[1])
-        if path.suffix != ".gone" and not final.exists() and _is_whole(path):
+        if path.suffix != ".gone" and _NAME.fullmatch(final.name) and not final.exists() and _is_whole(path):
             path.rename(final)
             files.sync_folder(checkpoints)
         else:
             shutil.rmtree(path, ignore_errors=True)
-    return stale
+    halves = [p for p in inner if _NAME.fullmatch(p.name) and ((p / WRITING_NAME).exists() or _is_empty(p))]
+    for path in halves:
+        if _is_whole(path):
+            (path / WRITING_NAME).unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return stale + halves
+
+
+def _is_empty(folder: Path) -> bool:
+    """A writer that commits by record and was killed at once leaves its folder with nothing in it."""
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+# ---- copies in the store
+
+
+def stored(checkpoints: Path) -> dict[int, str]:
+    """Steps whose copy in the store was verified, with the digest of their record."""
+    try:
+        marks = files.read_json(checkpoints / STORED_NAME)
+        return {int(step): str(digest) for step, digest in marks.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def mark_stored(checkpoints: Path, step: int, digest: str) -> None:
+    """Note that the store has a verified copy."""
+    marks = {**stored(checkpoints), step: digest}
+    files.write_json(checkpoints / STORED_NAME, {str(key): marks[key] for key in sorted(marks)})
+
+
+def newest_stored(checkpoints: Path, present: list[Checkpoint]) -> set[int]:
+    """The newest of these whose copy in the store is the same."""
+    marks = stored(checkpoints)
+    return {one.step for one in [c for c in present if marks.get(c.step) == c.commit.digest][-1:]}
 
 
 def _is_whole(path: Path) -> bool:
@@ -204,8 +431,33 @@ def _is_whole(path: Path) -> bool:
 def _read_commit(path: Path) -> Commit | str:
     """The commit record, or why there is none."""
     try:
-        return Commit.model_validate(files.read_json(path / COMMIT_NAME))
+        commit = parse_commit((path / COMMIT_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{COMMIT_NAME} is missing"
     except (ValueError, OSError) as error:
-        return f"{COMMIT_NAME} cannot be read: {error}"
+        return f"{COMMIT_NAME} cannot be read: {str(error).splitlines()[0]}"
+    if isinstance(commit, Commit) and _NAME.fullmatch(path.name) and commit.step != int(path.name[5:]):
+        return f"the record is of step {commit.step}"
+    return commit
+
+
+def parse_commit(text: str) -> Commit | str:
+    """A record from its text, or what is wrong with it."""
+    try:
+        said = json.loads(text)
+        commit = Commit.model_validate(said)
+    except (ValueError, RecursionError) as error:
+        return f"{COMMIT_NAME} cannot be read: {str(error).splitlines()[0]}"
+    if commit.format != FORMAT:
+        return f"format {commit.format} instead of {FORMAT}"
+    if text != _rendered(said) or commit.digest != _digest(said):
+        return f"{COMMIT_NAME} was changed"
+    if any(not is_inside(name) for name in commit.files):
+        return "a file outside the folder is named"
+    return commit
+
+
+def is_inside(name: str) -> bool:
+    """Whether a file of this name stands in the folder it is written for."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\\" not in name and ":" not in name

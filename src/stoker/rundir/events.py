@@ -8,7 +8,11 @@ Kinds and their fields (a reader ignores what it does not know):
     step        step, epoch, loss, grad_norm, learning_rate, sequences, micro_batches, tokens, trained_tokens,
                 padded_tokens, seconds, wait_seconds, memory_bytes
     eval        step, eval_loss, perplexity, seconds
-    checkpoint  step, seconds, bytes, best
+    filesystem  type, renames, reason: the disk under the checkpoints
+    interval    seconds, cost_seconds, between_failures_seconds: of `save.every: auto`, where it was measured anew
+    checkpoint  step, seconds, stall_seconds, bytes, best, digest
+    store       step, copied, bytes, seconds, reason, code: what became of a copy in the store, by `stoker push`
+    save_failed step, error (StokerError.to_json), needed_bytes, free_bytes, retry_seconds: dropped, training goes on
     evaluated   artifact, eval_loss, perplexity, trained_tokens, sequences, seconds: by `stoker eval`
     evaluating  task, done, of
     task        artifact, task, measure, rows, right, answers, seconds: by `stoker eval --task`
@@ -18,6 +22,10 @@ Kinds and their fields (a reader ignores what it does not know):
     exported    source, dtype, bytes, licence: by `stoker export`
     parity      part, done, of: prompts compared so far
     quantized   name, path, bytes, source_bytes, agreement, perplexity_change: by `stoker quantize`
+    restart     attempt, reason, step, wait_seconds: by the supervisor, before it starts the trainer again
+    replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy): after memory ran out
+    passed_over attempt, step, reason: a bad step that does no update from now on
+    limit       attempt, reason (time | money | deadline | notice), stops_at: the supervisor asks the trainer to stop
     error       program, error (StokerError.to_json)
     end         status (done | stopped), step
 After a resume, steps since the checkpoint are written again: the last line of a step counts.
@@ -25,30 +33,64 @@ After a resume, steps since the checkpoint are written again: the last line of a
 
 import datetime
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from stoker.errors import StokerError
+from stoker.rundir import files
 
 _STEP = b'"event": "step"'
+_FIGURE = (int, float)
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "attempt": {"tier": str, "resumed_step": int, "total_steps": int},
+    "step": dict.fromkeys(("step", "epoch", "tokens", "seconds", "wait_seconds"), _FIGURE),
+    "eval": {"step": int, "eval_loss": _FIGURE},
+    "checkpoint": {"step": int, "bytes": int},
+    "passed_over": {"step": int},
+    "error": {"program": str, "error": dict},
+    "end": {"status": str},
+}
+"""What readers count on."""
+_PENDING_BYTES = 1 << 26
+"""Lines that wait for a full disk to have room again; more than a day of steps."""
 
 
 class EventLog:
-    """Appends events; each line reaches the operating system before `write` returns."""
+    """Appends events; each line reaches the operating system before `write` returns.
+
+    On a full or failing disk lines wait in memory for the next one: training does not end for its diary.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8", newline="\n")
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+        self._pending = bytearray()
         if path.stat().st_size and not _ends_whole(path):
-            self._file.write("\n")  # a kill cut the last line; keep it apart from ours
+            self._pending += b"\n"  # a kill cut the last line; keep it apart from ours
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
         at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"at": at, "event": kind, **fields}, ensure_ascii=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        with self._lock:
+            self._pending += line.encode() + b"\n"
+            self._append()
+
+    @property
+    def offset(self) -> int:
+        """Where the next event will stand."""
+        return self._file.tell() + len(self._pending)
+
+    def _append(self) -> None:
+        try:
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
+        except OSError as error:
+            if error.errno not in files.DISK_ERRORS or len(self._pending) > _PENDING_BYTES:
+                raise
 
     def error(self, error: StokerError, program: str) -> None:
         """Append an error, for the light world to show in the user's language."""
@@ -62,6 +104,19 @@ class EventLog:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """All events; a line that is cut short or not JSON is passed over."""
     return (event for event, _ in follow(path, 0))
+
+
+def is_whole(event: dict[str, Any]) -> bool:
+    """Whether an event has what readers of its kind count on: a run directory may be a stranger's."""
+    wanted = {"at": str, **_FIELDS.get(event["event"], {})}
+    return all(isinstance(event.get(name), kind) for name, kind in wanted.items()) and _is_time(event["at"])
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def steps(path: Path) -> dict[int, dict[str, Any]]:

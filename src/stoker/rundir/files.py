@@ -1,17 +1,34 @@
 """Small files, written so that a reader or a crash never sees half of one, and digests of large ones."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from stoker.errors import StokerError
 
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.ENOTCONN,
+    errno.ESTALE,
+)
+"""What a disk says that is full, over quota, broken, read-only, or mounted from somewhere that is gone."""
+_NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
+"""What a file system says that can sync files only: 9p, old CIFS, some in user space."""
 _CHUNK_BYTES = 1 << 22
 _WHOLE_BYTES = 1 << 26
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 20
+
+Record = TypeVar("Record", bound=BaseModel)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -32,7 +49,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` with `value` as JSON in one step."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON as it is written into files of ours."""
+    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+
+
+def write_through(path: Path, text: str) -> None:
+    """Write `text` under its own name and sync it: for readers who can tell half of it from all of it."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_json(path: Path) -> Any:
@@ -40,10 +70,46 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def sha256(path: Path) -> str:
-    """The file's SHA-256 in hex, read in chunks."""
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run directory; one that holds none is named."""
+    try:
+        value = read_json(path)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(path, error) from error
+    if not isinstance(value, dict):
+        raise unreadable(path, TypeError(type(value).__name__))
+    return value
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """A record of a run directory; a file that holds none of this kind is named."""
+    value = read_object(path)
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> StokerError:
+    """The error that names a file that could not be read."""
+    return StokerError("STK512", path=path, reason=reason(error))
+
+
+def reason(error: BaseException) -> str:
+    """What a reader says of a file, in one line."""
+    said = str(error).strip().splitlines()
+    kind = type(error).__name__
+    if not said:
+        return kind
+    return f"{kind}: {said[0]}" if isinstance(error, LookupError | TypeError | AttributeError) else said[0]
+
+
+def sha256(path: Path, *, from_disk: bool = False) -> str:
+    """The file's SHA-256 in hex, read in chunks; from the disk itself where the system can be asked to forget."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -87,5 +153,8 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stoker import __version__, env
-from stoker.config import load
+from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -107,6 +107,26 @@ class RunDir:
         return self.path / "process.json"
 
     @property
+    def supervisor_file(self) -> Path:
+        """How the supervisor sees the run: its heartbeat."""
+        return self.path / "supervisor.json"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held by the supervisor as long as it lives."""
+        return self.path / "supervisor.lock"
+
+    @property
+    def heartbeat_file(self) -> Path:
+        """Touched by the trainer as it works."""
+        return self.path / "heartbeat"
+
+    @property
+    def store_folder(self) -> Path:
+        """What copying to and from the store needs: its locks, its token, what is on its way."""
+        return self.path / ".store"
+
+    @property
     def lock_file(self) -> Path:
         """Held by the trainer as long as it lives."""
         return self.path / "train.lock"
@@ -133,15 +153,18 @@ class RunDir:
     def manifest(self) -> Manifest:
         """The manifest; an error names the folder that is not a run directory."""
         try:
-            return Manifest.model_validate(files.read_json(self.manifest_file))
+            return files.read_record(self.manifest_file, Manifest)
         except FileNotFoundError as error:
             raise StokerError("STK501", name=self.name, folder=self.path.parent) from error
 
     def run(self) -> Run:
         """The run as asked, with the overrides it was started with."""
-        manifest = self.manifest()
-        run = load.parse(self.run_file.read_text(encoding="utf-8"), "run.yaml", manifest.overrides)
-        return run.model_copy(update={"name": manifest.name})
+        return self.file().run
+
+    def file(self) -> RunFile:
+        """The run file it was started with."""
+        manifest, text = self.manifest(), reader.read_text(self.run_file)
+        return load.again(text, "run.yaml", Path(manifest.folder), manifest.overrides, manifest.name)
 
     def folder(self) -> Path:
         """Where the run file's relative paths start."""
@@ -178,7 +201,7 @@ def create(run_file: RunFile, overrides: list[str]) -> RunDir:
     assert run_file.run.name is not None
     run_dir = RunDir(runs_folder() / run_file.run.name)
     if run_dir.manifest_file.exists():
-        if _was_trained(run_dir) and (changes := _changed_words(run_dir.run(), run_file.run)):
+        if _was_trained(run_dir) and (changes := changed_words(run_dir.run(), run_file.run)):
             raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
         created = run_dir.manifest().created
     else:
@@ -213,11 +236,11 @@ def record(run_dir: RunDir, **facts: Any) -> None:
 
 
 _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
-_DECLARED = {"data": {"rows", "tokens"}, "native": {"vllm"}}
-"""Sizes that only plans use, and how the model is served."""
+_DECLARED = {"data": {"rows", "tokens"}, "train": {"on_bad_step", "spike"}, "native": {"vllm"}}
+"""Sizes that only plans use, what to do about a bad step, and how the model is served."""
 
 
-def _changed_words(old: Run, new: Run) -> list[str]:
+def changed_words(old: Run, new: Run) -> list[str]:
     """`train.epochs 3 -> 4` for each word that changes the training."""
     before, after = (run.model_dump(include=set(_TRAINING_WORDS), exclude=_DECLARED) for run in (old, new))
     return _differences(before, after, "")

@@ -23,6 +23,7 @@ from stoker.errors import StokerError
 from stoker.rundir import files, inputs
 
 FORMAT = 1
+TOKENIZER_NAME = "tokenizer"
 SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
 
 
@@ -72,6 +73,16 @@ class Report(BaseModel):
     """Nats per trained token of a model that knows only token frequencies."""
     train: Split
     eval: Split | None = None
+    tokenizer: dict[str, str] = {}
+    """SHA-256 of the tokenizer's files, by name."""
+    seal: str = ""
+    """SHA-256 of all the rest: a report that was changed is none."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """SHA-256 of every file of the set, relative to the data folder."""
+        tokenizer = {f"{TOKENIZER_NAME}/{name}": digest for name, digest in self.tokenizer.items()}
+        return {**self.train.files, **(self.eval.files if self.eval else {}), **tokenizer}
 
 
 def report_file(data: Path) -> Path:
@@ -82,11 +93,35 @@ def report_file(data: Path) -> Path:
 def read_report(data: Path) -> Report | None:
     """The report, or None where nothing was prepared yet."""
     try:
-        return Report.model_validate(files.read_json(report_file(data)))
+        text = report_file(data).read_text(encoding="utf-8")
+        said = json.loads(text)
+        report = Report.model_validate(said)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StokerError("STK311", str(report_file(data)), reason=error, folder=data) from error
+    if text != files.json_text(said) or report.seal != _seal(said):
+        raise StokerError("STK311", str(report_file(data)), reason="it was changed", folder=data)
+    return report
+
+
+def write_report(data: Path, report: Report) -> None:
+    """Seal the report and put it beside the set."""
+    tokenizer = {path.name: files.sha256(path) for path in sorted((data / TOKENIZER_NAME).iterdir())}
+    said = report.model_copy(update={"tokenizer": tokenizer}).model_dump()
+    files.write_json(report_file(data), {**said, "seal": _seal(said)})
+
+
+def _seal(said: dict[str, Any]) -> str:
+    rest = {name: value for name, value in said.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def digest(data: Path, split_files: dict[str, str]) -> str:
+    """SHA-256 over both splits' files, the tokenizer and the format: what data order and resume are tied to."""
+    parts = [f"{name} {one}" for name, one in sorted(split_files.items())]
+    parts += [f"tokenizer {files.sha256(data / TOKENIZER_NAME / 'tokenizer.json')}", f"format {FORMAT}"]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def key(run: Run, folder: Path) -> str:
@@ -138,3 +173,13 @@ def check_sizes(data: Path, split_name: str, split: Split) -> None:
         found = sum(path.stat().st_size for path in paths)
         if found != size:
             raise StokerError("STK311", str(paths[0]), reason=f"{found} bytes instead of {size}", folder=data)
+
+
+def check_digests(data: Path, report: Report) -> None:
+    """Every file is what was prepared, to the last bit."""
+    for name, wanted in report.files.items():
+        path = data / name
+        if not path.is_file():
+            raise StokerError("STK311", str(path), reason=f"{path.name} is missing", folder=data)
+        if files.sha256(path) != wanted:
+            raise StokerError("STK311", str(path), reason=f"{path.name} has another digest", folder=data)

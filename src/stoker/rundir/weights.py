@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.errors import StokerError
-from stoker.rundir import files
+from stoker.rundir import checkpoints, files
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -37,12 +37,24 @@ def read(folder: Path) -> dict[str, Entry]:
     index = folder / INDEX_NAME
     if not index.is_file():
         return {name: entry for path in sorted(folder.glob("*.safetensors")) for name, entry in _entries(path).items()}
-    promised: dict[str, str] = files.read_json(index)["weight_map"]
+    promised = listed(index)
     found = {name: entry for file in sorted(set(promised.values())) for name, entry in _entries(folder / file).items()}
     for name, file in promised.items():
         if name not in found:
             raise _broken(folder / file, messages.text("weights.absent", tensor=name))
     return found
+
+
+def listed(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index says it; only safetensors files beside it."""
+    promised = files.read_object(index).get("weight_map")
+    if not isinstance(promised, dict):
+        raise _broken(index, messages.text("weights.header"))
+    if not all(isinstance(name, str) and checkpoints.is_inside(name) for name in promised.values()):
+        raise _broken(index, messages.text("weights.outside"))
+    if not all(name.endswith(".safetensors") for name in promised.values()):  # transformers would unpickle others
+        raise _broken(index, messages.text("weights.pickles"))
+    return promised
 
 
 def _entries(path: Path) -> dict[str, Entry]:

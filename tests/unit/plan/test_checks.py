@@ -87,12 +87,12 @@ def test_packages_matter_only_where_training_can_happen() -> None:
     [
         (StokerError("STK214", length=2048, positions=1024), "run.yaml:2: data.length"),
         (StokerError("STK215", word="tune.method", asked="qlora", package="peft"), "run.yaml:3: tune.method"),
-        (StokerError("STK213", word="save.store"), "run.yaml:4: save.store"),
+        (StokerError("STK671", currency="CNY", card="A100"), "run.yaml:4: budget.money"),
     ],
 )
 def test_the_error_names_the_line(tmp_path: Path, error: StokerError, where: str) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("model: gpt2\ndata: {train: a, length: 2048}\ntune: {method: qlora}\nsave: {store: out}\n")
+    file.write_text("model: gpt2\ndata: {train: a, length: 2048}\ntune: {method: qlora}\nbudget: {money: 9 CNY}\n")
     read: RunFile = load.load(str(file))
     with pytest.raises(StokerError), read.located():
         raise error

@@ -14,7 +14,7 @@ from stoker.facts import cards, shapes
 from stoker.facts.machine import Device
 from stoker.launch import gather
 from stoker.messages import CATALOGUES
-from stoker.plan import make
+from stoker.plan import choices, make
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 
@@ -343,9 +343,23 @@ def test_declared_data_is_marked_as_estimated() -> None:
     assert {"data", "steps", "memory", "time_seconds"} <= set(plan("").estimated)
 
 
-@pytest.mark.parametrize(("every", "interval"), [("auto", "10m"), ("epoch", "epoch"), ("500 steps", "500 steps")])
+@pytest.mark.parametrize(("every", "interval"), [("auto", "auto"), ("epoch", "epoch"), ("500 steps", "500 steps")])
 def test_save_intervals(every: str, interval: str) -> None:
     assert plan(f"save: {{every: {every}}}").intervals.save == interval
+
+
+def test_an_auto_interval_names_the_place_its_failures_and_the_cap() -> None:
+    made = plan("save: {every: auto}")
+    (reason,) = [r for r in made.reasons if r.about == "intervals.save"]
+    assert reason.fields["place"] == "local"
+    assert made.intervals.between_failures_seconds > 0
+    assert "3.5 %" in reason.text
+
+
+def test_a_save_is_written_in_the_background_unless_its_copy_would_fill_the_memory() -> None:
+    assert plan("").intervals.background
+    little = machine("H100-SXM").model_copy(update={"memory_bytes": 1 << 20, "examined": True})
+    assert not choices.background(little, 1 << 30).value
 
 
 def test_the_eval_loss_is_measured_only_where_there_is_eval_data() -> None:

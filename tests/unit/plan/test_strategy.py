@@ -96,6 +96,17 @@ def test_main_memory_must_hold_what_every_process_builds() -> None:
     assert int(caught.value.fields["needed"]) > 8 * 28
 
 
+def test_main_memory_must_hold_a_checkpoint() -> None:
+    small = machine("A100-80G-SXM", 2, examined=True, memory_bytes=70 << 30)
+    text = "tune: {method: full}\ntrain: {batch: 64}\nwhere: {strategy: fsdp2}"
+    with pytest.raises(StokerError) as caught:
+        plan(text, small, model=SEVEN)
+    assert (caught.value.code, caught.value.fields["memory"]) == ("STK225", "75")
+    assert (
+        plan(text, machine("A100-80G-SXM", 2, examined=True, memory_bytes=128 << 30), model=SEVEN).strategy == "fsdp2"
+    )
+
+
 # ---- DeepSpeed
 
 EXAMPLE = """

@@ -73,25 +73,55 @@ def test_the_manifest_is_written_after_every_file_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    plain_sync, plain_write = files.sync_file, files.write_json
+    plain_sync, plain_write = files.sync_file, files.write_text
     monkeypatch.setattr(files, "sync_file", lambda path: (done.append(path.name), plain_sync(path)))
-    monkeypatch.setattr(files, "write_json", lambda path, value: (done.append(path.name), plain_write(path, value)))
+    monkeypatch.setattr(files, "write_text", lambda path, value: (done.append(path.name), plain_write(path, value)))
     commit(tmp_path, 1)
-    assert done == ["state.json", "model.safetensors", COMMIT_NAME]
+    assert set(done[:2]) == {"state.json", "model.safetensors"}
+    assert done[2:] == [COMMIT_NAME]
 
 
-def test_the_same_step_again_replaces_the_old_one(tmp_path: Path) -> None:
+def test_another_state_of_the_same_step_puts_the_old_one_aside(tmp_path: Path) -> None:
     commit(tmp_path, 5, b"old")
     made = commit(tmp_path, 5, b"new")
     assert (made.path / "model.safetensors").read_bytes() == b"new5"
     assert checkpoints.verify(made) == ""
+    assert names(tmp_path) == [".quarantine", "step-00000005"]
+    aside = tmp_path / ".quarantine" / "step-00000005.1"
+    assert (aside / "model.safetensors").read_bytes() == b"old5"
+    assert "replaced" in files.read_json(aside / "REASON.json")["reason"]
+
+
+def test_the_same_state_again_leaves_the_committed_one_alone(tmp_path: Path) -> None:
+    first = commit(tmp_path, 5)
+    before = (first.path / COMMIT_NAME).stat().st_ino
+    assert (commit(tmp_path, 5).path / COMMIT_NAME).stat().st_ino == before
     assert names(tmp_path) == ["step-00000005"]
 
 
 def test_an_old_reader_ignores_what_a_newer_writer_adds(tmp_path: Path) -> None:
     path = commit(tmp_path, 5).path / COMMIT_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), "news": 1}))
+    files.write_json(path, checkpoints.sealed({**json.loads(path.read_text()), "news": 1}))
     assert steps(tmp_path) == [5]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"world": 2}, "was changed"),
+        ({"format": 1}, "format 1"),
+        ({"step": 6}, "of step 6"),
+        ({"files": {"../x": {"bytes": 0, "sha256": ""}}}, "outside"),
+        ({"files": {"/x": {"bytes": 0, "sha256": ""}}}, "outside"),
+    ],
+)
+def test_a_record_that_is_not_what_was_written_is_none(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    path = commit(tmp_path, 5).path / COMMIT_NAME
+    changed = {**json.loads(path.read_text()), **change}
+    files.write_json(path, changed if reason == "was changed" else checkpoints.sealed(changed))
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is None
+    assert reason in rejected[0].reason
 
 
 # ---- verify
@@ -206,7 +236,8 @@ def test_nothing_is_deleted_while_the_newest_does_not_verify(tmp_path: Path, nam
     for step in (10, 20, 30, 40):
         commit(tmp_path, step)
     DAMAGES[name][0](tmp_path / "step-00000040")
-    assert checkpoints.rotate(tmp_path, 2, set()) == []
+    with pytest.raises(OSError, match=DAMAGES[name][1]):
+        checkpoints.rotate(tmp_path, 2, set())
     assert steps(tmp_path) == [10, 20, 30, 40]
 
 
@@ -223,10 +254,10 @@ def test_a_folder_without_a_manifest_does_not_count_as_the_newest(tmp_path: Path
 
 def test_what_a_crashed_writer_left_is_swept(tmp_path: Path) -> None:
     commit(tmp_path, 10)
-    for name in (".step-00000020.77.tmp", ".step-00000010.77.old", ".step-00000005.77.gone"):
+    for name in (".step-00000020.77.tmp", ".step-00000005.77.gone"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("x")
-    assert len(checkpoints.sweep(tmp_path)) == 3
+    assert len(checkpoints.sweep(tmp_path)) == 2
     assert names(tmp_path) == ["step-00000010"]
     assert checkpoints.sweep(tmp_path / "no such folder") == []
 
@@ -265,7 +296,7 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_loses_nothing(
     assert (found.step, rejected) == (5, [])
     kept = b"old5" if number == 1 else b"new5"
     assert (found.path / "model.safetensors").read_bytes() == kept
-    assert names(tmp_path) == ["step-00000005"]
+    assert [name for name in names(tmp_path) if name != ".quarantine"] == ["step-00000005"]
 
 
 def test_a_checkpoint_that_was_whole_but_not_yet_named_is_named(
@@ -287,3 +318,137 @@ def test_a_rotated_checkpoint_does_not_come_back(tmp_path: Path, monkeypatch: py
     assert steps(tmp_path) == [20, 30]
     checkpoints.sweep(tmp_path)
     assert names(tmp_path) == ["step-00000020", "step-00000030"]
+
+
+# ---- quarantine
+
+
+def test_a_rejected_folder_goes_into_quarantine_with_its_reason(tmp_path: Path) -> None:
+    for step in (1, 2):
+        commit(tmp_path, step)
+    os.truncate(tmp_path / "step-00000002" / "model.safetensors", 3)
+    _, (rejected,) = checkpoints.newest_verified(tmp_path)
+    put = checkpoints.quarantine(rejected.path, rejected.reason)
+    assert "3 bytes instead of" in files.read_json(put / "REASON.json")["reason"]
+    assert steps(tmp_path) == [1]
+    commit(tmp_path, 2)
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_a_file_named_like_a_checkpoint_is_rejected_not_an_exception(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+    (tmp_path / "step-00000002").write_text("?")
+    found, (rejected,) = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert checkpoints.quarantine(rejected.path, rejected.reason).read_text() == "?"
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"), [("notes.txt", True), (COMMIT_NAME, False), (".writing", False), ("state.json", False)]
+)
+def test_a_folder_is_a_strangers_if_nothing_of_a_checkpoint_is_in_it(tmp_path: Path, name: str, foreign: bool) -> None:
+    path = tmp_path / "step-00000007"
+    path.mkdir()
+    (path / name).touch()
+    assert checkpoints.is_foreign(path) == foreign
+
+
+def test_quarantine_does_not_fill_the_disk(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        checkpoints.quarantine(commit(tmp_path, step).path, "test")
+    assert sorted(p.name for p in (tmp_path / ".quarantine").iterdir()) == ["step-00000004.4", "step-00000005.5"]
+
+
+# ---- where a rename is not one step
+
+
+def in_place(folder: Path, step: int) -> Checkpoint:
+    with checkpoints.writing(folder, step, renames=False, **FACTS) as own:
+        assert own.name == f"step-{step:08d}"
+        (own / "model.safetensors").write_bytes(WEIGHTS + str(step).encode())
+        assert step not in steps(folder)
+    return next(one for one in checkpoints.committed(folder) if one.step == step)
+
+
+def test_without_renames_the_record_is_the_commit(tmp_path: Path) -> None:
+    assert checkpoints.verify(in_place(tmp_path, 5)) == ""
+    assert not (tmp_path / "step-00000005" / ".writing").exists()
+
+
+def test_without_renames_a_folder_with_nothing_in_it_is_swept(tmp_path: Path) -> None:
+    """Killed between making the folder and marking it."""
+    commit(tmp_path, 2)
+    (tmp_path / checkpoints.folder_name(4)).mkdir()
+    assert len(checkpoints.sweep(tmp_path)) == 1
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, rejected) == (2, [])
+
+
+@pytest.mark.parametrize("record", [None, "", '{"format": 2'])
+def test_without_renames_what_is_half_written_is_swept(tmp_path: Path, record: str | None) -> None:
+    in_place(tmp_path, 5)
+    half = tmp_path / "step-00000006"
+    half.mkdir()
+    (half / ".writing").touch()
+    (half / "model.safetensors").write_text("x")
+    if record is not None:
+        (half / COMMIT_NAME).write_text(record)
+    checkpoints.sweep(tmp_path)
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_without_renames_a_kill_before_the_marker_went_loses_nothing(tmp_path: Path) -> None:
+    (in_place(tmp_path, 5).path / ".writing").touch()
+    checkpoints.sweep(tmp_path)
+    assert steps(tmp_path) == [5]
+    assert not (tmp_path / "step-00000005" / ".writing").exists()
+
+
+def test_without_renames_a_deleted_one_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20, 30):
+        in_place(tmp_path, step)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)
+        assert checkpoints.rotate(tmp_path, 2, set(), renames=False) == [10]
+    assert steps(tmp_path) == [20, 30]
+    checkpoints.sweep(tmp_path)
+    assert names(tmp_path) == ["step-00000020", "step-00000030"]
+
+
+def test_without_renames_a_committed_name_is_not_used_again(tmp_path: Path) -> None:
+    in_place(tmp_path, 5)
+    with pytest.raises(FileExistsError):
+        in_place(tmp_path, 5)
+    assert checkpoints.verify(checkpoints.committed(tmp_path)[0]) == ""
+
+
+# ---- the store
+
+
+def test_the_newest_copy_in_the_store_is_kept_here_too(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 5):
+        made = commit(tmp_path, step)
+        if step in (1, 2):
+            checkpoints.mark_stored(tmp_path, step, made.commit.digest)
+        if step == 3:
+            checkpoints.mark_stored(tmp_path, step, "of another checkpoint")
+    assert checkpoints.rotate(tmp_path, 2, set()) == [1, 3]
+    assert steps(tmp_path) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("marks", ["", "[]", "{", '{"x": 1}'])
+def test_marks_that_cannot_be_read_are_none(tmp_path: Path, marks: str) -> None:
+    (tmp_path / ".store.json").write_text(marks)
+    assert checkpoints.stored(tmp_path) == {}
+
+
+def test_a_whole_copy_is_adopted_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    copy = commit(tmp_path / "elsewhere", 5).path.rename(tmp_path / "copy")
+    assert checkpoints.adopt(tmp_path / "checkpoints", copy).step == 5
+    damaged = commit(tmp_path / "elsewhere", 6).path.rename(tmp_path / "copy")
+    flip(damaged / "model.safetensors", 3)
+    with pytest.raises(OSError, match="another digest"):
+        checkpoints.adopt(tmp_path / "checkpoints", damaged)
+    assert steps(tmp_path / "checkpoints") == [5]

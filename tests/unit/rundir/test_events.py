@@ -1,8 +1,11 @@
 """`events.jsonl`: append-only, readable at any moment, whatever a kill left of the last line."""
 
 import datetime
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -142,3 +145,47 @@ def test_skimming_keeps_everything_but_steps_that_another_step_follows(kinds: li
             if kind != "step" or number + 1 == len(kinds) or kinds[number + 1] != "step"
         ]
         assert [(event["event"], event["step"]) for event in events.skim(path)] == wanted
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOTCONN, errno.ESTALE])
+def test_lines_wait_for_a_disk_that_does_not_take_them_and_are_counted(path: Path, number: int) -> None:
+    class Gone:
+        """A file on a disk that is full, or on a mount that is gone."""
+
+        def __init__(self, file: Any) -> None:
+            self.tell = file.tell
+
+        def write(self, data: bytes) -> int:
+            raise OSError(number, os.strerror(number))
+
+    log = EventLog(path)
+    log.write("step", step=1)
+    assert log.offset == path.stat().st_size
+    there, log._file = log._file, Gone(log._file)
+    log.write("step", step=2)
+    assert log.offset > path.stat().st_size
+    log._file = there
+    log.write("step", step=3)
+    assert log.offset == path.stat().st_size
+    log.close()
+    assert list(events.steps(path)) == [1, 2, 3]
+
+
+STEP = {"at": "2026-11-15T10:00:00+00:00", "event": "step", "step": 1, "epoch": 0.5, "tokens": 9}
+STEP |= {"seconds": 1.0, "wait_seconds": 0}
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"loss": "nan"}, {"event": "of another version"}, {"event": "passed_over"}], ids=str
+)
+def test_an_event_with_what_readers_need_is_whole(change: dict[str, Any]) -> None:
+    assert events.is_whole(STEP | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"at": "x"}, {"at": None}, {"at": "2026-11-15"}, {"wait_seconds": None}, {"step": "1"}, {"event": "end"}],
+    ids=str,
+)
+def test_an_event_without_it_is_not(change: dict[str, Any]) -> None:
+    assert not events.is_whole(STEP | change)

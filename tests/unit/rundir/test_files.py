@@ -1,12 +1,16 @@
 """Small files: replaced in one step, or not at all."""
 
+import contextlib
+import errno
 import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from stoker.errors import StokerError
 from stoker.rundir import files
 
 
@@ -73,3 +77,34 @@ def test_windows_has_no_folders_to_sync(tmp_path: Path, monkeypatch: pytest.Monk
         patched.setattr(os, "name", "nt")
         files.sync_folder(tmp_path)
     assert opened == []
+
+
+@pytest.mark.parametrize(("number", "matters"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_file_system_that_cannot_sync_folders_is_good_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, matters: bool
+) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="error") if matters else contextlib.nullcontext():
+        files.sync_folder(tmp_path)
+
+
+class _Counted(BaseModel):
+    count: int
+
+
+@pytest.mark.parametrize("content", [b"\x80\x04\x95", b"cposix\nsystem\n", b"[" * 100_000, b"[]", b'{"count": "many"}'])
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    with pytest.raises(StokerError) as caught:
+        files.read_record(path, _Counted)
+    assert caught.value.code == "STK512"
+    assert str(path) in caught.value.what
+
+
+def test_a_record_that_is_not_there_is_left_to_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.read_record(tmp_path / "record.json", _Counted)

@@ -158,3 +158,14 @@ def test_a_folder_without_a_manifest_is_no_run(folder: Path) -> None:
 def test_runs_lie_in_the_current_folder_unless_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_RUNS")
     assert layout.runs_folder() == Path("runs")
+
+
+def test_a_damaged_manifest_or_run_file_is_named(folder: Path) -> None:
+    run_dir = create()
+    whole = run_dir.manifest_file.read_bytes()
+    for path, code in ((run_dir.manifest_file, "STK512"), (run_dir.run_file, "STK117")):
+        path.write_bytes(b"\x80\x04\x95")
+        with pytest.raises(StokerError) as caught:
+            run_dir.run()
+        assert caught.value.code == code
+        run_dir.manifest_file.write_bytes(whole)

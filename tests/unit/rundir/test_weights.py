@@ -69,3 +69,20 @@ def test_a_tensor_the_index_names_must_be_there(tmp_path: Path) -> None:
         json.dumps({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}})
     )
     assert "tensor b is missing" in reason(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/../../b", "..\\b", "C:\\b", "", 3])
+def test_an_index_that_leads_out_is_refused_before_anything_is_opened(tmp_path: Path, name: object) -> None:
+    (tmp_path / weights.INDEX_NAME).write_text(json.dumps({"weight_map": {"a": name}}))
+    assert "outside the folder" in reason(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}'])
+def test_an_index_without_a_map_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / weights.INDEX_NAME).write_text(content)
+    reason(tmp_path)
+
+
+def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
+    (tmp_path / weights.INDEX_NAME).write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
+    assert "pickles are not read" in reason(tmp_path)

@@ -1,0 +1,85 @@
+"""What keeps a run from harm: bad steps, steps to pass over, signs of life, and what counts as out of memory.
+
+A bad step ends the process with an error; the supervisor decides, by the plan, whether the run goes back to the last
+checkpoint and passes over it. A step that is passed over keeps its number and does no update (law 2).
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from stoker.errors import StokerError
+from stoker.plan.plan import Guard
+from stoker.rundir import events
+
+_RECENT = 20
+_LEAST = 5
+"""Losses before a median says anything."""
+_BEAT_SECONDS = 1.0
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
+
+
+class StepGuard:
+    """Looks at every step's loss and gradient norm, in order."""
+
+    def __init__(self, guard: Guard, path: Path, resumed_step: int) -> None:
+        """Remember the losses before the step to go on from, so that a resume judges as the whole run would."""
+        self._spike = guard.spike
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        if guard.spike is not None:
+            before = sorted((step, event["loss"]) for step, event in events.steps(path).items() if step <= resumed_step)
+            self._recent.extend(loss for _, loss in before[-_RECENT:] if isinstance(loss, float))
+
+    def check(self, step: int, loss: float, norm: float | None, *, scaled: bool) -> None:
+        """Refuse a bad step.
+
+        Args:
+            step: Its number.
+            loss: Its loss.
+            norm: Its gradient norm, where gradients are clipped.
+            scaled: Whether a loss scaler leaves out overflowing steps by design.
+        """
+        if not math.isfinite(loss):
+            raise StokerError("STK405", step=step, loss=loss)
+        if norm is not None and not math.isfinite(norm) and not scaled:
+            # Without a scaler it would poison the weights.
+            raise StokerError("STK416", step=step, norm=norm)
+        if self._spike is not None and len(self._recent) >= _LEAST:
+            median = statistics.median(self._recent)
+            if loss > self._spike * median:
+                raise StokerError("STK672", step=step, loss=f"{loss:.4f}", times=f"{loss / median:.1f}")
+        self._recent.append(loss)
+
+
+class Heartbeat:
+    """A file that is touched while work goes on, at most once a second."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._beat_at = 0.0
+
+    def beat(self) -> None:
+        """Say that work goes on."""
+        now = time.monotonic()
+        if self._path is not None and now - self._beat_at >= _BEAT_SECONDS:
+            self._beat_at = now
+            with suppress(OSError):  # a full or lost disk is noticed where something must be written
+                self._path.touch()
+
+
+def passed_over(path: Path) -> frozenset[int]:
+    """The steps that the supervisor had passed over, by number from 1."""
+    found = (event for event in events.skim(path) if event["event"] == "passed_over" and events.is_whole(event))
+    return frozenset(event["step"] for event in found)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: of a device, or of the machine."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)

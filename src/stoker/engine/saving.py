@@ -1,0 +1,280 @@
+"""Saves while training goes on: the state is copied to the host at the step boundary; a thread writes and commits it.
+
+A save that fails is dropped: the last good checkpoint stays, training goes on, and the next try comes after a pause.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import StokerError
+from stoker.plan import saving
+from stoker.rundir import checkpoints, filesystem
+from stoker.rundir.events import EventLog
+
+_PAUSES_SECONDS = (15.0, 30.0, 60.0, 120.0, 240.0, 600.0)
+"""Before the next try, by how often it failed in a row."""
+_LAST_TRIES_SECONDS = (1.0, 4.0, 10.0)
+"""Pauses before a run that ends gives its last save up: a platform's grace is about 30 seconds."""
+_SMALL_FILES_BYTES = 1 << 16
+"""The record, and what a file system needs for names."""
+_FILES = 32
+_UNMEASURED_SECONDS = 600.0
+"""The interval until a save has been measured."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A step's state on the host, and how it is written into a folder."""
+
+    write: Callable[[Path], None]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One save."""
+
+    step: int
+    copied: Copied
+    facts: dict[str, Any]
+    best: int | None
+    """The best step so far, where one is tracked."""
+    stall_seconds: float
+    """How long training stood still for the copy."""
+
+
+@dataclass
+class Saver:
+    """Writes checkpoints of one run, one at a time."""
+
+    folder: Path
+    events: EventLog
+    keep: int
+    background: bool
+    renames: bool = True
+    between_failures_seconds: float = 0.0
+    shares_cores: bool = False
+    """Whether writing takes time from training: a CPU that trains also writes."""
+
+    committed: int = -1
+    """The newest step that was committed by this process."""
+    refused: int = errno.EIO
+    """What the disk said to the last save that was dropped."""
+    cost_seconds: float | None = None
+    """What the last save took from training."""
+    size_bytes: int = 0
+    """Of the last checkpoint; 0 before there was one."""
+    _write_seconds: float = 0.0
+    _failures: int = 0
+    _retry_at: float = 0.0
+    _owed: Job | None = None
+    """A dropped save of the best step: later ones cannot stand for it, so its copy is kept and written first."""
+    _thread: threading.Thread | None = None
+    _surprise: list[BaseException] = field(default_factory=list)
+    _checks: list[threading.Thread] = field(default_factory=list)
+
+    # ---- asked at the step boundary
+
+    @property
+    def failed(self) -> bool:
+        """Whether the newest save was dropped."""
+        return self._failures > 0
+
+    def is_due(self, *, due: bool) -> bool:
+        """Whether to save now: as scheduled, or a dropped one again once its pause is over."""
+        if self.failed:
+            trying = self._thread is not None and self._thread.is_alive()
+            return time.monotonic() >= self._retry_at and not trying
+        return due
+
+    @property
+    def interval_seconds(self) -> float:
+        """Of `save.every: auto`."""
+        if self.cost_seconds is None:
+            return _UNMEASURED_SECONDS
+        return saving.interval_seconds(self.cost_seconds, self.between_failures_seconds, self._write_seconds)
+
+    # ---- saving
+
+    def begin(self, job: Job) -> None:
+        """Write a step's copied state; in the background this returns at once."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(job,), name=f"save-{job.step}")
+        self._thread.start()
+        if not self.background:
+            self.wait()
+
+    def join(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wait(self) -> None:
+        """The same; what no disk is to blame for is raised here."""
+        self.join()
+        if self._surprise:
+            raise self._surprise.pop()
+
+    def require(self, check: Callable[[], None]) -> None:
+        """A check that goes on beside the training; what it finds ends the run before anything more is committed."""
+
+        def run() -> None:
+            try:
+                check()
+            except Exception as error:  # noqa: BLE001  # raised where the run waits for saves
+                self._surprise_by(error)
+
+        self._checks.append(threading.Thread(target=run, name="check", daemon=True))
+
+    def start_checks(self) -> None:
+        """Start those that wait for it."""
+        for check in self._checks:
+            if check.ident is None:
+                check.start()
+
+    def require_checked(self) -> None:
+        """Until every check is through."""
+        self.start_checks()
+        for check in self._checks:
+            check.join()
+        self.wait()
+
+    def settle(self, job: Job) -> None:
+        """The last save of a run that ends: waited for, and tried again a few times."""
+        self.wait()
+        for pause in _LAST_TRIES_SECONDS:
+            if self.committed == job.step:
+                return
+            time.sleep(pause)
+            self.begin(job)
+            self.wait()
+
+    def measure(self, stall_seconds: float, write_seconds: float, size_bytes: int) -> None:
+        """What a save takes: of training while it copies, and beside it while it writes."""
+        self._measured(stall_seconds + (write_seconds if self._in_the_way else 0.0), write_seconds)
+        self.size_bytes = size_bytes
+
+    @property
+    def _in_the_way(self) -> bool:
+        return self.shares_cores or not self.background
+
+    def _measured(self, cost_seconds: float, write_seconds: float) -> None:
+        before = self.interval_seconds
+        self.cost_seconds, self._write_seconds = cost_seconds, write_seconds
+        if self.between_failures_seconds and not 0.5 < before / self.interval_seconds < 2:
+            self.events.write(
+                "interval",
+                seconds=round(self.interval_seconds, 1),
+                cost_seconds=round(cost_seconds, 3),
+                between_failures_seconds=self.between_failures_seconds,
+            )
+
+    def _run(self, job: Job) -> None:
+        if self._owed is not None and self._owed.step != job.best:
+            self._owed = None  # there is a better one
+        owed = [self._owed] if self._owed is not None and self._owed.step != job.step else []
+        for one in (*owed, job):
+            self._try(one)
+            if self.failed:
+                return
+
+    def _try(self, job: Job) -> None:
+        try:
+            self._save(job)
+            self._owed = None if self._owed is job else self._owed
+        except Exception as error:  # noqa: BLE001  # told apart below; nothing may be lost in a thread
+            number = error_number(error)
+            if number is None:
+                self._surprise_by(error)
+            else:
+                self._drop(job, number)
+
+    def _surprise_by(self, error: Exception) -> None:
+        """Raised where the run waits; said at once, because something else may end the run before."""
+        with contextlib.suppress(OSError):  # the log may lie on the same disk
+            traceback.print_exception(error)
+        self._surprise.append(error)
+
+    def _save(self, job: Job) -> None:
+        started = time.perf_counter()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        filesystem.require(self.folder, self._needed(job), _FILES)
+        with checkpoints.writing(self.folder, job.step, renames=self.renames, **job.facts) as aside:
+            job.copied.write(aside)
+        written = time.perf_counter() - started
+        made = next((one for one in checkpoints.committed(self.folder) if one.step == job.step), None)
+        if made is None:
+            raise OSError(errno.EIO, "the record cannot be read back")
+        self.size_bytes = made.commit.total_bytes
+        checkpoints.rotate(self.folder, self.keep, {job.best} if job.best else set(), renames=self.renames)
+        self.committed, self._failures = max(self.committed, job.step), 0
+        self.measure(job.stall_seconds, time.perf_counter() - started, self.size_bytes)
+        self.events.write(
+            "checkpoint",
+            step=job.step,
+            seconds=round(job.stall_seconds + written, 3),
+            stall_seconds=round(job.stall_seconds + (0 if self.background else written), 3),
+            bytes=self.size_bytes,
+            best=job.step == job.best,
+            digest=made.commit.digest,
+        )
+
+    def _needed(self, job: Job) -> int:
+        return max(self.size_bytes, job.copied.bytes) + _SMALL_FILES_BYTES
+
+    def _drop(self, job: Job, number: int) -> None:
+        """Say so, and when the next try comes. The last good checkpoint was not touched."""
+        pause = _PAUSES_SECONDS[min(self._failures, len(_PAUSES_SECONDS) - 1)]
+        self._failures += 1
+        self.refused = number
+        if job.step == job.best:
+            self._owed = job
+        self._retry_at = time.monotonic() + pause
+        free, kept = self._left()
+        error = StokerError(
+            "STK419",
+            step=job.step,
+            reason=f"{errno.errorcode.get(number, number)}: {os.strerror(number)}",
+            needed=f"{self._needed(job):,}",
+            free="?" if free is None else f"{free:,}",
+            folder=self.folder,
+            kept=kept,
+            pause=f"{pause:g}",
+        )
+        with contextlib.suppress(OSError):  # the log may lie on the same disk
+            sys.stderr.write(f"{error}\n")
+        self.events.write(
+            "save_failed",
+            step=job.step,
+            error=error.to_json(),
+            needed_bytes=self._needed(job),
+            free_bytes=free,
+            retry_seconds=pause,
+        )
+
+    def _left(self) -> tuple[int | None, int | str]:
+        """Free bytes and the newest step that is safe, as far as a disk that is gone lets them be seen."""
+        try:
+            kept = checkpoints.committed(self.folder)
+            return filesystem.room(self.folder).free_bytes, kept[-1].step if kept else "-"
+        except OSError:
+            return None, "?"
+
+
+def error_number(error: BaseException) -> int | None:
+    """The disk's own error, also where safetensors and tokenizers put it into words; none where there is no such."""
+    if isinstance(error, OSError):
+        return error.errno
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return int(said[1]) if said else None

@@ -1,0 +1,973 @@
+"""The on-box supervisor: `python -m stoker.launch.supervisor RUN_DIR`. Standard library only, one file.
+
+Starts the trainer detached, watches its files, starts it again after what may pass, stops at limits, never for ever:
+    supervisor.json    its heartbeat: pid, state, attempt, step, restarts, reason, next retry
+    events.jsonl       restart, limit, passed_over, and why it gave up
+What needs more than files and processes it starts: a new plan or a copy in the store as a `stoker` subcommand, the
+question for a spot notice as `notices.py`, the file beside this one.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+EXIT_DONE, EXIT_USER, EXIT_SURPRISE, EXIT_STOPPED = 0, 1, 2, 75
+
+_OUT_OF_MEMORY = "STK408"
+_BAD_STEP = {"STK405", "STK416", "STK672"}
+_MAY_PASS = {"STK407", "STK413", "STK421"}
+"""Disk and model hub: a mistake before the first step, a failure of the surroundings after it."""
+_AT_WORK = {"attempt", "rehearsal", "step", "eval", "checkpoint", "save_failed"}
+"""Events of a trainer that has its model; before, it may have to fetch one."""
+_PEER = "STK402"
+"""What a rank may say of another one's failure."""
+_LOST = "STK423"
+"""What a rank says when it reaches another one no more; the other's own words, code or signal come first."""
+_FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
+"""Signals a program brings upon itself; others come from outside."""
+_DEVICE = re.compile(r"CUDA error|NCCL error|ECC error|fallen off the bus|device lost|hipError")
+_RANK_SIGNAL = re.compile(r"exitcode\s*: -(\d+)")
+_RANK_SURPRISE = re.compile(r"exitcode\s*: 2\b")
+_TAIL_BYTES = 1 << 16
+_ENDLESS = 1e9
+"""Seconds: no step, save or run lasts longer."""
+_LOOKER_SECONDS = 0.2
+"""Who looks whether the lock is held takes it for less."""
+_HAS_PROC = Path("/proc/self/stat").exists()
+_FOREIGN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What an event that is not ours may bring about: a run directory comes from a store."""
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How patient the supervisor is. Tests are less so."""
+
+    look_seconds: float = 0.5
+    beat_seconds: float = 5.0
+    """Between two writings of supervisor.json."""
+    start_seconds: float = 7200.0
+    """From the start to the first sign of life: a model may have to be fetched."""
+    hang_floor_seconds: float = 900.0
+    hang_steps: float = 100.0
+    """A trainer that gives no sign for the floor and so many median steps hangs."""
+    first_wait_seconds: float = 5.0
+    longest_wait_seconds: float = 300.0
+    fruitless_most: int = 8
+    """Restarts in a row without a newer checkpoint."""
+    passed_over_most: int = 3
+    """Steps passed over without a newer checkpoint: more of them is divergence, not a bad batch."""
+    plan_seconds: float = 600.0
+    """For a new plan."""
+    stop_seconds: float = 1800.0
+    """For a trainer that was asked to stop to commit and end."""
+    deadline_reserve_seconds: float = 120.0
+    """Kept free before a platform's hard end, beside what saving took so far."""
+    copy_seconds: float = 3600.0
+    """For the last copy in the store."""
+    notice_seconds: float = 5.0
+    """Between two questions for a spot notice."""
+
+
+class Trainer(Protocol):
+    """A trainer process."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the signal that ended it, or None while it lives."""
+
+
+class Adopted:
+    """A trainer that an earlier supervisor left behind: not our child, so its code is not told."""
+
+    def __init__(self, pid: int, run_dir: Path) -> None:
+        self.pid = pid
+        self._run_dir = run_dir
+
+    def poll(self) -> int | None:
+        """None while it lives, and not another process with its number; what it did is in the events."""
+        return None if _trains(_words(self.pid), self._run_dir) else -int(signal.SIGTERM)
+
+
+@dataclass
+class Ended:
+    """How an attempt ended, as far as it can be seen from outside."""
+
+    code: int
+    codes: list[str] = field(default_factory=list)
+    """Of the errors it wrote down."""
+    status: str = ""
+    """Of its end event."""
+    step: int = 0
+    """The newest step it did, or went on from."""
+    bad_step: int | None = None
+    hung: bool = False
+    starved: bool = False
+    """Whether the kernel killed for want of memory meanwhile."""
+    tail: str = ""
+    """The end of its log."""
+
+    @property
+    def signal(self) -> str:
+        """The signal that ended it or one of its ranks; torchrun itself then ends with 1."""
+        number = -self.code
+        if self.code == EXIT_USER and set(self.codes) <= {_LOST, _PEER} and (found := _RANK_SIGNAL.search(self.tail)):
+            number = int(found.group(1))
+        try:
+            return signal.Signals(number).name if number > 0 else ""
+        except ValueError:
+            return f"signal {number}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do after an attempt, and why."""
+
+    act: str
+    """done, stopped, retry, replan, pass_over or fail."""
+    reason: str
+
+
+def judge(ended: Ended, *, skip: bool, trained: bool) -> Verdict:
+    """Tell what will repeat from what may pass.
+
+    Args:
+        ended: How it ended.
+        skip: Whether the run file wants bad steps passed over.
+        trained: Whether any step was done before.
+    """
+    if ended.status == "done":
+        return Verdict("done", "")
+    if ended.status == "stopped" or ended.code == EXIT_STOPPED:
+        return Verdict("stopped", "asked")
+    if ended.hung:
+        return Verdict("retry", "hang")
+    if _OUT_OF_MEMORY in ended.codes or ended.starved:
+        return Verdict("replan", "memory")
+    if _BAD_STEP & set(ended.codes):
+        return Verdict("pass_over" if skip and ended.bad_step is not None else "fail", "bad_step")
+    return _judge_rest(ended, trained=trained)
+
+
+def _judge_rest(ended: Ended, *, trained: bool) -> Verdict:
+    if ended.signal:
+        return Verdict("retry", ended.signal)
+    named = [code for code in ended.codes if code != _LOST]
+    own = [code for code in named if code != _PEER] or named
+    if own and ended.code == EXIT_USER:
+        may_pass = trained and set(own) <= _MAY_PASS
+        return Verdict("retry" if may_pass else "fail", own[0])
+    if ended.codes and not _RANK_SURPRISE.search(ended.tail):
+        return Verdict("retry", "lost")
+    return Verdict("retry", "device" if _DEVICE.search(ended.tail) else "surprise")
+
+
+@dataclass
+class Status:
+    """`supervisor.json`."""
+
+    pid: int
+    state: str = "starting"
+    """starting, running, waiting, planning, stopping, copying, done, stopped or failed."""
+    attempt: int = 0
+    trainer_pid: int | None = None
+    step: int = 0
+    committed_step: int = 0
+    restarts: int = 0
+    fruitless: int = 0
+    """Restarts in a row without a newer checkpoint."""
+    reason: str = ""
+    """Of the newest restart, stop or failure."""
+    ended: str = ""
+    """Why the trainer ended where it was asked to stop and did not get to its last checkpoint."""
+    trouble: str = ""
+    """What this machine refused the supervisor last."""
+    next_retry: str | None = None
+    started: str = ""
+    beat: str = ""
+    spent_seconds: float = 0.0
+    """Over all supervisors of this run: what budgets are counted by."""
+    stops_at: str | None = None
+    """When a budget or the platform ends it."""
+    stored_step: int | None = None
+    """Newest checkpoint whose copy in the store was verified."""
+
+
+class Supervisor:
+    """Watches over one run until it is done, stopped or beyond help."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: Settings | None = None,
+        start: Callable[["Supervisor"], Trainer] | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take charge of a run directory that holds a plan.
+
+        Args:
+            run_dir: The run directory.
+            settings: How patient to be.
+            start: Starts a trainer; a campaign may fork one instead.
+            wait: How time passes; a campaign has a clock of its own.
+        """
+        self.run_dir = run_dir.resolve()
+        self.settings = settings or Settings()
+        self.plan: dict[str, Any] = {}
+        self.status = Status(os.getpid(), started=_now())
+        self._start = start or Supervisor._start_trainer
+        self._wait = wait
+        self._asked = ""
+        self._began = time.monotonic()
+        self._spent_before = 0.0
+        self._seen = 0
+        self._beat_at = 0.0
+        self._attempt = Ended(0)
+        self._step_seconds: deque[float] = deque(maxlen=50)
+        self._save_seconds = 0.0
+        self._furthest = 0
+        self._alive = self._heard = False
+        self._looked_at = self._silent = self._idle = 0.0
+        self._signs: tuple[float, ...] = ()
+        self._used = 0
+        self._faults: dict[str, int] = {}
+        self._passed_over = 0
+        self._copy: subprocess.Popen[bytes] | None = None
+        self._copying: int | None = None
+        self._copy_began = 0.0
+        self._copy_seconds = 0.0
+        self._copy_after = 0.0
+        self._copy_failures = 0
+        self._refused: int | None = None
+        self._meeting: str | None = None
+        self._notices: subprocess.Popen[bytes] | None = None
+        self._taken_at: float | None = None
+
+    # ---- the whole
+
+    def run(self) -> int:
+        """Supervise until the end; the exit code of `stoker train`."""
+        self._recall()
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda *_: self._ask("signal"))
+        with self._asking_for_notices():
+            if not self._known_trainer() and (reason := self._limit()):
+                return self._refuse(reason)
+            while (code := self._decide(self._train_once())) is None:
+                pass
+            return code
+
+    def _recall(self) -> None:
+        """What earlier supervisors of this run left."""
+        before = _read_json(self.run_dir / "supervisor.json")
+        self.status.attempt = int(_figure(before.get("attempt")))
+        self._read_plan()
+        past = self._events()
+        for event in past:
+            self._understand(event)
+        self._furthest = 0
+        self._spent_before = max(_figure(before.get("spent_seconds")), _trained_seconds(past))
+        if not self._known_trainer():
+            with contextlib.suppress(OSError):
+                self._stop_file.unlink()
+
+    def _train_once(self) -> Verdict:
+        self._attempt = Ended(0, step=self.status.committed_step)
+        starved = _oom_kills()
+        try:
+            trainer = self._begin()
+        except OSError:  # no room for a log, no process to be had
+            return Verdict("retry", "machine")
+        while (code := trainer.poll()) is None:
+            self._look(trainer)
+            self._wait(self.settings.look_seconds)
+        ended = self._attempt
+        ended.code = code
+        self._follow_events()
+        with self._bearing():
+            self._end_group(trainer.pid, gone=True)
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
+        ended.tail = _tail(self._log)
+        ended.starved = ended.signal == "SIGKILL" and _oom_kills() > starved
+        self.status.trainer_pid = None
+        return judge(ended, skip=self._guard == "skip", trained=self.status.step > 0)
+
+    def _begin(self) -> Trainer:
+        left = self._known_trainer()
+        self.status.attempt = max(self.status.attempt, _attempts(self.run_dir))
+        if left:
+            trainer: Trainer = Adopted(left, self.run_dir)
+        else:
+            self.status.attempt += 1
+            trainer = self._start(self)
+            _write_json(self.run_dir / "process.json", {"pid": trainer.pid})
+        self.status.trainer_pid = trainer.pid
+        self._alive = self._heard = False
+        self._looked_at, self._silent, self._idle = time.monotonic(), 0.0, 0.0
+        self._signs = self._signs_of_life()
+        self._say("running", self.status.reason)
+        return trainer
+
+    def _start_trainer(self) -> Trainer:
+        self._meeting = meeting_place(self.plan)
+        return start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
+
+    def _look(self, trainer: Trainer) -> None:
+        """One look at a living trainer."""
+        for act in (
+            self._follow_events,
+            self._heed,
+            lambda: self._end_hung(trainer.pid),
+            self._beat,
+            self._store_newest,
+        ):
+            with self._bearing():
+                act()
+
+    @contextlib.contextmanager
+    def _bearing(self) -> Iterator[None]:
+        """What the machine refuses now (a full disk, no process) is tried again at the next look."""
+        try:
+            yield
+        except OSError as error:
+            self.status.trouble = str(error)
+
+    def _heed(self) -> None:
+        """Pass on that somebody wants it to stop."""
+        if self._wanted():
+            if self.status.state != "stopping":
+                self._say("stopping", self._asked)
+            self._stop_file.touch()  # also where a signal asked, or one came before the trainer
+
+    def _wanted(self) -> str:
+        """Who wants it to stop: a person, a signal or a limit; nothing while nobody does."""
+        with contextlib.suppress(OSError):
+            if self._stop_file.exists():
+                self._ask("user")
+        if not self._asked and (reason := self._limit()):
+            self._note("limit", reason=reason, stops_at=self.status.stops_at)
+            self._ask(reason)
+        return self._asked
+
+    def _end_hung(self, pid: int) -> None:
+        if self._hangs(pid):
+            self._attempt.hung = True
+            self._end_group(pid)
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beat_at >= self.settings.beat_seconds:
+            self._say(self.status.state, self.status.reason)
+
+    def _ask(self, reason: str) -> None:
+        self._asked = self._asked or reason
+
+    # ---- after an attempt
+
+    def _decide(self, verdict: Verdict) -> int | None:
+        """Act on a verdict: an exit code, or None to go on."""
+        if verdict.act == "done":
+            return self._finish("done", "", EXIT_DONE)
+        if verdict.act == "stopped":
+            return self._stopped()
+        if not self._asked:
+            verdict = self._prepared(verdict)
+        if self._asked and verdict.act != "fail":
+            return self._stopped(verdict.reason)
+        if verdict.act == "fail":
+            return self._finish("failed", verdict.reason, EXIT_USER)
+        if self._repeats(verdict):
+            return self._give_up("STK673", verdict, step=self._attempt.step)
+        if verdict.act == "retry" and self.status.fruitless >= self.settings.fruitless_most:
+            return self._give_up("STK674", verdict, restarts=self.status.fruitless)
+        return self._back_off(verdict)
+
+    def _prepared(self, verdict: Verdict) -> Verdict:
+        """Do what the next attempt needs; another verdict where that cannot be."""
+        if verdict.act == "pass_over" and not self._pass_over():
+            return Verdict("fail", "bad_step")
+        try:
+            if verdict.act == "replan" and not self._replan():
+                return Verdict("retry" if self._asked else "fail", "memory")
+        except OSError:
+            return Verdict("retry", "machine")
+        return verdict
+
+    def _repeats(self, verdict: Verdict) -> bool:
+        """The same fault of the program at the same step twice will come a third time."""
+        if verdict.act != "retry" or verdict.reason not in {"surprise", "device", *_FAULTS}:
+            return False
+        before = self._faults.get(verdict.reason)
+        self._faults[verdict.reason] = self._attempt.step
+        return before == self._attempt.step
+
+    def _back_off(self, verdict: Verdict) -> int | None:
+        """Wait before the next attempt: not at all after progress, ever longer without."""
+        self.status.restarts += 1
+        self.status.fruitless += 1
+        times = self.status.fruitless - 1
+        seconds = self._pause_seconds(times) if times and verdict.act == "retry" else 0.0
+        self._note("restart", reason=verdict.reason, step=self._attempt.step, wait_seconds=seconds)
+        until = time.time() + seconds
+        self.status.next_retry = _stamp(until)
+        self._say("waiting", verdict.reason)
+        while not self._wanted() and seconds > 0:
+            pause = min(seconds, self.settings.look_seconds)
+            self._wait(pause)
+            seconds -= pause
+        self.status.next_retry = None
+        return self._stopped(verdict.reason) if self._asked else None
+
+    def _pause_seconds(self, times: int) -> float:
+        """Ever longer: before the try that follows so many failures."""
+        return min(self.settings.longest_wait_seconds, self.settings.first_wait_seconds * 2.0 ** min(times - 1, 20))
+
+    def _replan(self) -> bool:
+        """The next rung of the ladder, by `stoker replan`; False where there is none, or it takes too long."""
+        self._say("planning", "memory")
+        planning = self._stoker("replan", "replan.log", str(self._attempt.step))
+        until = time.monotonic() + self.settings.plan_seconds
+        while planning.poll() is None and time.monotonic() < until and not self._wanted():
+            self._wait(self.settings.look_seconds)
+            self._beat()
+        planning.kill()
+        code = planning.wait()
+        self._read_plan()
+        return code == EXIT_DONE
+
+    def _pass_over(self) -> bool:
+        """Note a step that the next attempt passes over; False where there were too many."""
+        self._passed_over += 1
+        if self._passed_over > self.settings.passed_over_most:
+            return False
+        self._note("passed_over", step=self._attempt.bad_step, reason=self._attempt.codes[-1])
+        return True
+
+    def _stopped(self, ended: str = "") -> int:
+        """Stopped; `ended` says of what the trainer died first, where it did not come to its last checkpoint."""
+        with contextlib.suppress(OSError):
+            self._stop_file.unlink()
+        self.status.ended = ended
+        return self._finish("stopped", self._asked or "asked", EXIT_STOPPED)
+
+    def _give_up(self, code: str, verdict: Verdict, **fields: Any) -> int:
+        """Write down why, for the light world to say in words."""
+        fields = {**fields, "reason": verdict.reason, "log": str(self._log)}
+        self._note("error", program="supervisor", error={"code": code, "where": "", "fields": fields})
+        return self._finish("failed", verdict.reason, EXIT_SURPRISE)
+
+    def _refuse(self, reason: str) -> int:
+        """A limit was reached before the first attempt could begin."""
+        fields = {"reason": reason, "spent": round(self._spent_seconds)}
+        self._note("error", program="supervisor", error={"code": "STK670", "where": "", "fields": fields})
+        return self._finish("failed", reason, EXIT_USER)
+
+    def _finish(self, state: str, reason: str, code: int) -> int:
+        if not self._store_last(failed=state == "failed") and state != "failed":
+            reason = "store"
+        self._say(state, reason)
+        return code
+
+    # ---- what the trainer does
+
+    def _follow_events(self) -> None:
+        for event in self._events():
+            self._understand(event)
+
+    def _events(self) -> list[Event]:
+        """Whole lines since the last look."""
+        found = []
+        with contextlib.suppress(OSError), (self.run_dir / "events.jsonl").open("rb") as file:
+            file.seek(self._seen)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                self._seen += len(raw)
+                with contextlib.suppress(ValueError, RecursionError):
+                    found.append(json.loads(raw))
+        return [event for event in found if isinstance(event, dict) and isinstance(event.get("event"), str)]
+
+    def _understand(self, event: Event) -> None:
+        """Take what an event says; one that is not as ours are says nothing."""
+        if event["event"] in _AT_WORK:
+            self._alive = self._heard = True
+        with contextlib.suppress(*_FOREIGN):
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        kind, ended = event["event"], self._attempt
+        if kind == "attempt":
+            step = self.status.step = ended.step = int(event["resumed_step"])
+            self._progress(step)  # committed, and killed before it could be said
+            if step < (self.status.stored_step or 0):
+                self.status.stored_step = None
+        elif kind == "step":
+            self.status.step = ended.step = int(event["step"])
+            self._step_seconds.append(_figure(event["seconds"]))
+        elif kind == "checkpoint":
+            self._save_seconds = _figure(event["seconds"])
+            self._progress(int(event["step"]))
+        elif kind == "error" and event["program"] == "train":
+            error = event["error"]
+            ended.codes.append(str(error["code"]))
+            if error["code"] in _BAD_STEP:
+                ended.bad_step = int(error["fields"]["step"])
+        elif kind == "end":
+            ended.status = event["status"]
+
+    def _progress(self, step: int) -> None:
+        """The newest checkpoint there is; after a damaged one it may be an older one, which is no progress."""
+        self.status.committed_step = step
+        if step > self._furthest:
+            self._furthest = step
+            self.status.fruitless = self._passed_over = 0
+            self._faults.clear()
+
+    def _hangs(self, pid: int) -> bool:
+        """No sign of life for too long, counted by our own looks: a machine that slept or a clock that was set is none.
+
+        Signs are events, the heartbeat file, a checkpoint that grows; before the model is there, any work.
+        """
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, 10 * self.settings.look_seconds), now
+        if self._heard:
+            self._heard, self._silent, self._idle = False, 0.0, 0.0
+            return False
+        signs, before, used = self._signs_of_life(), self._signs, 0 if self._alive else _used(pid)
+        self._alive = self._alive or signs[0] != before[0]
+        self._silent = self._silent + passed if signs == before else 0.0
+        self._idle = self._idle + passed if used and used == self._used else 0.0
+        self._signs, self._used = signs, used
+        return self._idle > self.settings.hang_floor_seconds or self._silent > self._patience_seconds()
+
+    def _signs_of_life(self) -> tuple[float, ...]:
+        folders = (_newest_change(self.run_dir / parent) for parent in ("checkpoints", "artifacts"))
+        return (_modified(self.run_dir / "heartbeat"), *folders)
+
+    def _patience_seconds(self) -> float:
+        patience = self.settings.start_seconds
+        if self._alive:
+            patience = self.settings.hang_floor_seconds + self.settings.hang_steps * self._median_step_seconds()
+        return min(patience, self.settings.stop_seconds) if self._asked else patience
+
+    def _median_step_seconds(self) -> float:
+        return statistics.median(self._step_seconds) if self._step_seconds else 0.0
+
+    # ---- limits
+
+    def _limit(self) -> str:
+        """The limit that is reached, or nothing; each leaves room for a last checkpoint and its copy."""
+        if (taken_at := self._notice()) is not None:
+            self.status.stops_at = _stamp(taken_at)
+            return "notice"
+        reserve = 2 * (self._save_seconds + self._median_step_seconds() + self._copy_seconds)
+        left = {word: seconds - reserve for word, seconds in self._ends().items()}
+        if "deadline" in left:
+            left["deadline"] -= self.settings.deadline_reserve_seconds
+        first = min(left, key=left.__getitem__, default="")
+        self.status.stops_at = _stamp(time.time() + left[first]) if first else None
+        return first if first and left[first] <= 0 else ""
+
+    def _ends(self) -> dict[str, float]:
+        """Seconds until each limit."""
+        limits = self.plan.get("limits", {})
+        left = {
+            word: limits[f"{word}_seconds"] - self._spent_seconds
+            for word in ("time", "money")
+            if limits.get(f"{word}_seconds") is not None
+        }
+        if limits.get("deadline"):
+            left["deadline"] = datetime.fromisoformat(limits["deadline"]).timestamp() - time.time()
+        return left
+
+    @contextlib.contextmanager
+    def _asking_for_notices(self) -> Iterator[None]:
+        """A program beside this one asks the cloud: what hangs there does not hang here. It ends with us."""
+        address = os.environ.get("STOKER_METADATA") or "169.254.169.254"
+        program = Path(__file__).with_name("notices.py")
+        if address != "off":
+            with contextlib.suppress(OSError):  # no process to be had: a bonus is missed, nothing else
+                self._notices = subprocess.Popen(  # noqa: S603  # our own program, no shell
+                    [sys.executable, "-I", str(program), address, str(self.settings.notice_seconds)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=os.name != "nt",
+                )
+        try:
+            yield
+        finally:
+            if self._notices is not None:
+                self._notices.kill()
+                self._notices.communicate()
+
+    def _notice(self) -> float | None:
+        """When the cloud takes this machine back, where it has said so."""
+        if self._notices is not None and self._notices.poll() is not None:
+            said = self._notices.communicate()[0]
+            self._notices = None
+            self._taken_at = float(said) if said else None
+        return self._taken_at
+
+    # ---- the store
+
+    def _store_newest(self) -> None:
+        """After a commit, one at a time: a copy in the background; one that failed is tried again, ever later."""
+        if not self.plan.get("store") or not self._copied():
+            return
+        newest = self.status.committed_step
+        is_wanted = newest and newest not in (self.status.stored_step, self._refused)
+        if is_wanted and time.monotonic() >= self._copy_after:
+            self._copying = newest
+            self._copy_began = time.monotonic()
+            try:
+                self._copy = self._stoker("push", "store.log")
+            except OSError:
+                self._copy_failed()
+                raise
+
+    def _copied(self) -> bool:
+        """Whether no copy is under way; takes up what became of one that ended."""
+        if self._copy is None:
+            return True
+        code = self._copy.poll()
+        if code is None:
+            return False
+        self._copy = None
+        if code == EXIT_DONE:
+            self.status.stored_step, self._copy_failures = self._copying, 0
+            self._copy_seconds = time.monotonic() - self._copy_began
+        elif code == EXIT_USER:
+            self._refused = self._copying  # waiting mends nothing: the next checkpoint asks again
+        else:
+            self._copy_failed()
+        return True
+
+    def _copy_failed(self) -> None:
+        self._copy_failures += 1
+        self._copy_after = time.monotonic() + self._pause_seconds(self._copy_failures)
+
+    def _store_last(self, *, failed: bool) -> bool:
+        """A copy begun after the trainer's end stands verified in the store; False where it does not.
+
+        A run that failed is copied once, where its newest checkpoint is not there yet; others wait for the line.
+        """
+        if not self.plan.get("store") or not self.status.committed_step:
+            return True
+        self._say("copying", self.status.reason)
+        self._copy_after, self._copy_failures, self._refused = 0.0, 0, None
+        if not failed:
+            self._copying = self.status.stored_step = None  # an earlier copy may have missed the finished model
+        ended, newest = time.monotonic(), self.status.committed_step
+        until = ended + self._room_seconds()
+        while time.monotonic() < until and newest not in (self.status.stored_step, self._refused):
+            if failed and self._copied() and self._copy_began > ended:
+                break
+            with self._bearing():
+                self._store_newest()
+            self._wait(self.settings.look_seconds)
+            self._beat()
+        if self._copy is not None:
+            self._copy.kill()
+            self._copy.wait()
+        return self.status.stored_step == newest
+
+    def _room_seconds(self) -> float:
+        """For the last copy: until the nearest limit, but always for one copy as they were, unless the machine goes."""
+        once = self.settings.deadline_reserve_seconds + 2 * self._copy_seconds
+        room = min([self.settings.copy_seconds, *(max(once, left) for left in self._ends().values())])
+        return room if self._taken_at is None else min(room, self._taken_at - time.time())
+
+    # ---- small things
+
+    @property
+    def _spent_seconds(self) -> float:
+        return self._spent_before + time.monotonic() - self._began
+
+    @property
+    def _guard(self) -> str:
+        return str(self.plan.get("guard", {}).get("on_bad_step", "stop"))
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.run_dir / "stop"
+
+    @property
+    def _log(self) -> Path:
+        return log_file(self.run_dir, self.status.attempt)
+
+    def _read_plan(self) -> None:
+        self.plan = _read_json(self.run_dir / "plan.json")
+
+    def _known_trainer(self) -> int:
+        """The process that trains here, whoever started it; 0 for none."""
+        pid = int(_figure(_read_json(self.run_dir / "process.json").get("pid")))
+        return pid if pid and _trains(_words(pid), self.run_dir) else 0
+
+    def _stoker(self, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+        """A subcommand of ours on this run; its words go to a log."""
+        with (self.run_dir / "logs" / log).open("ab") as output:
+            return subprocess.Popen(  # noqa: S603  # our own program, no shell
+                [sys.executable, "-X", "utf8", "-m", "stoker", command, str(self.run_dir), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _end_group(self, pid: int, *, gone: bool = False) -> None:
+        """Nothing of an attempt outlives it: an orphaned rank would hold the lock and go on writing."""
+        is_strangers = gone and bool(_words(pid))  # the number is in use again, so nothing of its old group is left
+        for number in _members(None if is_strangers else pid, self.run_dir):
+            _kill(number)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the one who waits for room
+            append_event(self.run_dir / "events.jsonl", kind, attempt=self.status.attempt, **fields)
+
+    def _say(self, state: str, reason: str) -> None:
+        self.status.state, self.status.reason, self.status.beat = state, reason, _now()
+        self.status.spent_seconds = self._spent_seconds
+        self._beat_at = time.monotonic()
+        _write_json(self.run_dir / "supervisor.json", asdict(self.status))
+
+
+# ---- processes
+
+
+def meeting_place(plan: dict[str, Any]) -> str | None:
+    """Where the ranks of an attempt meet: a folder of this user's own, as whoever could write there could join."""
+    return tempfile.mkdtemp(prefix="stoker-") if plan["strategy"] != "single" else None
+
+
+def start_trainer(run_dir: Path, plan: dict[str, Any], attempt: int, meeting: str | None) -> "subprocess.Popen[bytes]":
+    """The plan's program in a session of its own, with files for its words: a closed terminal changes nothing."""
+    log = log_file(run_dir, attempt)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    settings = {
+        **plan["env"],
+        "TENSORBOARD_LOGGING_DIR": str(run_dir / "logs" / "tensorboard"),
+        "STOKER_ATTEMPT": str(attempt),
+    }
+    if meeting:
+        settings["STOKER_RENDEZVOUS"] = meeting
+    with log.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603  # our own program, no shell
+            [sys.executable, "-X", "utf8", *plan["argv"], str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **settings},
+            start_new_session=os.name != "nt",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+
+
+def _trains(words: list[str], run_dir: Path) -> bool:
+    """Whether a command line is a trainer's of this run; `ps` does not tell a space in a word from one between two."""
+    return "stoker.engine.train" in words and f" {run_dir} " in " ".join([*words, ""])
+
+
+def _words(pid: int) -> list[str]:
+    """A living process' command line; empty where it has ended, or this system does not say."""
+    if not _HAS_PROC:
+        return next((words for number, _, words in _asked_ps() if number == pid), [])
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return raw.decode("utf-8", "replace").split("\0") if raw else []
+
+
+def _members(group: int | None, run_dir: Path) -> list[int]:
+    """Living processes of an attempt: its group, and ranks of torchrun, which have groups of their own."""
+    if os.name == "nt":
+        return [] if group is None else [group]
+    living = _in_proc() if _HAS_PROC else _asked_ps()
+    return [pid for pid, pgid, words in living if pid != os.getpid() and (pgid == group or _trains(words, run_dir))]
+
+
+def _in_proc() -> Iterator[tuple[int, int, list[str]]]:
+    """Living processes: number, group, command line."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        pid = int(path.parent.name)
+        try:
+            state, _, pgid = path.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if state != "Z":
+            yield pid, int(pgid), _words(pid)
+
+
+def _asked_ps() -> Iterator[tuple[int, int, list[str]]]:
+    """The same where there is no /proc, as on a Mac."""
+    if os.name == "nt":
+        return
+    query = ["ps", "-A", "-ww", "-o", "pid=,pgid=,stat=,command="]
+    said = subprocess.run(query, capture_output=True, check=False).stdout.decode("utf-8", "replace")  # noqa: S603  # fixed words
+    for pid, pgid, state, *words in map(str.split, filter(str.strip, said.splitlines())):
+        if not state.startswith("Z"):
+            yield int(pid), int(pgid), words
+
+
+def _used(pid: int) -> int:
+    """What a process has computed, read and written so far, in no unit; 0 where this system does not say."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:15]
+        moved = Path(f"/proc/{pid}/io").read_text(encoding="utf-8").split()[1::2]
+    except OSError:
+        return 0
+    return sum(map(int, ticks)) + sum(map(int, moved))
+
+
+def _kill(pid: int) -> None:
+    if os.name == "nt":
+        subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], capture_output=True, check=False)  # noqa: S603, S607
+        return
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # ended; macOS says so of one that nobody collected yet
+        return
+
+
+def _oom_kills() -> int:
+    """How often the kernel killed in this container for want of memory."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError:
+            continue
+        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return int(found.group(1))
+    return 0
+
+
+# ---- files
+
+
+def log_file(run_dir: Path, attempt: int) -> Path:
+    """The log of an attempt."""
+    return run_dir / "logs" / f"train-{attempt}-rank0.log"
+
+
+def _attempts(run_dir: Path) -> int:
+    """The newest attempt by the logs, which are numbered from 1."""
+    names = [path.name.split("-")[1] for path in (run_dir / "logs").glob("train-*-rank0.log")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _trained_seconds(past: list[Event]) -> float:
+    """How long was trained by the events: all that a fresh machine knows of a budget, and what an orphan did."""
+    total, last = 0.0, 0.0
+    for event in past:
+        with contextlib.suppress(*_FOREIGN):
+            if event["event"] in _AT_WORK:
+                at = datetime.fromisoformat(event["at"]).timestamp()
+                total += max(0.0, at - last) if event["event"] != "attempt" and last else 0.0
+                last = at
+    return total
+
+
+def append_event(path: Path, kind: str, **fields: Any) -> None:
+    """One line, in one write; a line that a kill cut short is kept apart from it."""
+    at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    line = json.dumps({"at": at, "event": kind, **fields}, ensure_ascii=False) + "\n"
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode())
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _newest_change(folder: Path) -> float:
+    """When anything in the folders of a folder was written last; they come and go meanwhile."""
+    try:
+        inner = [path for child in folder.iterdir() for path in (child, *(child.iterdir() if child.is_dir() else ()))]
+    except OSError:
+        return 0.0
+    return max(map(_modified, inner), default=0.0)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    """Whole or not at all; on a full disk the old one stays, and training goes on."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        aside.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def _figure(value: Any) -> float:
+    """A figure of a file; what is none counts as nothing."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < _ENDLESS else 0.0
+
+
+def _now() -> str:
+    return _stamp(time.time())
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def main() -> int:
+    """Supervise the run directory named on the command line, alone."""
+    run_dir = Path(sys.argv[1])
+    if os.name != "nt":
+        import fcntl
+
+        handle = os.open(run_dir / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        for last in (False, False, False, False, True):
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if last:
+                    return EXIT_USER
+                time.sleep(_LOOKER_SECONDS)
+    return Supervisor(run_dir).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

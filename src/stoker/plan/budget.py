@@ -1,0 +1,38 @@
+"""What ends a run early: budgets as seconds, and the end of a session. The supervisor counts nothing else."""
+
+from stoker.config import values
+from stoker.config.run import Run
+from stoker.plan.plan import Cost, Limits, Reason
+
+
+def limits(run: Run, cost: Cost | None, deadline: str | None) -> Limits:
+    """How long the run may take; a budget in money lasts as long as the price in `cost` says."""
+    lasts = None
+    if run.budget.money and cost:
+        amount, currency = values.money(run.budget.money)
+        per_hour = cost.price_per_hour * cost.billed_devices
+        lasts = amount / per_hour * 3600 if currency == cost.currency else None
+    return Limits(
+        time_seconds=values.duration_seconds(run.budget.time) if run.budget.time else None,
+        money_seconds=lasts,
+        deadline=deadline,
+    )
+
+
+def reasons(run: Run, found: Limits, cost: Cost | None) -> list[Reason]:
+    """Why each limit is where it is."""
+    out = []
+    if found.time_seconds is not None:
+        out.append(Reason(about="limits.time_seconds", key="why.asked", fields={"word": "budget.time"}))
+    if found.money_seconds is not None and cost:
+        fields = {
+            "hours": f"{found.money_seconds / 3600:.1f}",
+            "money": run.budget.money,
+            "price": f"{cost.price_per_hour:.2f} {cost.currency}",
+            "devices": cost.billed_devices,
+            "source": cost.source,
+        }
+        out.append(Reason(about="limits.money_seconds", key="why.limit.money", fields=fields))
+    if found.deadline:
+        out.append(Reason(about="limits.deadline", key="why.limit.deadline", fields={"deadline": found.deadline}))
+    return out

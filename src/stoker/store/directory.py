@@ -1,0 +1,217 @@
+"""A store in a directory: a mounted Drive, a provider's file storage, NFS, another disk.
+
+A mount may die under us, so nothing is waited for without an end; and a mount that is missing is not made up for by a
+new folder on the box itself: only the last part of the path is created.
+"""
+
+import functools
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.errors import StokerError
+from stoker.rundir import files
+from stoker.store.shelf import Bandwidth, Fault, Patience, bounded, require_small
+
+T = TypeVar("T")
+
+
+class DirectoryStore:
+    """Files in a folder. Each is written aside, synced, read back, renamed."""
+
+    beats = True
+
+    def __init__(self, root: Path, patience: Patience, bandwidth: Bandwidth) -> None:
+        self._root = root
+        self._patience = patience
+        self._bandwidth = bandwidth
+        try:
+            self._disk = self._do(lambda: disk_of(root))
+        except FileNotFoundError as error:
+            raise Fault(f"{root.parent} is not there; is it mounted?") from error
+
+    def names(self, folder: str) -> dict[str, int]:
+        """Every file below a folder; what is on its way begins with a dot."""
+
+        def listed() -> dict[str, int]:
+            found = (path for path in (self._root / folder).rglob("*") if not path.name.startswith("."))
+            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in found if path.is_file()}
+
+        return self._do(listed)
+
+    def read(self, name: str) -> bytes:
+        """A small file."""
+
+        def content() -> bytes:
+            require_small(name, (self._root / name).stat().st_size)
+            return (self._root / name).read_bytes()
+
+        return self._do(content)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Written aside, synced, renamed."""
+        self._do(lambda: self._put(name, content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """A link is made only where there is no such name; where there are no links, exclusive creation is."""
+        return self._do(lambda: self._put_new(name, content))
+
+    def swap(self, name: str, before: bytes, after: bytes) -> bool:
+        """A directory cannot compare and replace in one; the moment between the two is short."""
+
+        def swapped() -> bool:
+            if (self._root / name).read_bytes() != before:
+                return False
+            self._put(name, after)
+            return (self._root / name).read_bytes() == after
+
+        return self._do(swapped)
+
+    def upload(self, source: Path, name: str, sha256: str) -> None:
+        """Append to what is there of it, sync it, read it back, rename."""
+        final = self._root / name
+        # The digest in the name: what an attempt with other content left is not gone on with.
+        aside = final.with_name(f".{final.name}.{sha256[:16]}.part")
+        self._do(lambda: self._make_folder(final.parent))
+        size = source.stat().st_size
+        if self._do(final.exists) and self._size(final) == size and self._digest(final, size) == sha256:
+            return  # an earlier attempt came as far as this file
+        if self._size(aside) > size:
+            self._do(aside.unlink)
+        self._append(source, aside, size)
+        self._do(lambda: files.sync_file(aside), size)
+        if self._digest(aside, size) != sha256:
+            self._do(aside.unlink)
+            raise Fault(f"{name}: what was written reads back otherwise")
+        self._do(lambda: _put_in_place(aside, final))
+
+    def download(self, name: str, target: Path, size_bytes: int) -> None:
+        """Append what the target lacks."""
+        self._append(self._root / name, target, size_bytes)
+
+    def sha256(self, name: str, size_bytes: int) -> str:
+        """Read anew."""
+        return self._digest(self._root / name, size_bytes)
+
+    def remove(self, names: list[str]) -> None:
+        """Delete files; `sweep` takes their folders."""
+
+        def removed() -> None:
+            for name in names:
+                (self._root / name).unlink(missing_ok=True)
+
+        self._do(removed)
+
+    def sweep(self, folder: str, current: str) -> None:
+        """Parts of files, and folders that hold nothing."""
+
+        def swept() -> None:
+            below = [path for path in (self._root / folder).rglob("*") if (self._root / current) not in path.parents]
+            for path in below:
+                if path.name.startswith(".") and path.name.endswith(".part"):
+                    path.unlink(missing_ok=True)
+            for path in sorted((path for path in below if path.is_dir()), reverse=True):
+                if not any(path.iterdir()):
+                    path.rmdir()
+
+        self._do(swept)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Of the store's own path only the last part is made, and only on the disk that was there at the start."""
+        if disk_of(self._root) != self._disk:
+            raise Fault(f"{self._root} is no longer mounted")
+        self._root.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _append(self, source: Path, target: Path, size_bytes: int) -> None:
+        begun = done = self._size(target)
+        self._do(target.touch)
+        try:
+            while done < size_bytes:
+                self._bandwidth.spend(min(self._patience.part_bytes, size_bytes - done))
+                done += self._do(functools.partial(_copy_chunk, source, target, done, self._patience.part_bytes))
+        except FileNotFoundError:
+            raise
+        except (Fault, OSError) as fault:
+            raise Fault(fault, gained_bytes=done - begun) from fault
+
+    def _size(self, path: Path) -> int:
+        return self._do(lambda: path.stat().st_size if path.exists() else 0)
+
+    def _digest(self, path: Path, size_bytes: int) -> str:
+        return self._do(lambda: files.sha256(path, from_disk=True), size_bytes)
+
+    def _put(self, name: str, content: bytes) -> None:
+        final = self._root / name
+        self._make_folder(final.parent)
+        _put_in_place(_written_aside(final, content), final)
+
+    def _put_new(self, name: str, content: bytes) -> bool:
+        final = self._root / name
+        self._make_folder(final.parent)
+        aside = _written_aside(final, content)
+        try:
+            os.link(aside, final)
+        except FileExistsError:
+            return False
+        except OSError:
+            return _create_without_links(final, content)
+        finally:
+            aside.unlink()
+        files.sync_folder(final.parent)
+        return True
+
+    def _do(self, operation: Callable[[], T], size_bytes: int = 0) -> T:
+        """One look at the disk, bounded in time; what the system complains of may pass."""
+        try:
+            return bounded(operation, self._patience.seconds_for(size_bytes or self._patience.part_bytes))
+        except FileNotFoundError:
+            raise
+        except PermissionError as error:
+            raise StokerError("STK653", store=self._root, reason=error) from error
+        except OSError as error:
+            raise Fault(error) from error
+
+
+def disk_of(root: Path) -> int:
+    """The disk a store is on: its own where it is a mount, else that of the folder it will be made in."""
+    return (root if root.exists() else root.parent).stat().st_dev
+
+
+def _copy_chunk(source: Path, target: Path, begin: int, part_bytes: int) -> int:
+    """Opened anew for each chunk: on a dead mount an open hangs, too. At its place, lest one given up on comes late."""
+    with source.open("rb") as reading, target.open("rb+") as writing:
+        reading.seek(begin)
+        chunk = reading.read(part_bytes)
+        if not chunk:
+            raise Fault("the file is shorter than its record says")
+        writing.seek(begin)
+        writing.write(chunk)
+    return len(chunk)
+
+
+def _written_aside(final: Path, content: bytes) -> Path:
+    aside = final.with_name(f".{final.name}.{secrets.token_hex(6)}.part")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return aside
+
+
+def _put_in_place(aside: Path, final: Path) -> None:
+    aside.replace(final)
+    files.sync_folder(final.parent)
+
+
+def _create_without_links(final: Path, content: bytes) -> bool:
+    try:
+        with final.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,315 @@
+"""A store in an S3-compatible bucket, through s3fs. Where it is and who we are comes from the environment only.
+
+Large files go up in parts that the server keeps until all are there, so that a cut costs one part. Every call has an
+end; asking again is `Patient`'s. Conditional writes are sent to every server; some ignore them, so we look before, too.
+"""
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stoker import env
+from stoker.errors import StokerError
+from stoker.store.address import Address
+from stoker.store.shelf import Bandwidth, Fault, Patience, require_small
+
+T = TypeVar("T")
+_MOST_PARTS = 9000
+"""S3 takes 10,000."""
+_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_NOT_OFFERED = ("NotImplemented", "MethodNotAllowed", "501", "405")
+_NO_KEYS = ("NoCredentialsError", "PartialCredentialsError")
+_FOREIGN = ("NoSuchBucket", "InvalidBucketName")
+
+
+class S3Store:
+    """Objects below a prefix of one bucket."""
+
+    beats = True
+
+    def __init__(self, address: Address, patience: Patience, bandwidth: Bandwidth) -> None:
+        self._bucket, self._prefix = address.host, address.root
+        self._text = address.text
+        self._patience = patience
+        self._bandwidth = bandwidth
+        self._files = _connect(patience)
+
+    # ---- small files
+
+    def names(self, folder: str) -> dict[str, int]:
+        """Every object below a folder."""
+        found: dict[str, int] = {}
+        prefix = self._key(folder).rstrip("/") + "/" if self._key(folder) else ""
+        token: dict[str, str] = {}
+        while True:
+            page = self._call("list_objects_v2", Prefix=prefix, MaxKeys=1000, **token)
+            for one in page.get("Contents", ()):
+                found[self._name(one["Key"])] = one["Size"]
+            if not page.get("IsTruncated"):
+                return found
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def read(self, name: str) -> bytes:
+        """A small object."""
+        return self._get(name, self._patience.part_bytes)
+
+    def write(self, name: str, content: bytes) -> None:
+        """One request: an object appears whole or not at all."""
+        self._put(name, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """`If-None-Match: *`."""
+        if self._head(name) is not None:
+            return False
+        return self._put_if(name, content, IfNoneMatch="*")
+
+    def swap(self, name: str, before: bytes, after: bytes) -> bool:
+        """`If-Match` with the tag of what was read."""
+        head = self._head(name)
+        if head is None or self.read(name) != before:
+            return False
+        return self._put_if(name, after, IfMatch=head["ETag"])
+
+    def remove(self, names: list[str]) -> None:
+        """One by one, so that the order holds."""
+        for name in names:
+            self._call("delete_object", Key=self._key(name))
+
+    def sweep(self, folder: str, current: str) -> None:
+        """Uploads that were begun and not finished: their parts are kept, unseen and paid for, until given up."""
+        for one in self._unfinished(self._key(folder) + "/"):
+            if not self._name(one["Key"]).startswith(f"{current}/"):
+                self._call("abort_multipart_upload", Key=one["Key"], UploadId=one["UploadId"])
+
+    # ---- large files
+
+    def upload(self, source: Path, name: str, sha256: str) -> None:
+        """In one request, or in parts; those the server holds already are not sent again."""
+        size = source.stat().st_size
+        part_bytes = max(self._patience.part_bytes, -(-size // _MOST_PARTS))
+        tag = _tag(source, size, part_bytes)
+        if self._holds(name, size, tag, sha256):
+            return  # an earlier attempt came through and only its answer was lost
+        if size <= part_bytes:
+            self._put(name, source.read_bytes())
+        else:
+            self._upload_parts(source, name, part_bytes)
+        if not self._holds(name, size, tag, sha256):
+            self.remove([name])
+            raise Fault(f"{name}: what was sent reads back otherwise")
+
+    def download(self, name: str, target: Path, size_bytes: int) -> None:
+        """By ranges, from where the target ends."""
+        begun = done = target.stat().st_size if target.exists() else 0
+        with target.open("ab") as file:
+            try:
+                for chunk in self._ranges(name, begun, size_bytes):
+                    file.write(chunk)
+                    file.flush()
+                    done += len(chunk)
+            except Fault as fault:
+                raise Fault(fault, gained_bytes=done - begun) from fault
+
+    def sha256(self, name: str, size_bytes: int) -> str:
+        """All of it read back."""
+        digest = hashlib.sha256()
+        for chunk in self._ranges(name, 0, size_bytes):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def _upload_parts(self, source: Path, name: str, part_bytes: int) -> None:
+        """Send what is missing, then have it put together."""
+        key = self._key(name)
+        upload, held = self._begun(key)
+        gained, parts = 0, []
+        try:
+            for number, content in enumerate(_parts(source, part_bytes), 1):
+                tag = held.get(number, "")
+                # Where parts are encrypted their tags are no digests: they are sent anew.
+                if _plain(tag) != hashlib.md5(content, usedforsecurity=False).hexdigest():
+                    part = {"UploadId": upload, "PartNumber": number, "Body": content}
+                    self._bandwidth.spend(len(content))
+                    tag = self._call("upload_part", len(content), Key=key, **part)["ETag"]
+                    gained += len(content)
+                parts.append({"PartNumber": number, "ETag": tag})
+            self._call("complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+        except Fault as fault:
+            raise Fault(fault, gained_bytes=gained) from fault
+
+    def _begun(self, key: str) -> tuple[str, dict[int, str]]:
+        """The newest unfinished upload of this key with its parts' tags, or a new one."""
+        own = [one["UploadId"] for one in self._unfinished(key) if one["Key"] == key]
+        if not own:
+            return self._call("create_multipart_upload", Key=key)["UploadId"], {}
+        held: dict[int, str] = {}
+        marker: dict[str, int] = {}
+        while True:
+            page = self._call("list_parts", Key=key, UploadId=own[-1], **marker)
+            held.update({part["PartNumber"]: part["ETag"] for part in page.get("Parts", ())})
+            if not page.get("IsTruncated"):
+                return own[-1], held
+            marker = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    def _unfinished(self, prefix: str) -> list[Any]:
+        try:
+            return list(self._call("list_multipart_uploads", Prefix=prefix).get("Uploads", ()))
+        except (_NotOffered, _Gone):
+            return []
+
+    def _holds(self, name: str, size: int, tag: str, sha256: str) -> bool:
+        """The server's own digest says that it holds what we have; where it has another kind, all is read back."""
+        head = self._head(name)
+        if head is None or head["ContentLength"] != size:
+            return False
+        return _plain(head["ETag"]) == tag or self.sha256(name, size) == sha256
+
+    # ---- calls
+
+    def _ranges(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+        while begin < end:
+            behind = min(begin + self._patience.part_bytes, end)
+            self._bandwidth.spend(behind - begin)
+            chunk = self._get(name, behind - begin, Range=f"bytes={begin}-{behind - 1}")
+            if len(chunk) != behind - begin:
+                raise Fault(f"{name}: {len(chunk)} bytes came in place of {behind - begin}")
+            yield chunk
+            begin = behind
+
+    def _get(self, name: str, size_bytes: int, **options: str) -> bytes:
+        async def get() -> bytes:
+            answer = await self._files._call_s3("get_object", Bucket=self._bucket, Key=self._key(name), **options)
+            async with answer["Body"] as body:
+                require_small(name, answer["ContentLength"])
+                return bytes(await body.read())
+
+        return self._run(get, size_bytes)
+
+    def _put(self, name: str, content: bytes) -> None:
+        self._bandwidth.spend(len(content))
+        self._call("put_object", len(content), Key=self._key(name), Body=content)
+
+    def _put_if(self, name: str, content: bytes, **condition: str) -> bool:
+        """Whether it was put; a server that ignores the condition is found out by reading back."""
+        try:
+            self._call("put_object", Key=self._key(name), Body=content, **condition)
+        except _Refused:
+            return False
+        except _NotOffered:
+            self._put(name, content)
+        return self.read(name) == content
+
+    def _head(self, name: str) -> Any:
+        try:
+            return self._call("head_object", Key=self._key(name))
+        except FileNotFoundError:
+            return None
+
+    def _call(self, method: str, size_bytes: int = 0, /, **options: Any) -> Any:
+        return self._run(lambda: self._files._call_s3(method, Bucket=self._bucket, **options), size_bytes)
+
+    def _run(self, call: Callable[[], Awaitable[T]], size_bytes: int) -> T:
+        """One call, bounded in time, its errors in our terms."""
+        from fsspec.asyn import sync
+
+        seconds = self._patience.seconds_for(size_bytes)
+
+        async def limited() -> T:
+            return await asyncio.wait_for(call(), seconds)
+
+        try:
+            return sync(self._files.loop, limited)  # type: ignore[no-any-return]
+        except StokerError:
+            raise
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            raise Fault(f"no answer within {seconds:.0f} s") from error
+        except Exception as error:  # botocore, aiohttp and s3fs have no common ancestor
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> Exception:
+        """An error of theirs in our terms."""
+        code, reason = _code(error), _reason(error)
+        by_code = {**dict.fromkeys(_REFUSED, _Refused), **dict.fromkeys(_NOT_OFFERED, _NotOffered)}
+        if code in by_code:
+            return by_code[code](reason)
+        if code == "NoSuchUpload":
+            return _Gone(reason)
+        if code in _FOREIGN:
+            return StokerError("STK652", store=self._text, reason=reason)
+        if isinstance(error, FileNotFoundError):
+            return error
+        if isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS:
+            return StokerError("STK653", store=self._text, reason=reason)
+        return Fault(reason)
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}".strip("/")
+
+    def _name(self, key: str) -> str:
+        return key[len(self._prefix) :].lstrip("/") if self._prefix else key
+
+
+class _Refused(Fault):
+    """The condition of a write did not hold."""
+
+
+class _Gone(Fault):
+    """An unfinished upload is no longer known to the server."""
+
+
+class _NotOffered(Fault):
+    """The server does not know this call."""
+
+
+def _connect(patience: Patience) -> Any:
+    try:
+        import s3fs
+    except ImportError as error:
+        raise StokerError("STK654", package="s3fs") from error
+    files = s3fs.S3FileSystem(
+        endpoint_url=env.read(env.AWS_ENDPOINT_URL) or None,
+        # Checksum trailers are refused by many S3-compatible servers; our digests do their work.
+        config_kwargs={
+            "connect_timeout": patience.stall_seconds,
+            "read_timeout": patience.stall_seconds,
+            "retries": {"mode": "standard", "total_max_attempts": 1},
+            "signature_version": "s3v4",
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        },
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+    files.retries = 1
+    return files
+
+
+def _parts(source: Path, part_bytes: int) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        yield from iter(functools.partial(file.read, part_bytes), b"")
+
+
+def _tag(source: Path, size: int, part_bytes: int) -> str:
+    """What S3 calls a file's ETag: MD5, or MD5 over the parts' MD5 and their number."""
+    digests = [hashlib.md5(content, usedforsecurity=False) for content in _parts(source, part_bytes)]
+    if size <= part_bytes:
+        return (digests[0] if digests else hashlib.md5(usedforsecurity=False)).hexdigest()
+    whole = hashlib.md5(b"".join(one.digest() for one in digests), usedforsecurity=False)
+    return f"{whole.hexdigest()}-{len(digests)}"
+
+
+def _plain(tag: str) -> str:
+    """An ETag without its quotes; some servers write it in capitals."""
+    return tag.strip('"').lower()
+
+
+def _code(error: BaseException) -> str:
+    """S3's own name of an error."""
+    answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    return str(answer.get("Error", {}).get("Code", ""))
+
+
+def _reason(error: BaseException) -> str:
+    return env.without_secrets(f"{type(error).__name__}: {error}".splitlines()[0][:300])

@@ -1,0 +1,220 @@
+"""What every kind of store can do, and how patient we are with it. The kinds are in files of their own.
+
+A store holds files by name below one root. A name shows a whole file or none: what is on its way stands aside.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from stoker import env
+from stoker.errors import StokerError
+
+T = TypeVar("T")
+LARGEST_SMALL_BYTES = 16 << 20
+"""A store may be anybody's: what is larger is not read into memory."""
+
+
+class Fault(Exception):
+    """The store did not do as asked and may do so later: a cut line, a server that is busy, a full quota.
+
+    Args:
+        reason: A sentence or the error behind it; secrets are taken out.
+        gained_bytes: What was moved before and need not be moved again.
+    """
+
+    def __init__(self, reason: object, gained_bytes: int = 0) -> None:
+        super().__init__(env.without_secrets(str(reason) or type(reason).__name__))
+        self.gained_bytes = gained_bytes
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store may take, and how often it is asked again."""
+
+    stall_seconds: float = 60
+    """Without any answer."""
+    least_bytes_per_second: float = 32 << 10
+    """Slower than this is a stall, too."""
+    tries: int = 6
+    """In a row, without anything gained in between."""
+    part_bytes: int = 8 << 20
+    """What is moved at once and, after a cut, at most moved again. S3 takes no parts below 5 MiB."""
+    first_pause_seconds: float = 1
+    longest_pause_seconds: float = 60
+    told: Callable[[Fault], None] | None = None
+    """Hears of each fault after which the store is asked again."""
+
+    def seconds_for(self, size_bytes: int) -> float:
+        """The longest that moving so many bytes may take."""
+        return self.stall_seconds + size_bytes / self.least_bytes_per_second
+
+    def pause(self, attempt: int) -> None:
+        """Wait before the next attempt, longer each time."""
+        time.sleep(min(self.longest_pause_seconds, self.first_pause_seconds * 2**attempt))
+
+
+@dataclass
+class Bandwidth:
+    """Keeps the mean rate of everything moved below a cap."""
+
+    bytes_per_second: float = 0
+    """0: no cap."""
+    _free_at: float = field(default=0.0, init=False)
+
+    def spend(self, size_bytes: int) -> None:
+        """Wait until so many bytes may follow the last ones."""
+        if not self.bytes_per_second:
+            return
+        now = time.monotonic()
+        begin = max(now, self._free_at)
+        self._free_at = begin + size_bytes / self.bytes_per_second
+        time.sleep(begin - now)
+
+
+class Store(Protocol):
+    """Files by name. Names are relative, with `/` between folders. What fails for now raises `Fault`."""
+
+    beats: bool
+    """Whether a small file may be rewritten twice a minute."""
+
+    def names(self, folder: str) -> dict[str, int]:
+        """Every file below a folder, with its size; none where there is no such folder."""
+
+    def read(self, name: str) -> bytes:
+        """A small file; FileNotFoundError where there is none."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a small file in place, instead of an earlier one."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put a small file in place only where there is none; says whether it did."""
+
+    def swap(self, name: str, before: bytes, after: bytes) -> bool:
+        """Replace a small file only if it still holds `before`; says whether it did."""
+
+    def upload(self, source: Path, name: str, sha256: str) -> None:
+        """Copy a file; what an earlier attempt left is gone on with. Afterwards the store's copy has been checked."""
+
+    def download(self, name: str, target: Path, size_bytes: int) -> None:
+        """Append to `target` what it lacks of a file."""
+
+    def sha256(self, name: str, size_bytes: int) -> str:
+        """The digest of what stands there now, computed anew."""
+
+    def remove(self, names: list[str]) -> None:
+        """Delete files, in this order; those that are gone already do not matter."""
+
+    def sweep(self, folder: str, current: str) -> None:
+        """Delete what unfinished uploads left below a folder, except below `current`."""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A store that is asked again after a fault: a bounded number of times in a row without anything gained."""
+
+    inner: Store
+    patience: Patience
+
+    @property
+    def beats(self) -> bool:
+        """See `Store`."""
+        return self.inner.beats
+
+    def names(self, folder: str) -> dict[str, int]:
+        """See `Store`."""
+        return self._persist(lambda: self.inner.names(folder))
+
+    def read(self, name: str) -> bytes:
+        """See `Store`."""
+        return self._persist(lambda: self.inner.read(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        """See `Store`."""
+        self._persist(lambda: self.inner.write(name, content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """See `Store`; where an answer was lost, what stands there decides."""
+        return self._persist(lambda: self.inner.create(name, content)) or self._holds(name, content)
+
+    def swap(self, name: str, before: bytes, after: bytes) -> bool:
+        """See `Store`; where an answer was lost, what stands there decides. What is gone is not replaced."""
+        try:
+            return self._persist(lambda: self.inner.swap(name, before, after)) or self._holds(name, after)
+        except FileNotFoundError:
+            return False
+
+    def upload(self, source: Path, name: str, sha256: str) -> None:
+        """See `Store`."""
+        self._persist(lambda: self.inner.upload(source, name, sha256))
+
+    def download(self, name: str, target: Path, size_bytes: int) -> None:
+        """See `Store`."""
+        self._persist(lambda: self.inner.download(name, target, size_bytes))
+
+    def sha256(self, name: str, size_bytes: int) -> str:
+        """See `Store`."""
+        return self._persist(lambda: self.inner.sha256(name, size_bytes))
+
+    def remove(self, names: list[str]) -> None:
+        """See `Store`."""
+        self._persist(lambda: self.inner.remove(names))
+
+    def sweep(self, folder: str, current: str) -> None:
+        """See `Store`."""
+        self._persist(lambda: self.inner.sweep(folder, current))
+
+    def _holds(self, name: str, content: bytes) -> bool:
+        try:
+            return self.read(name) == content
+        except FileNotFoundError:
+            return False
+
+    def _persist(self, attempt: Callable[[], T]) -> T:
+        failed = 0
+        while True:
+            try:
+                return attempt()
+            except Fault as fault:
+                failed = 1 if fault.gained_bytes else failed + 1
+                if failed >= self.patience.tries:
+                    raise
+                if self.patience.told is not None:
+                    self.patience.told(fault)
+            self.patience.pause(failed - 1)
+
+
+def bounded(operation: Callable[[], T], seconds: float) -> T:
+    """Run it in a thread and give up on it after so long: a dead mount or a foreign client may never return."""
+    results: list[T] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(operation())
+        except BaseException as error:  # noqa: BLE001  # raised again by the one who waits
+            problems.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if problems:
+        raise problems[0]
+    if not results:
+        raise Fault(f"no answer within {seconds:.0f} s")
+    return results[0]
+
+
+def require_small(name: str, size_bytes: int) -> None:
+    """A file that is to be read into memory is no larger than a record of ours can be."""
+    if size_bytes > LARGEST_SMALL_BYTES:
+        raise StokerError("STK658", file=name, reason=f"{size_bytes} bytes")
+
+
+def sha256_of(content: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(content).hexdigest()

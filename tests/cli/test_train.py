@@ -1,0 +1,66 @@
+"""What `stoker train` says of what the supervisor did; nothing is trained here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import attempt, make_run, step, write_events
+
+from stoker.cli import train
+from stoker.cli.progress import Progress
+from stoker.rundir.layout import RunDir
+
+
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+
+
+def supervised(folder: Path, **facts: Any) -> RunDir:
+    (folder / "supervisor.json").write_text(json.dumps(facts), encoding="utf-8")
+    return RunDir(folder)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"reason": "user", "ended": ""}, "Stopped at step 40 with a committed checkpoint."),
+        ({"reason": "user", "ended": "hang"}, "could commit (no sign of life). The same command goes on from step 30."),
+    ],
+)
+def test_a_stop_without_a_last_checkpoint_is_said(
+    runs: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, str], said: str
+) -> None:
+    run_dir = supervised(make_run(runs, "medical"), committed_step=30, **facts)
+    train.say_stopped(run_dir, 40)
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, "is started again now"), (5.0, "is started again in 5 s")])
+def test_a_restart_at_once_is_now(runs: Path, capsys: pytest.CaptureFixture[str], seconds: float, said: str) -> None:
+    folder = make_run(runs, "medical")
+    restart = {"event": "restart", "reason": "hang", "step": 30, "wait_seconds": seconds}
+    write_events(folder, attempt(120), step(30, 2.0), restart)
+    progress = Progress(RunDir(folder))
+    progress.update()
+    train._tell_interventions(progress)
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ({"code": "STK673", "fields": {"step": 7, "reason": "surprise", "log": "x"}}, "(an error nobody foresaw)"),
+        ({"code": "STK674", "fields": {"restarts": 8, "reason": "hang", "log": "x"}}, "(last: no sign of life)"),
+        ({"code": "STK670", "fields": {"reason": "time", "spent": 60}}, "not begin: `budget.time` is used up; 60 s"),
+        ({"code": "STK675", "fields": {"step": 7, "micro": 1, "tried": 2}}, "nothing smaller is left to try"),
+    ],
+)
+def test_reasons_of_the_supervisor_are_said_in_words(runs: Path, error: dict[str, Any], said: str) -> None:
+    folder = make_run(runs, "medical")
+    noted = {"event": "error", "program": "supervisor", "error": {"where": "", **error}}
+    write_events(folder, attempt(120), noted)
+    progress = Progress(RunDir(folder))
+    progress.update()
+    assert said in progress.problem.what

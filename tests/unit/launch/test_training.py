@@ -1,0 +1,78 @@
+"""Who trains here: the trainer, its supervisor, one without the other, nobody."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import StokerError
+from stoker.launch import training
+from stoker.rundir.layout import RunDir
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="asks /proc")
+
+
+@contextmanager
+def process(run_dir: RunDir, program: str, file: Path) -> Iterator[int]:
+    """A live process that passes for a program of this run."""
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", code, program, str(run_dir.path.resolve())]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout
+        started.stdout.readline()
+        file.write_text(json.dumps({"pid": started.pid}), encoding="utf-8")
+        yield started.pid
+
+
+def test_nobody_trains_where_nothing_was_started(tmp_path: Path) -> None:
+    assert training.running_pid(RunDir(tmp_path)) is None
+    assert training.supervision(RunDir(tmp_path)) == {}
+
+
+def test_a_trainer_without_a_supervisor_is_an_orphan(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with process(run_dir, "stoker.engine.train", run_dir.process_file) as pid:
+        assert training.running_pid(run_dir) == pid
+        assert training.orphan(run_dir) == pid
+    assert training.orphan(run_dir) is None
+
+
+def test_one_with_a_supervisor_is_none(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with (
+        process(run_dir, "stoker.launch.supervisor", run_dir.supervisor_file),
+        process(run_dir, "stoker.engine.train", run_dir.process_file) as pid,
+    ):
+        assert training.running_pid(run_dir) == pid
+        assert training.orphan(run_dir) is None
+        with pytest.raises(StokerError):
+            training.require_idle(run_dir)
+
+
+def test_a_supervisor_that_waits_counts_as_running(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.process_file.write_text(json.dumps({"pid": 2**22 + 1}), encoding="utf-8")  # the trainer that died
+    with process(run_dir, "stoker.launch.supervisor", run_dir.supervisor_file) as pid:
+        assert training.running_pid(run_dir) == pid
+        assert training.orphan(run_dir) is None
+
+
+@pytest.mark.parametrize("content", ['{"pid": 1}', '{"pid": "x"}', '{"pid": [1]}', "[]", "{", '{"pid": -1}', "null"])
+def test_what_a_file_says_is_not_believed(tmp_path: Path, content: str) -> None:
+    run_dir = RunDir(tmp_path)
+    for path in (run_dir.process_file, run_dir.supervisor_file):
+        path.write_text(content, encoding="utf-8")
+    assert training.running_pid(run_dir) is None
+    assert training.orphan(run_dir) is None
+
+
+def test_a_process_of_another_run_is_not_ours(tmp_path: Path) -> None:
+    run_dir, other = RunDir(tmp_path / "a"), RunDir(tmp_path / "b")
+    run_dir.path.mkdir()
+    other.path.mkdir()
+    with process(other, "stoker.engine.train", run_dir.process_file):
+        assert training.running_pid(run_dir) is None

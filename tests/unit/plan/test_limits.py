@@ -1,0 +1,114 @@
+"""What ends a run early, what a plan does after memory ran out, and what is done about bad steps."""
+
+import pytest
+from plan_case import SEVEN, SMALL, machine, plan, processor
+
+from stoker.errors import StokerError
+from stoker.facts import prices
+from stoker.facts.machine import Machine
+from stoker.plan.plan import Plan, Rung
+
+
+def rung(made: Plan, step: int = 7) -> Rung:
+    return Rung(
+        strategy=made.strategy,
+        gradient_checkpointing=made.gradient_checkpointing,
+        micro=made.batch.micro,
+        card=made.card,
+        step=step,
+    )
+
+
+def ladder(text: str, on: Machine, model: str = SMALL, sizes: str = "length: 64") -> list[Plan]:
+    """Plans, each made after the one before ran out of memory, until nothing is left."""
+    made: list[Plan] = []
+    while True:
+        failed = tuple(rung(one) for one in made)
+        try:
+            one = plan(text, on, model=model, sizes=sizes, out_of_memory=failed)
+        except StokerError as error:
+            said = error
+            break
+        made.append(one)
+    assert (said.code, said.fields["tried"]) == ("STK675", len(made))
+    return made
+
+
+def test_after_memory_ran_out_the_next_rung_needs_less_and_keeps_the_batch() -> None:
+    plans = ladder("train: {batch: 16}\ntune: {method: lora}", machine("A100-80G-SXM"))
+    assert [one.batch.micro for one in plans[:5]] == [16, 8, 4, 2, 1]
+    assert not any(one.gradient_checkpointing for one in plans[:5])
+    assert all(one.gradient_checkpointing for one in plans[5:])
+    used = [one.memory.peak_allocated_bytes for one in plans]
+    assert used == sorted(used, reverse=True)
+    assert len(set(used)) == len(used)
+    for one in plans:
+        batch = one.batch
+        assert batch.effective == batch.micro * batch.accumulation * batch.devices == 16
+        assert (one.steps, one.data) == (plans[0].steps, plans[0].data)
+
+
+def test_sharding_is_the_last_rung() -> None:
+    plans = ladder("train: {batch: 16}\ntune: {method: lora}", machine("A100-80G-SXM", 2), model=SEVEN)
+    strategies = [one.strategy for one in plans]
+    assert strategies == sorted(strategies)  # ddp before fsdp2
+    assert set(strategies) == {"ddp", "fsdp2"}
+
+
+def test_what_was_fixed_by_hand_is_left_alone() -> None:
+    plans = ladder("train: {batch: 16}\nwhere: {micro: 4, gradient_checkpointing: false}", machine("A100-80G-SXM"))
+    assert [one.batch.micro for one in plans] == [4]
+
+
+def test_a_failed_rung_is_a_reason_and_is_kept() -> None:
+    first = plan("train: {batch: 16}", processor())
+    again = plan("train: {batch: 16}", processor(), out_of_memory=(rung(first),))
+    (why,) = [one for one in again.reasons if one.key == "why.out_of_memory"]
+    assert why.fields["micro"] == first.batch.micro
+    assert why.fields["step"] == 7
+    assert again.out_of_memory == [rung(first)]
+
+
+def test_another_machines_failures_do_not_count() -> None:
+    first = plan("train: {batch: 16}", machine("T4"))
+    other = plan("train: {batch: 16}", machine("A100-80G-SXM"), out_of_memory=(rung(first),))
+    assert other.batch == plan("train: {batch: 16}", machine("A100-80G-SXM")).batch
+
+
+def test_a_time_budget_is_a_limit() -> None:
+    assert plan("budget: {time: 90m}").limits.time_seconds == 5400
+    assert plan().limits.time_seconds is None
+
+
+def test_money_lasts_by_the_plans_price_and_devices() -> None:
+    offer = prices.cheapest("RTX4090", 2, "CNY")
+    assert offer is not None
+    assert offer.currency == "CNY"
+    made = plan("budget: {money: 50 CNY}\ntrain: {batch: 16}", machine("RTX4090", 2), offer=offer)
+    assert made.limits.money_seconds == pytest.approx(50 / (offer.price_per_hour * offer.billed(2)) * 3600)
+    (why,) = [one for one in made.reasons if one.about == "limits.money_seconds"]
+    assert why.key == "why.limit.money"
+
+
+def test_money_without_a_price_in_its_currency_is_no_limit() -> None:
+    offer = prices.cheapest("RTX4090", 1, "CNY")
+    assert plan("budget: {money: 50 EUR}", offer=offer).limits.money_seconds is None
+    assert plan("budget: {money: 50 CNY}", offer=None).limits.money_seconds is None
+
+
+def test_a_deadline_is_a_limit_with_its_reason() -> None:
+    made = plan(deadline="2026-11-15T20:00:00+00:00")
+    assert made.limits.deadline == "2026-11-15T20:00:00+00:00"
+    assert "why.limit.deadline" in [one.key for one in made.reasons]
+
+
+def test_the_guard_is_as_asked() -> None:
+    assert plan().guard.on_bad_step == "stop"
+    made = plan("train: {on_bad_step: skip, spike: 3}")
+    assert (made.guard.on_bad_step, made.guard.spike) == ("skip", 3)
+
+
+def test_passing_over_steps_does_not_go_with_zero() -> None:
+    with pytest.raises(StokerError) as caught:
+        plan("train: {on_bad_step: skip, batch: 16}\nwhere: {strategy: zero2}", machine("A100-80G-SXM", 2))
+    assert (caught.value.code, caught.value.fields["word"]) == ("STK216", "train.on_bad_step")
