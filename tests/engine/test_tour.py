@@ -25,6 +25,9 @@ def commands(readme: str) -> list[str]:
 
 def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     words = shlex.split(command)
+    while "=" in words[0]:  # a variable in front of the command
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
     assert words[0] == "stoker"
     settings = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "STOKER_LANG": "en", **environment}
     argv = [sys.executable, "-m", "stoker", *words[1:]]

@@ -14,7 +14,7 @@ EXPECTED = {
     "store": {
         "stoker runs --store copies": r"^stored +(10, )?20 +✓",
         "stoker verify stored": r"^store +20 .* whole",
-        "stoker verify stored --json": r'"final": true',
+        "stoker verify stored --json": r'"folder": "artifacts/final"',
     },
     "after-training": {
         "stoker eval sft_tiny --task questions.jsonl": r"2 of 2 answers match",

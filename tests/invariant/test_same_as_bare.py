@@ -48,7 +48,7 @@ def theirs(run_dir: Any, base: Path, method: str, micro: int, dropout: float) ->
         lr_scheduler_type="cosine",
         warmup_steps=5,
         weight_decay=0.01,
-        optim="adamw_torch_fused",
+        optim="adamw_torch",
     )
 
 

@@ -2,9 +2,9 @@
 
 Starts the trainer detached, watches its files, starts it again after what may pass, stops at limits, never for ever:
     supervisor.json    its heartbeat: pid, state, attempt, step, restarts, reason, next retry
-    events.jsonl       restart, limit, passed_over, and why it gave up
-What needs more than files and processes it starts: a new plan or a copy in the store as a `stoker` subcommand, the
-question for a spot notice as `notices.py`, the file beside this one.
+    events.jsonl       restart, warning, limit, passed_over, and why it gave up
+What needs more than files and processes it starts: a new plan, a copy in the store, the meter's end as a `stoker`
+subcommand, the question for a spot notice as `notices.py`, the file beside this one.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -48,6 +49,9 @@ _ENDLESS = 1e9
 _LOOKER_SECONDS = 0.2
 """Who looks whether the lock is held takes it for less."""
 _HAS_PROC = Path("/proc/self/stat").exists()
+_HOOKS = ("STOKER_WEBHOOK", "STOKER_AUTODL_TOKEN", "STOKER_NOTIFY_COMMAND")
+"""Where news is wanted."""
+_BUDGETS = ("time", "money")
 _FOREIGN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 """What an event that is not ours may bring about: a run directory comes from a store."""
 
@@ -82,6 +86,10 @@ class Settings:
     """For the last copy in the store."""
     notice_seconds: float = 5.0
     """Between two questions for a spot notice."""
+    warning_share: float = 0.8
+    """Of a budget: from there on the user is warned."""
+    overtime_seconds: float = 30.0
+    """Beyond a limit, for a trainer that was asked to stop; one that is writing a checkpoint is left to it."""
 
 
 class Trainer(Protocol):
@@ -183,6 +191,8 @@ class Status:
     """`supervisor.json`."""
 
     pid: int
+    host: str = field(default_factory=socket.gethostname)
+    """The machine it is on: others may share the folder."""
     state: str = "starting"
     """starting, running, waiting, planning, stopping, copying, done, stopped or failed."""
     attempt: int = 0
@@ -194,6 +204,8 @@ class Status:
     """Restarts in a row without a newer checkpoint."""
     reason: str = ""
     """Of the newest restart, stop or failure."""
+    asked: str = ""
+    """Who asked it to stop: user, signal, or a limit."""
     ended: str = ""
     """Why the trainer ended where it was asked to stop and did not get to its last checkpoint."""
     trouble: str = ""
@@ -256,6 +268,8 @@ class Supervisor:
         self._copy_failures = 0
         self._refused: int | None = None
         self._meeting: str | None = None
+        self._warned: set[tuple[str, float]] = set()
+        self._telling: subprocess.Popen[bytes] | None = None
         self._notices: subprocess.Popen[bytes] | None = None
         self._taken_at: float | None = None
 
@@ -283,7 +297,9 @@ class Supervisor:
         for event in past:
             self._understand(event)
         self._furthest = 0
-        self._spent_before = max(_figure(before.get("spent_seconds")), _trained_seconds(past))
+        settled = _read_json(self.run_dir / "settled.json")
+        spent = [_figure(record.get("spent_seconds")) for record in (before, settled)]
+        self._spent_before = max(*spent, _trained_seconds(past)) + _launch_seconds(before, settled)
         if not self._known_trainer():
             with contextlib.suppress(OSError):
                 self._stop_file.unlink()
@@ -334,6 +350,7 @@ class Supervisor:
         """One look at a living trainer."""
         for act in (
             self._follow_events,
+            self._warn,
             self._heed,
             lambda: self._end_hung(trainer.pid),
             self._beat,
@@ -367,10 +384,29 @@ class Supervisor:
             self._ask(reason)
         return self._asked
 
+    def _warn(self) -> None:
+        """Once for each budget, when most of it is spent."""
+        for word in _BUDGETS:
+            limit = self.plan.get("limits", {}).get(f"{word}_seconds")
+            spent = round(self._spent_seconds, 1)
+            if limit and (word, limit) not in self._warned and spent >= self.settings.warning_share * limit:
+                self._warned.add((word, limit))
+                self._note("warning", reason=word, spent_seconds=spent, limit_seconds=limit)
+                if _wants_news():
+                    self._telling = self._stoker("settle", "settle.log", "--warning", word)
+
     def _end_hung(self, pid: int) -> None:
-        if self._hangs(pid):
+        if self._hangs(pid) or self._is_overdue():
             self._attempt.hung = True
             self._end_group(pid)
+
+    def _is_overdue(self) -> bool:
+        """A budget or a deadline is passed, and the trainer that was asked to stop is not about to commit."""
+        ends = self._ends()
+        if self._asked not in ends or ends[self._asked] > -self.settings.overtime_seconds:
+            return False
+        written = _newest_change(self.run_dir / "checkpoints")
+        return time.time() - written > self.settings.overtime_seconds
 
     def _beat(self) -> None:
         if time.monotonic() - self._beat_at >= self.settings.beat_seconds:
@@ -480,6 +516,7 @@ class Supervisor:
         return self._finish("failed", reason, EXIT_USER)
 
     def _finish(self, state: str, reason: str, code: int) -> int:
+        self.status.asked = self._asked
         if not self._store_last(failed=state == "failed") and state != "failed":
             reason = "store"
         self._say(state, reason)
@@ -531,6 +568,8 @@ class Supervisor:
                 ended.bad_step = int(error["fields"]["step"])
         elif kind == "end":
             ended.status = event["status"]
+        elif kind == "warning":
+            self._warned.add((event["reason"], event["limit_seconds"]))
 
     def _progress(self, step: int) -> None:
         """The newest checkpoint there is; after a damaged one it may be an older one, which is no progress."""
@@ -694,6 +733,12 @@ class Supervisor:
         room = min([self.settings.copy_seconds, *(max(once, left) for left in self._ends().values())])
         return room if self._taken_at is None else min(room, self._taken_at - time.time())
 
+    def settle(self) -> None:
+        """What becomes of the machine, and who is told: a program that outlives this one."""
+        if self.plan.get("after", "stay") != "stay" or _wants_news():
+            with contextlib.suppress(OSError):
+                self._stoker("settle", "settle.log", detached=True)
+
     # ---- small things
 
     @property
@@ -720,7 +765,7 @@ class Supervisor:
         pid = int(_figure(_read_json(self.run_dir / "process.json").get("pid")))
         return pid if pid and _trains(_words(pid), self.run_dir) else 0
 
-    def _stoker(self, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def _stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
         """A subcommand of ours on this run; its words go to a log."""
         with (self.run_dir / "logs" / log).open("ab") as output:
             return subprocess.Popen(  # noqa: S603  # our own program, no shell
@@ -728,6 +773,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=detached and os.name != "nt",
             )
 
     def _end_group(self, pid: int, *, gone: bool = False) -> None:
@@ -883,6 +929,23 @@ def _trained_seconds(past: list[Event]) -> float:
     return total
 
 
+def _launch_seconds(*records: dict[str, Any]) -> float:
+    """From the start of a launch on a rented machine until now: installing, preparing and copying are billed, too.
+
+    What supervisors of this run have counted before is not counted again.
+    """
+    said = [os.environ.get("STOKER_LAUNCHED", ""), *(str(record.get("beat", "")) for record in records)]
+    try:
+        times = [datetime.fromisoformat(text).timestamp() for text in said if text]
+    except ValueError:
+        return 0.0
+    return max(0.0, time.time() - max(times)) if said[0] else 0.0
+
+
+def _wants_news() -> bool:
+    return any(os.environ.get(name) for name in _HOOKS)
+
+
 def append_event(path: Path, kind: str, **fields: Any) -> None:
     """One line, in one write; a line that a kill cut short is kept apart from it."""
     at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -966,7 +1029,10 @@ def main() -> int:
                 if last:
                     return EXIT_USER
                 time.sleep(_LOOKER_SECONDS)
-    return Supervisor(run_dir).run()
+    supervisor = Supervisor(run_dir)
+    code = supervisor.run()
+    supervisor.settle()
+    return code
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Starts the supervisor of a training on this machine and reads its files: never through a pipe (law 9)."""
 
+import datetime
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,9 @@ from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
 
 _PROGRAMS = {"stoker.engine.train", "stoker.launch.supervisor"}
+_ENDED = {"done", "stopped", "failed"}
+_SILENT_SECONDS = 60.0
+"""A supervisor beats every few seconds; clocks of two machines may differ by some."""
 
 
 def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
@@ -38,6 +43,24 @@ def running_pid(run_dir: RunDir) -> int | None:
     """The process that trains here now, or the supervisor where it waits or cleans up; None where neither is."""
     pids = [_pid(run_dir.process_file), _pid(run_dir.supervisor_file)]
     return next((pid for pid in pids if pid and _is_training(pid, run_dir)), None)
+
+
+def is_running(run_dir: RunDir) -> bool:
+    """Whether the run is trained, here or on another machine that shares its folder."""
+    return running_pid(run_dir) is not None or _beats_elsewhere(run_dir)
+
+
+def _beats_elsewhere(run_dir: RunDir) -> bool:
+    """Whether a supervisor on another machine, such as a node of a queue, gave a sign of life just now."""
+    seen = supervision(run_dir)
+    if seen.get("host", "") in ("", socket.gethostname()) or seen.get("state") in _ENDED:
+        return False
+    last = max(str(seen.get("beat") or ""), str(seen.get("next_retry") or ""))
+    try:
+        silent = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)
+    except (ValueError, TypeError):
+        return False
+    return silent.total_seconds() < _SILENT_SECONDS
 
 
 def orphan(run_dir: RunDir) -> int | None:

@@ -114,8 +114,11 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
 
 
 def _optimizer(run: Run, decisions: Decisions) -> str:
-    """The Trainer's name; on a processor the fused AdamW rounds the end of a shard otherwise than its middle."""
-    if run.train.optimizer == "adamw" and (decisions.device, decisions.strategy) == ("cpu", "fsdp2"):
+    """The Trainer's name; on a processor the fused AdamW rounds the end of a shard otherwise than its middle.
+
+    One for all strategies: what is trained may not depend on how it is split.
+    """
+    if run.train.optimizer == "adamw" and decisions.device == "cpu":
         return "adamw_torch"
     return _OPTIMIZERS[run.train.optimizer]
 

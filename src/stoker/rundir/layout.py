@@ -132,6 +132,11 @@ class RunDir:
         return self.path / "train.lock"
 
     @property
+    def place_file(self) -> Path:
+        """Where the run was sent to, on the machine it was sent from."""
+        return self.path / "place.json"
+
+    @property
     def stop_file(self) -> Path:
         """Its presence asks the trainer to commit and end; works from any system and over any line."""
         return self.path / "stop"
@@ -236,8 +241,12 @@ def record(run_dir: RunDir, **facts: Any) -> None:
 
 
 _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
-_DECLARED = {"data": {"rows", "tokens"}, "train": {"on_bad_step", "spike"}, "native": {"vllm"}}
-"""Sizes that only plans use, what to do about a bad step, and how the model is served."""
+_DECLARED = {
+    "data": {"rows", "tokens"},
+    "train": {"on_bad_step", "spike"},
+    "native": {"vllm", "slurm", "kaggle", "sky"},
+}
+"""Sizes that only plans use, what to do about a bad step, how the model is served and how a queue is asked."""
 
 
 def changed_words(old: Run, new: Run) -> list[str]:

@@ -1058,3 +1058,105 @@ def test_it_needs_the_standard_library_only(module: ModuleType) -> None:
 def test_its_exit_codes_are_those_of_the_house() -> None:
     for name in ("EXIT_DONE", "EXIT_USER", "EXIT_SURPRISE", "EXIT_STOPPED"):
         assert getattr(supervisor, name) == getattr(errors, name)
+
+
+# ---- budgets on a rented machine
+
+
+def test_at_most_of_a_budget_it_warns_once(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in(
+        "if attempt == 1: time.sleep(1.8); go(3); kill()\ngo(100000, commit=50)", limits={"time_seconds": 2.0}
+    )
+    assert watching.run() == 75
+    (warning,) = noted(watching, "warning")
+    assert (warning["reason"], warning["limit_seconds"]) == ("time", 2.0)
+    assert 1.6 <= warning["spent_seconds"] <= 2.0
+    kinds = [event["event"] for event in events.read(watching.run_dir / "events.jsonl")]
+    assert kinds.index("warning") < kinds.index("limit")
+    again = Supervisor(watching.run_dir, QUICK)
+    again._recall()
+    again._warn()
+    assert len(noted(again, "warning")) == 1
+
+
+def test_who_wants_news_is_told_of_the_warning(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_NOTIFY_COMMAND", "cat")
+    watching = stand_in("go(100000, commit=50)", limits={"money_seconds": 1.0})
+    asked: list[tuple[str, ...]] = []
+    watching._stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
+    assert watching.run() == 75
+    assert asked == [("settle", "settle.log", "--warning", "money")]
+
+
+def test_the_time_of_the_launch_counts(stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installing, preparing and copying are billed like training; a second supervisor of a launch adds nothing."""
+    launched = datetime.now(timezone.utc) - timedelta(seconds=100)
+    monkeypatch.setenv("STOKER_LAUNCHED", launched.isoformat(timespec="seconds"))
+    watching = stand_in("finish()", limits={"time_seconds": 1000})
+    assert watching.run() == 0
+    assert 100 <= status(watching)["spent_seconds"] < 115
+    again = Supervisor(watching.run_dir, QUICK)
+    again._recall()
+    assert 100 <= again._spent_seconds < 120
+
+
+def test_a_launch_that_took_the_whole_budget_is_refused(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_LAUNCHED", (datetime.now(timezone.utc) - timedelta(hours=2)).isoformat())
+    watching = stand_in("finish()", limits={"money_seconds": 3600})
+    assert watching.run() == 1
+    assert noted(watching, "error")[0]["error"]["code"] == "STK670"
+
+
+def test_what_the_machine_waited_after_a_run_counts(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in("finish()")
+    (watching.run_dir / "settled.json").write_text(json.dumps({"spent_seconds": 500.0}))
+    watching._recall()
+    assert watching._spent_seconds >= 500
+
+
+def test_a_trainer_that_does_not_stop_at_its_limit_is_ended(stand_in: Callable[..., Supervisor]) -> None:
+    """Its newest committed checkpoint stays; nobody pays half an hour for a hang."""
+    hasty = Settings(**{**QUICK.__dict__, "overtime_seconds": 0.4, "hang_floor_seconds": 60})
+    watching = stand_in(
+        "go(4)\nwhile True: (run / 'heartbeat').touch(); time.sleep(0.05)", hasty, limits={"time_seconds": 1.0}
+    )
+    assert watching.run() == 75
+    seen = status(watching)
+    assert (seen["reason"], seen["ended"], seen["asked"], seen["committed_step"]) == ("time", "hang", "time", 4)
+    assert seen["spent_seconds"] < 10
+
+
+def test_a_checkpoint_being_written_at_the_limit_is_waited_for(stand_in: Callable[..., Supervisor]) -> None:
+    hasty = Settings(**{**QUICK.__dict__, "overtime_seconds": 0.5, "hang_floor_seconds": 60})
+    body = """
+go(4)
+while not (run / "stop").exists(): time.sleep(0.02)
+aside = run / "checkpoints" / ".step-00000005.1.tmp"
+aside.mkdir(parents=True)
+for _ in range(20):
+    (aside / "model.safetensors").write_text("x")
+    time.sleep(0.1)
+go(5)
+"""
+    watching = stand_in(body, hasty, limits={"time_seconds": 1.0})
+    assert watching.run() == 75
+    assert (status(watching)["ended"], status(watching)["committed_step"]) == ("", 5)
+
+
+def test_the_end_is_settled_where_there_is_something_to_settle(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in supervisor._HOOKS:
+        monkeypatch.delenv(name, raising=False)
+    for plan, hook, expected in (({}, "", 0), ({"after": "stay"}, "", 0), ({"after": "stop"}, "", 1), ({}, "cat", 1)):
+        monkeypatch.setenv("STOKER_NOTIFY_COMMAND", hook)
+        watching = stand_in("finish()", **plan)
+        watching._read_plan()
+        asked: list[tuple[Any, ...]] = []
+        watching._stoker = lambda *words, asked=asked, **options: asked.append((*words, options))  # type: ignore
+        watching.settle()
+        assert asked == [("settle", "settle.log", {"detached": True})] * expected

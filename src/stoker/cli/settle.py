@@ -1,0 +1,23 @@
+"""`stoker settle`: after a run has ended, verify its copy, stop the meter, tell the user. The supervisor starts it."""
+
+from stoker.cli import console
+from stoker.facts import platforms
+from stoker.launch import meter, notify
+from stoker.launch.notify import News
+from stoker.rundir import layout
+
+
+def settle(name: str, warning: str | None) -> None:
+    """Settle a run that has ended; with `warning`, only tell that most of this budget is spent."""
+    run_dir = layout.find(name)
+    if warning:
+        meter.warn(run_dir, warning, tell)
+    elif not meter.Settling(run_dir, platforms.here(), tell).run():
+        console.talk("settle.not_now", name=run_dir.name)
+
+
+def tell(news: News) -> None:
+    """Into the log, and by every hook."""
+    console.talk("settle.news", title=news.title, text=news.text)
+    for hook, problem in notify.tell(news).items():
+        console.talk("settle.hook_failed", hook=hook, reason=problem)

@@ -1,0 +1,188 @@
+"""Hosts: addresses as people and providers write them, records, pinned keys, and verbs that switch a machine off."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker import env
+from stoker.errors import StokerError
+from stoker.facts import platforms
+from stoker.facts.platforms import Verb
+from stoker.launch import hosts, keys, power
+from stoker.launch.found import BoxFacts
+
+ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOYu9hbz3FAGPB87IyRoF92BLS+rAiF5SeU3e37OUL7c"
+ANOTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG2bl0bVvdRkCrbJqDhkL1gBZcsGN0pS6J1dmSLYPyFo"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "a home"))
+    monkeypatch.delenv("STOKER_SSH_CONFIG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("ssh://root@connect.example.com:12345", "ssh://root@connect.example.com:12345"),
+        ("ssh://lab_gpu", "ssh://lab_gpu"),
+        ("ssh://me@[::1]:22", "ssh://me@[::1]:22"),
+        ("ssh -p 12345 root@connect.example.com", "ssh://root@connect.example.com:12345"),
+        ("ssh root@connect.example.com -p 12345", "ssh://root@connect.example.com:12345"),
+        ("ssh -p12345 root@connect.example.com", "ssh://root@connect.example.com:12345"),
+    ],
+)
+def test_an_address_is_read_as_people_and_providers_write_it(given: str, url: str) -> None:
+    assert hosts.parse("box", given).url == url
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "root@host",
+        "s3://bucket",
+        "ssh://root:secret@host",
+        "ssh://-oProxyCommand=touch@host",
+        "ssh://-oProxyCommand=touch",
+        "ssh://host/folder",
+        "ssh -o ProxyCommand=touch host",
+        "ssh 'unclosed",
+        "ssh -p",
+    ],
+)
+def test_what_is_no_address_is_refused_and_a_password_is_not_repeated(given: str) -> None:
+    with pytest.raises(StokerError) as raised:
+        hosts.parse("box", given)
+    assert raised.value.code == "STK721"
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "../x", "a/b", "a b", "x" * 64])
+def test_a_name_that_could_be_an_option_or_a_path_is_refused(name: str) -> None:
+    with pytest.raises(StokerError) as raised:
+        hosts.parse(name, "ssh://host")
+    assert raised.value.code == "STK722"
+
+
+def test_a_host_is_kept_found_listed_and_forgotten() -> None:
+    host = hosts.parse("box", "ssh://root@host:22").model_copy(update={"facts": BoxFacts(hostname="box"), "base": "/b"})
+    hosts.save(host)
+    hosts.pin("box", [ED25519])
+    assert hosts.find("box") == host
+    assert hosts.every() == [host]
+    hosts.remove("box")
+    assert hosts.every() == []
+    assert hosts.known_hosts().read_text() == ""
+    with pytest.raises(StokerError) as raised:
+        hosts.find("box")
+    assert raised.value.code == "STK720"
+
+
+def test_a_record_with_words_of_a_newer_stoker_is_read() -> None:
+    hosts.save(hosts.parse("box", "ssh://host"))
+    path = env.home() / "hosts" / "box.json"
+    path.write_text(path.read_text().replace('"name"', '"later": 1, "name"'))
+    assert hosts.find("box").host == "host"
+
+
+def test_another_hosts_pinned_key_stays() -> None:
+    hosts.pin("one", [ED25519])
+    hosts.pin("one-more", [ANOTHER])
+    hosts.pin("one", [ANOTHER])
+    hosts.forget_key("one")
+    assert hosts.known_hosts().read_text() == f"stoker-one-more {ANOTHER}\n"
+
+
+def test_only_the_owner_reads_the_folder() -> None:
+    hosts.save(hosts.parse("box", "ssh://host"))
+    assert (env.home() / "hosts").stat().st_mode & 0o077 == 0
+
+
+def test_ssh_understands_the_options_also_below_a_folder_with_a_space(tmp_path: Path) -> None:
+    hosts.pin("box", [ED25519])
+    host = hosts.parse("box", "ssh://root@203.0.113.7:2200").model_copy(update={"key": str(tmp_path / "a key%")})
+    words = [part for name, value in hosts.options(host).items() for part in ("-o", f"{name}={value}")]
+    command = ["ssh", "-G", *words, *hosts.destination(host)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    settings = dict(line.split(" ", 1) for line in said)
+    assert settings["hostname"] == "203.0.113.7"
+    assert settings["user"] == "root"
+    assert settings["port"] == "2200"
+    assert settings["stricthostkeychecking"] == "true"
+    assert settings["hostkeyalias"] == "stoker-box"
+    assert settings["userknownhostsfile"].replace("%%", "%") == str(hosts.known_hosts())
+    assert settings["identityfile"].replace("%%", "%") == str(tmp_path / "a key%")
+    assert settings["identitiesonly"] == "yes"
+
+
+def test_a_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
+    (tmp_path / "key.pub").write_text(ED25519)
+    said = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(tmp_path / "key.pub")], capture_output=True, text=True, check=True
+    ).stdout
+    assert keys.fingerprint(ED25519) == said.split()[1]
+
+
+def test_an_address_that_takes_no_files_is_refused() -> None:
+    with pytest.raises(StokerError) as raised:
+        keys.require_files(hosts.parse("pod", "ssh://x@ssh.runpod.io"))
+    assert raised.value.code == "STK724"
+
+
+# ---- verbs of platforms
+
+
+def test_no_platforms_reversible_verb_deletes_anything() -> None:
+    fatal = {"delete", "destroy", "release", "cancel", "terminate", "remove"}
+    for platform in platforms.platforms():
+        if platform.meter.reversible:
+            assert not fatal & set(platform.meter.reversible.words), platform.name
+
+
+def test_no_secret_is_a_word_of_a_verb() -> None:
+    for platform in platforms.platforms():
+        for verb in (platform.meter.reversible, platform.meter.irreversible):
+            words = verb.words if verb else ()
+            assert not [word for word in words if "KEY" in word or "TOKEN" in word], platform.name
+
+
+def test_a_verb_is_expanded_by_the_machines_variables() -> None:
+    vast = platforms.find("vast")
+    assert vast is not None
+    assert vast.meter.reversible is not None
+    assert vast.meter.reversible.expanded({"CONTAINER_ID": "7", "CONTAINER_API_KEY": "k"}) == (
+        ["vastai", "stop", "instance", "7"],
+        {"VAST_API_KEY": "k"},
+    )
+    assert vast.meter.reversible.expanded({"CONTAINER_ID": "7"}) is None
+
+
+def test_a_verb_runs_in_a_shell_with_its_variables_and_no_secret_in_a_command_line(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    program = tmp_path / "stop it"
+    program.write_text(f'#!/bin/sh\necho "$@ $GIVEN_KEY" > {shlex.quote(str(told))}\n')
+    program.chmod(0o700)
+    verb = Verb(words=(str(program), "instance", "$BOX_ID"), environment={"GIVEN_KEY": "$BOX_KEY"})
+    script = power.script(verb).replace("sleep 1", "true")
+    assert "canary" not in script
+    run = {"input": f"set -e\n{script}\nwait\n", "text": True, "capture_output": True}
+    subprocess.run(["sh"], env={"BOX_ID": "7", "BOX_KEY": "canary", "PATH": "/usr/bin:/bin"}, check=True, **run)  # type: ignore[call-overload]
+    assert told.read_text() == "instance 7 canary\n"
+    missing = subprocess.run(["sh"], env={"BOX_ID": "7", "PATH": "/usr/bin:/bin"}, check=False, **run)  # type: ignore[call-overload]
+    assert missing.returncode
+    assert "BOX_KEY" in missing.stderr
+
+
+def test_a_machine_of_ones_own_is_not_switched_off() -> None:
+    with pytest.raises(StokerError) as raised:
+        power.off(hosts.parse("box", "ssh://host"))
+    assert raised.value.code == "STK726"
+
+
+def test_a_machine_without_an_api_is_not_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_AUTODL_TOKEN", raising=False)
+    with pytest.raises(StokerError) as raised:
+        power.on(hosts.parse("box", "ssh://host"))
+    assert raised.value.code == "STK728"

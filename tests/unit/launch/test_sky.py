@@ -1,0 +1,182 @@
+"""The task file for SkyPilot. What SkyPilot itself makes of it is tested in tests/places/test_sky.py."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.cli import sky as command
+from stoker.config import load
+from stoker.errors import StokerError
+from stoker.facts import cards
+from stoker.launch import local, package, sky
+from stoker.rundir.layout import RunDir
+
+RUN = """
+name: My_run.1
+model: {shape: llama, layers: 2, width: 64, heads: 2}
+tokenizer: {train: bpe, vocab: 300}
+data: {train: ../texts/a.txt, rows: 100, tokens: 100000, length: 64}
+train: {objective: pretrain, batch: 8}
+save: {store: "s3://bucket/x"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("STOKER_LANG", "en")
+    for variable in package.SECRETS:
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-canary-5a1b")
+    monkeypatch.setattr(local, "check_engine", lambda: (_ for _ in ()).throw(StokerError("STK402")))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a text\n", encoding="utf-8")
+    return tmp_path
+
+
+T4 = "native.sky.accelerators=T4:1"
+
+
+def emit(folder: Path, *overrides: str, text: str = RUN) -> tuple[dict[str, Any], str]:
+    """The task, and the file's text."""
+    path = folder / "files" / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    command.emit(load.load(str(path), list(overrides)), str(path), list(overrides))
+    written = (folder / "runs" / "My_run.1" / "sky.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(written), written
+
+
+def test_the_task_runs_the_very_same_training_in_the_foreground(folder: Path) -> None:
+    task, _ = emit(folder, T4, "train.epochs=2")
+    assert task["name"] == "stoker-my-run-1"
+    last = task["run"].splitlines()[-1]
+    assert " -m stoker train run.yaml --set " in last
+    assert last.endswith(" --set train.epochs=2 --set where.place=local --set where.after=stay")
+    assert "--detach" not in last
+    assert "cd ~/stoker/inputs/My_run.1/files" in task["run"]
+
+
+def test_what_the_run_needs_lies_in_the_folder_that_is_sent(folder: Path) -> None:
+    task, _ = emit(folder, T4)
+    stage = Path(task["workdir"])
+    assert (stage / "inputs/My_run.1/files/run.yaml").is_file()
+    assert (stage / "inputs/My_run.1/texts/a.txt").read_text() == "a text\n"
+    (wheel,) = (stage / "wheels").iterdir()
+    assert f"wheels/{wheel.name}" in task["setup"]
+    emit(folder, T4)
+    assert len(list(stage.iterdir())) == 2
+
+
+def test_the_cheapest_card_that_carries_it_is_asked_for(folder: Path) -> None:
+    task, _ = emit(folder)
+    name, _, count = task["resources"]["accelerators"].partition(":")
+    assert name in sky.accelerators().values()
+    assert count == "1"
+    two, _ = emit(folder, "where.gpus=2")
+    assert two["resources"]["accelerators"].endswith(":2")
+
+
+def test_the_user_s_own_words_win(folder: Path) -> None:
+    own = {"accelerators": "H100:4", "infra": "aws/us-east-1", "autostop": False}
+    task, _ = emit(
+        folder, *(f"native.sky.{key}={str(value).lower() if value is False else value}" for key, value in own.items())
+    )
+    assert task["resources"] == own
+
+
+@pytest.mark.parametrize(
+    ("after", "autostop"),
+    [
+        ("auto", {"idle_minutes": 5, "down": False}),
+        ("stop", {"idle_minutes": 5, "down": False}),
+        ("release", {"idle_minutes": 5, "down": True}),
+        ("stay", None),
+    ],
+)
+def test_the_machine_is_given_back_for_good_only_if_the_run_file_says_so(
+    folder: Path, after: str, autostop: dict[str, Any] | None
+) -> None:
+    assert emit(folder, T4, f"where.after={after}")[0]["resources"].get("autostop") == autostop
+
+
+def test_a_machine_that_may_be_taken_away_is_a_managed_job_that_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, _ = emit(folder, T4, "where.spot=true")
+    assert task["resources"]["use_spot"] is True
+    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [75]}
+    assert "autostop" not in task["resources"]
+    path = folder / "runs" / "My_run.1" / "sky.yaml"
+    said = capsys.readouterr().out.strip()
+    assert said == f"sky jobs launch -n stoker-my-run-1 --secret AWS_SECRET_ACCESS_KEY {path}"
+
+
+def test_secrets_are_named_and_never_written(folder: Path) -> None:
+    task, text = emit(folder, T4)
+    assert task["secrets"] == {"AWS_SECRET_ACCESS_KEY": None}
+    assert "canary" not in text
+    assert "sky launch -c stoker-my-run-1 --secret AWS_SECRET_ACCESS_KEY" in text.splitlines()[1]
+    found = [path for path in folder.rglob("*") if path.is_file() and b"canary-5a1b" in path.read_bytes()]
+    assert found == []
+
+
+@pytest.mark.parametrize("store", ["", "save.store=ssh://me@home.example/x", "save.store=copies"])
+def test_a_run_without_a_store_every_machine_reaches_is_refused(folder: Path, store: str) -> None:
+    text = RUN if store else RUN.replace('save: {store: "s3://bucket/x"}', "")
+    with pytest.raises(StokerError) as error:
+        emit(folder, *([store] if store else []), text=text)
+    assert error.value.code == "STK768"
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_no_card_carries_within_its_budget_is_refused(folder: Path) -> None:
+    with pytest.raises(StokerError) as error:
+        emit(folder, "data.tokens=10000000000000", "budget.time=1h")
+    assert error.value.code == "STK770"
+
+
+def test_a_large_run_gets_a_larger_disk(folder: Path) -> None:
+    text = RUN.replace("layers: 2, width: 64, heads: 2", "layers: 40, width: 5120, heads: 40")
+    task, _ = emit(folder, "data.tokens=1000000", text=text)
+    assert task["resources"]["disk_size"] > 256
+
+
+def test_every_name_of_skypilot_belongs_to_a_card_of_the_catalogue() -> None:
+    assert set(sky.accelerators()) <= {card.name for card in cards.cards()}
+    assert len(set(sky.accelerators().values())) == len(sky.accelerators())
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda task: task.follow(["watch", "My_run.1", "--once"]), "sky logs stoker-my-run-1"),
+        (lambda task: task.stop("My_run.1"), "sky cancel stoker-my-run-1"),
+        (lambda task: task.get("My_run.1"), "stoker pull My_run.1 --from s3://bucket/x"),
+        (lambda task: task.stop_meter(), "sky stop"),
+    ],
+)
+def test_other_commands_name_skypilot_s_own(ask: Any, words: str) -> None:
+    task = sky.Task(load.parse(RUN, "run.yaml"))
+    assert (task.facts(), task.status("My_run.1")) == (None, None)
+    with pytest.raises(StokerError) as error:
+        ask(task)
+    assert (error.value.code, error.value.fields["words"]) == ("STK769", words)
+
+
+def test_the_scripts_are_plain_shell(folder: Path) -> None:
+    import subprocess
+
+    task, _ = emit(folder, T4)
+    for part in ("setup", "run"):
+        subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)
+
+
+def test_changing_skypilot_s_words_is_no_change_of_the_training(folder: Path) -> None:
+    from stoker.rundir import layout
+
+    one, other = (load.parse(RUN, "run.yaml", [f"native.sky.infra={cloud}"]) for cloud in ("aws", "gcp"))
+    assert layout.changed_words(one, other) == []
+    assert RunDir(folder).path == folder
