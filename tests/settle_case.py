@@ -97,7 +97,7 @@ class Box:
             self.platform,
             self.news.append,
             Settings(**{"look_seconds": 20.0, **settings}),
-            Clock(lambda: self.now, lambda seconds: self._wait(made, seconds)),
+            Clock(lambda: self.now, lambda seconds: self._wait(made, seconds), lambda: self.now),
             act or (lambda words, variables: self.act(run_dir, words, variables)),
         )
         return made

@@ -44,6 +44,7 @@ class Simulated(ThreadingHTTPServer):
         self.slow = 2
         """How often `status` is asked until it has changed."""
         self.stuck = False
+        self.refuses_off_while_starting = False
         self.host = HOST
         self.moves = 1
         """How far the port moves with each start."""
@@ -182,6 +183,8 @@ class _Answer(BaseHTTPRequestHandler):
     def _post_instance_pro_power_off(self, fields: dict[str, Any]) -> tuple[str, str, Any]:
         if refused := self._refused(fields):
             return refused
+        if self.server.refuses_off_while_starting and self.server.status == "starting":
+            return "BadRequest", "实例状态为starting，无法关机", None
         self.server.status, self.server.slow = "shutting_down", 2
         self.server.switched(False)
         return "Success", "", None

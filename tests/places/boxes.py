@@ -6,6 +6,7 @@ crash of the test. What is on a box's disks outlives a reboot and not a replacem
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -254,10 +255,14 @@ class Box:
     def fill(self, path: str, leave_bytes: int = 0) -> None:
         """Take the room on the disk of this folder."""
         folder = self.root / path.lstrip("/")
-        room = os.statvfs(folder)
-        size = room.f_bavail * room.f_frsize - leave_bytes
         with (folder / ".filling").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            for _ in range(20):  # who writes there meanwhile is faster now and then
+                room = os.statvfs(folder)
+                size = max(1, room.f_bavail * room.f_frsize - leave_bytes)
+                with contextlib.suppress(OSError):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                    return
+        raise OSError(errno.ENOSPC, "the disk cannot be filled", path)
 
     def unfill(self, path: str) -> None:
         (self.root / path.lstrip("/") / ".filling").unlink(missing_ok=True)

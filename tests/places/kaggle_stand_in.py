@@ -61,6 +61,8 @@ class Kaggle:
     """After so many steps of a session the supervisor's clock jumps to 100 seconds before the session's end."""
     executes: bool = True
     """Whether what is pushed runs, or waits in the queue for ever."""
+    bad_downloads: int = 0
+    """So many downloads bring an error page, which Kaggle's command line takes for the file."""
     threads: list[threading.Thread] = field(default_factory=list)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -149,7 +151,10 @@ class Kaggle:
         }
 
     def do_GetKernelSessionStatus(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        return {"status": self.session(f"{asked['userName']}/{asked['kernelSlug']}").state}
+        name = f"{asked['userName']}/{asked['kernelSlug']}"
+        if name not in self.kernels:
+            return {"code": 403, "message": "Permission 'kernels.get' was denied"}
+        return {"status": self.session(name).state}
 
     def do_ListKernelSessionOutput(self, asked: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
         """A few files a page: whoever does not turn the page misses the rest."""
@@ -271,6 +276,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         words = unquote(urlsplit(self.path).path).split("/", 4)
+        if self.kaggle.bad_downloads:
+            self.kaggle.bad_downloads -= 1
+            self._send(503, b"<html>Service Unavailable</html>", "text/html")
+            return
         output = self.kaggle.session(f"{words[2]}/{words[3]}").output
         self._send(200, output[words[4]].read_bytes(), "application/octet-stream")
 

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,32 @@ def test_another_machine_at_the_same_address_is_refused(tmp_path: Path, own: Lap
         own.stoker("hosts", "remove", "box")
         own.stoker("hosts", "add", "box", f"ssh -p {box.port} root@{box.address}", "--yes")
         assert json.loads(own.stoker("hosts", "list", "--json").stdout)[0]["fingerprint"] != before
+
+
+def test_a_machine_whose_key_nobody_confirmed_gets_no_agent(tmp_path: Path, own: Laptop) -> None:
+    """It lets everybody in, with no password at all, and looks at what came along."""
+    seen = "/bin/sh -c 'echo agent=${SSH_AUTH_SOCK:-none} >> /tmp/seen'"
+    open_to_all = {"PasswordAuthentication": "yes", "PermitEmptyPasswords": "yes", "ForceCommand": seen}
+    _config(own, "ForwardAgent yes\n")
+    socket = str(own.folder / "agent")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
+    try:
+        with boxes.plain(tmp_path, python="", sshd=open_to_all) as box:
+            shadow = box.root / "etc/shadow"
+            shadow.write_text(
+                "root::19000:0:99999:7:::\n" + shadow.read_text().partition("root:")[2].partition("\n")[2]
+            )
+            plain = ["ssh", "-F", own.env["STOKER_SSH_CONFIG"], "-o", "StrictHostKeyChecking=no"]
+            plain += ["-o", "UserKnownHostsFile=/dev/null", f"root@{box.address}", "true"]
+            subprocess.run(plain, env={**os.environ, "SSH_AUTH_SOCK": socket}, capture_output=True, check=True)
+            assert "agent=/" in (box.root / "tmp/seen").read_text(), "the agent works, and this config forwards it"
+            (box.root / "tmp/seen").unlink()
+            words = ["hosts", "add", "box", f"ssh://root@{box.address}"]
+            assert own.stoker(*words, env={"SSH_AUTH_SOCK": socket}, check=False).returncode == 1
+            assert (box.root / "tmp/seen").read_text().split() == ["agent=none"]
+    finally:
+        agent.kill()
+        agent.wait()
 
 
 def test_without_a_yes_nothing_is_pinned(tmp_path: Path, own: Laptop) -> None:

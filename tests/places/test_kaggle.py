@@ -54,7 +54,7 @@ def _sent(*overrides: str, name: str = "tiny.yaml") -> tuple[Kernel, package.Pac
 def test_a_chain_of_segments_gives_the_weights_of_an_uninterrupted_run(there: Kaggle, tmp_path: Path) -> None:
     laptop = tmp_path / "laptop"
     assert notebook_case.stoker(laptop, "prepare", "tiny.yaml").returncode == 0
-    there.steps_a_session = 16
+    there.steps_a_session, there.bad_downloads = 16, 2
     kernel, sent = _sent()
     kernel.put(sent)
     kernel.start(sent)
@@ -68,6 +68,7 @@ def test_a_chain_of_segments_gives_the_weights_of_an_uninterrupted_run(there: Ka
     assert kernel.finish("tiny", tell) == 0, [session[-1].log for session in there.kernels.values()]
 
     ended = [link for link in told if link.state != "pushed"]
+    assert there.bad_downloads == 0  # they came, and no segment was taken for lost
     assert len(ended) >= 3
     assert [link.state for link in ended] == ["stopped"] * (len(ended) - 1) + ["done"]
     assert ended[0].step < ended[1].step < notebook_case.STEPS
@@ -158,6 +159,22 @@ def test_what_is_pushed_passes_kaggles_own_checks_and_says_what_was_asked(there:
     assert (there.calls.count("CreateDataset"), there.calls.count("CreateDatasetVersion")) == (1, 1)
     newest = there.datasets["someone/stoker-tiny"][-1] / "bundle" / "bundle.json"
     assert "train.steps=47" in newest.read_text()
+
+
+def test_after_a_push_that_was_cut_off_kaggle_is_asked_whether_it_has_it(there: Kaggle) -> None:
+    there.executes = False
+    kernel, sent = _sent()
+    kernel.put(sent)
+    kernel.start(sent)
+    chain = kernel._chain("tiny")
+    for has_it in (True, False):
+        cut_off = [chain.links[0].model_copy(update={"state": "pushing"})]
+        kernel._keep("tiny", chain.model_copy(update={"links": cut_off}))
+        if not has_it:
+            there.kernels.clear()
+        kernel.start(sent)
+        assert len(there.pushes) == (1 if has_it else 2)
+        assert [(link.number, link.state) for link in kernel._chain("tiny").links] == [(1, "pushed")]
 
 
 def test_a_chain_waits_for_the_next_week_when_the_quota_is_used_up(there: Kaggle) -> None:

@@ -55,7 +55,8 @@ def test_the_meter_stops_by_the_verb_that_can_be_undone_after_the_copy_is_home(l
 
 
 def test_a_box_that_is_off_is_said_to_be(launched: Launch) -> None:
-    said = launched.laptop.stoker("watch", "tiny", "--once", check=False)
+    assert "done" in launched.laptop.stoker("watch", "tiny", "--once").stdout  # from what was brought home
+    said = launched.laptop.stoker("watch", "tiny", "--once", "--on", "autodl-1", check=False)
     assert said.returncode == 1
     assert "STK701" in said.stderr
 

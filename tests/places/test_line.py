@@ -1,6 +1,11 @@
 """A real sshd, real rsync, SFTP and tar: what a line promises."""
 
+import contextlib
+import http.server
 import os
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +100,48 @@ def test_this_machine_is_spoken_to_in_the_same_way(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("content")
     Here().send({"a/x": tmp_path / "x"}, str(tmp_path / "there"))
     assert Here().run(f"cat {tmp_path}/there/a/x") == "content"
+
+
+def test_a_kept_connection_s_socket_has_a_short_name(line: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """104 letters on a Mac, 17 of them ssh's own; its TMPDIR alone has 49."""
+    monkeypatch.setenv("TMPDIR", "/var/folders/" + "x" * 40 + "/T")
+    line.run("true")
+    (path,) = [word for word in line._kept() if word.startswith("ControlPath=")]
+    assert len(path.removeprefix("ControlPath=")) + 17 < 104
+
+
+def test_a_socket_that_a_kill_left_behind_is_no_connection(line: Ssh) -> None:
+    (path,) = [Path(word.removeprefix("ControlPath=")) for word in line._kept() if word.startswith("ControlPath=")]
+    line.close()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    assert path.exists()
+    assert Ssh(line.host).run("echo yes") == "yes\n"
+
+
+def test_a_folder_that_may_not_be_written_is_no_matter_of_the_line(line: Ssh, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "here").write_text("y")
+    with pytest.raises(StokerError) as told:
+        line._rsync_to({"a": tmp_path / "here"}, str(tmp_path / "file"))
+    assert told.value.code == "STK702"
+
+
+def test_a_tunnel_shows_a_port_of_the_box_on_loopback_only(line: Ssh) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as there:
+        port = store_servers.free_port()
+        forward = f"127.0.0.1:{port}:127.0.0.1:{there.server_port}"
+        words = [*line.command("-N", "-L", forward, "-o", "ExitOnForwardFailure=yes"), "127.0.0.1"]
+        with subprocess.Popen(words) as tunnel:
+            _until_open(port)
+            listening = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=True).stdout
+            tunnel.terminate()
+    assert [row.split()[3] for row in listening.splitlines() if f":{port} " in row] == [f"127.0.0.1:{port}"]
+
+
+def _until_open(port: int) -> None:
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(port)

@@ -78,7 +78,7 @@ def test_skypilot_reads_the_task_as_it_was_meant(answers: dict[str, Any]) -> Non
     assert (machine["use_spot"], machine["disk_size"]) == (False, 256)
     assert machine["autostop"] == {"idle_minutes": 5, "down": False}
     assert plain["secrets"] == ["AWS_ACCESS_KEY_ID"]
-    assert plain["run"].rstrip().endswith("--set where.after=stay")
+    assert "--set where.after=stay || code=$?\n" in plain["run"]
 
 
 def test_skypilot_recovers_a_spot_machine_and_our_own_stop(answers: dict[str, Any]) -> None:
@@ -90,9 +90,9 @@ def test_skypilot_recovers_a_spot_machine_and_our_own_stop(answers: dict[str, An
 def test_skypilot_takes_what_the_user_passes_through(answers: dict[str, Any]) -> None:
     (machine,) = answers["own"]["resources"]
     assert (machine["accelerators"], machine["disk_size"]) == ({"H100": 4}, 512)
-    (given_back,) = answers["release"]["resources"]
-    assert given_back["autostop"]["down"] is True
-    assert list(given_back["accelerators"].values()) == [2]
+    (released,) = answers["release"]["resources"]
+    assert released["autostop"]["down"] is False
+    assert list(released["accelerators"].values()) == [2]
 
 
 def test_skypilot_refuses_what_is_wrong(answers: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """`stoker hosts`: machines reached by ssh. Adds one with its key pinned, and says in words what was found there."""
 
+import contextlib
 import sys
 from collections import Counter
 from typing import Any
@@ -61,6 +62,8 @@ def show(*, as_json: bool) -> None:
 
 def remove(name: str) -> None:
     """Forget a host and its pinned key; nothing is done to the machine."""
+    with contextlib.suppress(OSError):
+        Ssh(hosts.find(name)).close()
     hosts.remove(name)
     console.talk("hosts.removed", name=name)
 
@@ -68,22 +71,25 @@ def remove(name: str) -> None:
 def switch_on(name: str, *, card: bool) -> None:
     """Switch a host on by its provider's API."""
     host = power.on(hosts.find(name), card=card, tell=console.talk)
-    hosts.save(host)
     console.talk("hosts.on", name=name, address=host.url)
 
 
 def switch_off(name: str, *, yes: bool) -> None:
-    """Switch a host off by the verb that can be undone."""
+    """Switch a host off by the verb that can be undone; what ends or is lost with it is said, also to a `--yes`."""
     host = hosts.find(name)
     if not power.has_api(host):
         power.verb_of(host)
-    if not yes:
-        runs = power.running(host)
-        if runs:
-            console.talk("hosts.off.running", names=", ".join(runs))
-        if not _agreed("hosts.off.ask", name=name):
-            sys.exit(EXIT_USER)
-    power.off(host)
+    runs = power.running(host)
+    if runs is None:
+        console.talk("hosts.off.unknown", name=name)
+    elif runs:
+        console.talk("hosts.off.running", names=", ".join(runs))
+    kept = power.lost(host)
+    if kept and yes:
+        console.talk("hosts.off.lost", folder=host.base, kept=messages.text(f"hosts.kept.{kept}"))
+    elif not kept and not yes and not _agreed("hosts.off.ask", name=name):
+        sys.exit(EXIT_USER)
+    power.off(host, lossy=yes)
     console.talk("hosts.off", name=name)
 
 

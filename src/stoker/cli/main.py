@@ -352,8 +352,8 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
     """Bring a run from its store or its machine: records, newest checkpoint, finished model."""
     from stoker.cli import remote
 
-    if from_ is None and (there := remote.elsewhere(name, on)):
-        remote.pull(there, name)
+    if from_ is None and (found := remote.elsewhere(name, on)):
+        remote.pull(*found)
         return
     from stoker.cli import pull as body
 
@@ -459,6 +459,17 @@ def hosts_remove(name: HostName) -> None:
     from stoker.cli import hosts as body
 
     body.remove(name)
+
+
+@hosts_app.command("tunnel")
+def hosts_tunnel(
+    name: HostName,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port there and here.")] = 6006,
+) -> None:
+    """Show a port of a machine's own here, such as TensorBoard's, until Ctrl-C."""
+    from stoker.cli import remote
+
+    remote.tunnel(name, port)
 
 
 @hosts_app.command("on")

@@ -8,23 +8,23 @@ from stoker import messages
 from stoker.cli import chain, console, sky
 from stoker.cli.plan import require_possible, show
 from stoker.cli.prepare import ensure_prepared
+from stoker.cli.progress import Progress
 from stoker.cli.runs import size
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import EXIT_USER, StokerError
 from stoker.facts import platforms
-from stoker.facts.mirrors import Network
-from stoker.launch import autodl, gather, local, package, place, probe
-from stoker.launch.gather import Elsewhere
+from stoker.launch import autodl, gather, hosts, local, package, place, probe
 from stoker.launch.kaggle import Kernel
+from stoker.launch.line import Ssh
 from stoker.launch.package import Package
 from stoker.launch.place import Place
-from stoker.launch.ssh import Box
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
+from stoker.store import copies
 
 
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
@@ -35,12 +35,12 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
             sky.emit(run_file, name, overrides)
             return
         run_dir = layout.create(run_file, overrides)
-        with there.awake(console.talk) if isinstance(there, Box) else contextlib.nullcontext():
+        with there.awake(console.talk):
             sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
-        if sent is not None:
-            console.talk("remote.starting", host=there.name)
-            there.start(sent)
-            console.talk("remote.started", name=run_dir.name, host=there.name)
+            if sent is not None:
+                console.talk("remote.starting", host=there.name)
+                there.start(sent)
+                console.talk("remote.started", name=run_dir.name, host=there.name)
         if isinstance(there, Kernel) and not detach:
             sys.exit(chain.follow(there, run_dir.name))
 
@@ -60,15 +60,12 @@ def _sent(  # what the user gave
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.name))
         there.put(sent)
-        if isinstance(there, Box) and there.is_cheap and not sent.prepared:
-            status.show(messages.text("remote.preparing", host=there.name))
-            there.prepare(sent)
     return sent
 
 
 def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) -> tuple[RunFile, list[str]]:
     """The run with the price its provider bills, where that is known and the run file states none."""
-    offer = there.price() if isinstance(there, Box) else None
+    offer = there.price()
     if offer is None or run_file.run.where.price:
         return run_file, overrides
     overrides = [*overrides, f"where.price={offer.price_per_hour:g} {offer.currency}/h"]
@@ -84,7 +81,7 @@ def _is_under_way(there: Place, run_dir: RunDir) -> bool:
         return False
     key = "remote.done" if found["state"] == "done" else "remote.already"
     console.talk(key, name=run_dir.name, host=there.name, step=found["step"])
-    if found["state"] == "done" and isinstance(there, Box):
+    if found["state"] == "done":
         there.settle(run_dir.name)
     return True
 
@@ -101,10 +98,8 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
 
 def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> None:
     """Show the plan for that machine, what it costs and which clocks run; then ask."""
-    if (facts := there.with_card() if isinstance(there, Box) else there.facts()) is not None:
-        network = there.network() if isinstance(there, Box) else Network()
-        surroundings = Elsewhere(network, platforms.find(facts.platform))
-        plan = make_plan(gather.inputs(run_file, run_dir, probe.to_machine(facts), surroundings))
+    if (facts := there.facts()) is not None:
+        plan = make_plan(gather.inputs(run_file, run_dir, probe.to_machine(facts), there.surroundings()))
         show(plan)
         require_possible(run_file.run, plan)
         _tell_balance(there, plan)
@@ -119,7 +114,7 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
 
 def _tell_balance(there: Place, plan: Plan) -> None:
     """What is left in the account, where its provider says so, beside what the run costs."""
-    left = there.balance() if isinstance(there, Box) else None
+    left = there.balance()
     if left is None:
         return
     console.talk("autodl.balance", balance=f"{left:.2f}")
@@ -141,27 +136,30 @@ def _tell_clocks(name: str) -> None:
         console.talk("remote.clock", clock=messages.text("why.idle", platform=platform.title, minutes=minutes))
 
 
-def elsewhere(name: str, on: str | None) -> Place | None:
-    """The place a run is at; None where it is here."""
+def elsewhere(name: str, on: str | None) -> tuple[Place, str] | None:
+    """The place a run is at, and its name there; None where it is here."""
     try:
         run_dir = layout.find(name)
     except StokerError:
-        if on is None:
+        if on is None or not copies.is_run_name(name):
             raise
-        return place.find(_any_run(), on)
+        return place.find(_any_run(), on), name
     word = on or place.recorded(run_dir)
-    return place.find(run_dir.run(), word) if word else None
+    return (place.find(run_dir.run(), word), run_dir.name) if word else None
 
 
 def forward(name: str, on: str | None, words: Sequence[str]) -> None:
     """Where the run is elsewhere, say the command there and end with its code."""
     if on is None and not _is_known(name):
         return
-    there = elsewhere(name, on)
+    found = elsewhere(name, on)
+    if found is None:
+        return
+    there, run = found
+    words = [words[0], run, *words[2:]]
     if isinstance(there, Kernel) and words[0] == "watch":
-        sys.exit(chain.watch(there, name, words))
-    if there is not None:
-        sys.exit(there.follow(words))
+        sys.exit(chain.watch(there, run, words))
+    sys.exit(there.follow(words))
 
 
 def pull(there: Place, name: str) -> None:
@@ -169,13 +167,26 @@ def pull(there: Place, name: str) -> None:
     with console.status() as status:
         status.show(messages.text("remote.looking", host=there.name))
         run_dir = there.get(name)
-    place.record(run_dir, there.name)
+    progress = Progress(run_dir)
+    progress.skim()
+    if progress.state == "done":
+        run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
+    else:
+        place.record(run_dir, there.name)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
 
 
 def runs(on: str) -> None:
     """The runs of another machine."""
     sys.exit(place.find(_any_run(), on).follow(["runs"]))
+
+
+def tunnel(name: str, port: int) -> None:
+    """A port of a machine's loopback here, until Ctrl-C."""
+    line = Ssh(hosts.find(name))
+    console.talk("remote.tunnel", host=name, port=port)
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(line.tunnel(port))
 
 
 def _is_known(name: str) -> bool:

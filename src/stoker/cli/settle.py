@@ -1,5 +1,8 @@
 """`stoker settle`: after a run has ended, verify its copy, stop the meter, tell the user. The supervisor starts it."""
 
+import contextlib
+from typing import Any
+
 from stoker.cli import console
 from stoker.facts import platforms
 from stoker.launch import meter, notify
@@ -13,11 +16,18 @@ def settle(name: str, warning: str | None) -> None:
     if warning:
         meter.warn(run_dir, warning, tell)
     elif not meter.Settling(run_dir, platforms.here(), tell).run():
-        console.talk("settle.not_now", name=run_dir.name)
+        _log("settle.not_now", name=run_dir.name)
 
 
 def tell(news: News) -> None:
-    """Into the log, and by every hook."""
-    console.talk("settle.news", title=news.title, text=news.text)
-    for hook, problem in notify.tell(news).items():
-        console.talk("settle.hook_failed", hook=hook, reason=problem)
+    """By every hook, and into the log."""
+    problems = notify.tell(news)
+    _log("settle.news", title=news.title, text=news.text)
+    for hook, problem in problems.items():
+        _log("settle.hook_failed", hook=hook, reason=problem)
+
+
+def _log(key: str, **fields: Any) -> None:
+    """The log is on the run's disk: where that is full, the meter is stopped without it."""
+    with contextlib.suppress(OSError):
+        console.talk(key, **fields)

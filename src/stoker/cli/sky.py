@@ -21,6 +21,9 @@ def emit(run_file: RunFile, name: str, overrides: list[str]) -> None:
         if row is not None:
             console.talk("sky.card", card=row.card, count=row.devices)
         path = sky.write(run_file, package.make(name, run_file, overrides), run_dir, row)
+    if run_file.run.where.after == "release" and not run_file.run.where.spot:
+        verify, down = sky.release(run_dir.name, str(run_file.run.save.store))
+        console.talk("sky.release", verify=verify, down=down)
     console.talk("sky.written", path=path)
     console.data(shlex.join(sky.command(run_file.run, path)))
 

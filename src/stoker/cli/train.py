@@ -30,20 +30,27 @@ def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes:
     run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
     if left := training.orphan(run_dir):
         console.talk("train.adopted", pid=left)
+        process, progress = _start(run_dir)
     else:
-        with run_file.located():
+        with run_file.located(), training.launching(run_dir, run_file.run):
             run_dir, plan = _ready(run_file, overrides)
-        show(plan)
+            show(plan)
+            process, progress = _start(run_dir)
+    if detach:
+        console.talk("train.detached", name=run_dir.name, pid=process.pid)
+        return
+    sys.exit(_follow(run_dir, process, progress))
+
+
+def _start(run_dir: RunDir) -> tuple[subprocess.Popen[bytes], Progress]:
+    """The supervisor, and a view of what happens from now on."""
     progress = Progress(run_dir)
     progress.update()
     progress.rejected.clear()  # said in earlier attempts
     progress.interventions.clear()
     process = training.start(run_dir)
     keeping.start(run_dir)
-    if detach:
-        console.talk("train.detached", name=run_dir.name, pid=process.pid)
-        return
-    sys.exit(_follow(run_dir, process, progress))
+    return process, progress
 
 
 def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:

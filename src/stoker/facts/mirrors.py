@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,7 +22,10 @@ _NEAR_MILLISECONDS = 1000
 _TIMES_SLOWER = 3
 """The straight way is taken while it is not that much slower than the fastest."""
 _GIVEN = {"hub": env.HF_ENDPOINT.name, "pip": env.PIP_INDEX_URL.name}
-"""Variables by which a way is given already: that is kept."""
+"""Variables by which a way is given already: that is kept, unless it would see a token."""
+OVER_GIVEN = "why.mirror.over_given"
+"""What is set there is passed over: it would see a token."""
+_WITHHELD = "why.mirror.withheld"
 
 
 class _Fact(BaseModel):
@@ -66,6 +70,8 @@ class Network(_Fact):
     environment: dict[str, str] = {}
     files: tuple[str, ...] = ()
     """Files of the platform the shell reads first."""
+    withheld: tuple[str, ...] = ()
+    """Secrets that have no business where it leads."""
 
     def exports(self) -> str:
         """Lines for a POSIX shell that apply it to whatever starts there afterwards."""
@@ -73,7 +79,8 @@ class Network(_Fact):
         variables = dict(self.environment)
         if self.choices:
             variables[env.NETWORK.name] = self.to_text()
-        return "\n".join([*lines, *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())])
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        return "\n".join([*lines, *(f"unset {name}" for name in self.withheld)])
 
     def to_text(self) -> str:
         """For `STOKER_NETWORK`, by which the plan that is made there says the same."""
@@ -118,34 +125,53 @@ def choose(
         given: Variables that lead somewhere already.
         store: Host of the store, which no proxy is put before.
     """
-    if not reachable:
+    given = given or {}
+    if not reachable and not given:
         return Network()
-    taken = [_choice(serves, reachable, token=token, given=given or {}) for serves in ("hub", "pip")]
+    taken = [_choice(serves, reachable, token=token, given=given) for serves in ("hub", "pip")]
     environment: dict[str, str] = {}
     files = []
     for _, way in taken:
         if way is not None:
             environment |= way.environment
             files += [way.file] if way.file else []
+    hub = taken[0][0]
+    if hub.key == OVER_GIVEN:
+        environment[env.HF_ENDPOINT.name] = _origin("hub").address
     if files:
         direct = ",".join([*_content()["direct"], *([store] if store else [])])
         environment |= {env.NO_PROXY.name: direct, env.NO_PROXY.name.upper(): direct}
-    return Network(choices=tuple(choice for choice, _ in taken), environment=environment, files=tuple(files))
+    withheld = (env.HF_TOKEN.name,) if hub.key == _WITHHELD else ()
+    choices = tuple(choice for choice, _ in taken)
+    return Network(choices=choices, environment=environment, files=tuple(files), withheld=withheld)
 
 
 def _choice(
     serves: Literal["hub", "pip"], reachable: Mapping[str, int], *, token: bool, given: Mapping[str, str]
 ) -> tuple[Choice, Way | None]:
-    variable = _GIVEN[serves]
-    if given.get(variable):
-        fields = {"variable": variable, "address": given[variable]}
-        return Choice(serves=serves, name=variable, key="why.mirror.given", fields=fields), None
-    way = _way(serves, reachable, token=token)
+    variable, way = _GIVEN[serves], _way(serves, reachable, token=token)
+    fields: dict[str, Any] = {"variable": variable, "address": given.get(variable)}
+    sees_token = serves == "hub" and token and not _is_origin(given.get(variable, ""))
+    if given.get(variable) and not (sees_token and way):
+        key = _WITHHELD if sees_token else "why.mirror.given"
+        return Choice(serves=serves, name=variable, key=key, fields=fields), None
     if way is None:
         return _none(serves, reachable, token=token), None
-    origin = next(one for one in ways() if one.serves == serves and one.origin)
+    origin = _origin(serves)
+    if given.get(variable):
+        fields |= {"name": way.name, "milliseconds": reachable[way.address]}
+        return Choice(serves=serves, name=way.name, key=OVER_GIVEN, fields=fields), way
     told = {"name": way.name, "milliseconds": reachable[way.address], "origin": origin.name}
     return Choice(serves=serves, name=way.name, key=_key(way, origin, reachable), fields=told), way
+
+
+def _origin(serves: Serves) -> Way:
+    return next(one for one in ways() if one.serves == serves and one.origin)
+
+
+def _is_origin(address: str) -> bool:
+    """Whether a hub that was given is the one tokens belong to, over an encrypted line."""
+    return urlsplit(address)[:2] == urlsplit(_origin("hub").address)[:2]
 
 
 def _way(serves: str, reachable: Mapping[str, int], *, token: bool) -> Way | None:
@@ -175,5 +201,4 @@ def _none(serves: Serves, reachable: Mapping[str, int], *, token: bool) -> Choic
     other = next((way.name for way in ways() if way.serves == "other_hub" and way.address in reachable), None)
     if serves == "hub" and other:
         return Choice(serves=serves, name="", key="why.mirror.other_hub", fields={"name": other})
-    origin = next(one.name for one in ways() if one.serves == serves and one.origin)
-    return Choice(serves=serves, name="", key="why.mirror.none", fields={"origin": origin})
+    return Choice(serves=serves, name="", key="why.mirror.none", fields={"origin": _origin(serves).name})

@@ -4,7 +4,6 @@ It answers for "container instance Pro" only; ordinary instances are unknown to 
 The token goes to AutoDL in a header and nowhere else: no redirect is followed, passwords in answers are not even read.
 """
 
-import contextlib
 import datetime
 import http.client
 import json
@@ -13,7 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +22,7 @@ from stoker.errors import StokerError
 from stoker.facts.prices import Offer
 from stoker.launch import hosts
 from stoker.launch.hosts import Host
+from stoker.launch.line import Ssh
 
 BASE = "https://api.autodl.com"
 PLATFORM = "autodl"
@@ -38,6 +38,10 @@ _TRIES = 3
 _LARGEST_BYTES = 1 << 20
 _LOOK_SECONDS = 5.0
 _POWER_SECONDS = 600.0
+_LATE_SECONDS = 60.0
+"""How long a start whose answer was lost is looked out for."""
+_SSHD_SECONDS = 180.0
+"""How long an instance that runs may take until its sshd answers."""
 _IDLE_LOOK_SECONDS = 20.0
 _IDLE_SECONDS = 1800.0
 """How long we go on asking for a card of the instance's machine that nobody uses."""
@@ -259,7 +263,7 @@ def power_off(host: Host, *, api: Api | None = None) -> None:
     api = api or account()
     host = _known(host, api)
     if api.status(host.instance) not in _OFF:
-        api.power_off(host.instance)
+        _switch_off(host, api)
         _await(host, api, _OFF)
 
 
@@ -304,53 +308,88 @@ def has_card(host: Host, *, api: Api | None = None) -> bool:
     return api.status(uuid) in _ON and _has_card(uuid, api)
 
 
-@contextlib.contextmanager
-def without_card(host: Host, tell: Tell, *, api: Api | None = None) -> Iterator[Host]:
-    """Install, load and prepare without the card, then switch it on: `hosts.find(name)` says where it is afterwards.
+class Woken:
+    """Switched on, cheaply, to install, load and prepare; off again at the end, unless it was on before or is kept.
 
     An instance that runs with its card is left alone: a card that is switched off may be somebody else's when we want
-    it back. Where the API has no such mode, it is switched on with the card and the user is told what to click.
+    it back. Where the API has no such mode, it is switched on with the card and the user is told what to click. Where
+    the API does not serve it, the host is taken as it is.
     """
-    try:
-        api = api or account()
-        host = _known(host, api)
-        was_on = api.status(host.instance) in _ON
-    except StokerError as error:
-        if error.code not in NOT_SERVED:
-            raise
-        tell("autodl.by_hand", name=host.name, reason=error.what)
-        api = None
-    if api is None:
-        yield host
-        return
-    host, switched = _without_card(host, api, tell)
-    if not switched:
-        yield host
-        return
-    try:
-        yield host
-    except BaseException:
-        if not was_on:
-            power_off(host, api=api)
-        raise
-    power_off(host, api=api)
-    tell("autodl.with_card", name=host.name)
-    power_on(host, tell=tell, api=api)
 
+    def __init__(self, host: Host, tell: Tell, *, api: Api | None = None) -> None:
+        self.host = host
+        """Where it is reached now."""
+        self.has_card = True
+        """False while it is known to run without."""
+        self._api = api
+        self._tell = tell
+        self._is_ours = False
 
-def _without_card(host: Host, api: Api, tell: Tell) -> tuple[Host, bool]:
-    """Switched on without its card where that is to be had, else with it; and whether it now runs without."""
-    if api.status(host.instance) in _ON and _has_card(host.instance, api):
-        return _reached(host, api), False
-    try:
-        host = power_on(host, card=False, tell=tell, api=api)
-    except StokerError as error:
-        if error.code != "STK767":
+    def __enter__(self) -> "Woken":
+        try:
+            self._api = self._api or account()
+            self.host = _known(self.host, self._api)
+            self._api.status(self.host.instance)
+        except StokerError as error:
+            if error.code not in NOT_SERVED:
+                raise
+            self._tell("autodl.by_hand", name=self.host.name, reason=error.what)
+            self._api = None
+            return self
+        try:
+            self._rouse(self._api)
+        except BaseException as error:
+            self._lie_down(error)
             raise
-        tell("autodl.no_such_mode", name=host.name)
-        return power_on(host, tell=tell, api=api), False
-    tell("autodl.without_card", name=host.name)
-    return host, True
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._lie_down(error)
+
+    def with_card(self) -> Host:
+        """Switch its card on, where it runs without; the host where it is reached then."""
+        if self._api is not None and not self.has_card:
+            self._is_ours = True  # whatever was under way there ends with the restart
+            self._tell("autodl.with_card", name=self.host.name)
+            self.host = power_on(self.host, tell=self._tell, api=self._api)
+            self.has_card = True
+        return self.host
+
+    def keep(self) -> None:
+        """Something runs on it that sees to its meter: it stays on."""
+        self._is_ours = False
+
+    def _rouse(self, api: Api) -> None:
+        _await(self.host, api, (*_ON, *_OFF))
+        self._is_ours = api.status(self.host.instance) in _OFF
+        if not self._is_ours and _has_card(self.host.instance, api):
+            self.host = _reached(self.host, api)
+            return
+        try:
+            self.host = power_on(self.host, card=False, tell=self._tell, api=api)
+        except StokerError as error:
+            if error.code != "STK767":
+                raise
+            self._tell("autodl.no_such_mode", name=self.host.name)
+            self.host = power_on(self.host, tell=self._tell, api=api)
+            return
+        self.has_card = False
+        self._tell("autodl.without_card", name=self.host.name)
+
+    def _lie_down(self, cause: BaseException | None) -> None:
+        """Off again, where we switched it on and nothing keeps it; where that fails, the user hears of it."""
+        if self._api is None or not self._is_ours:
+            return
+        try:
+            if cause is not None and (not isinstance(cause, StokerError) or cause.code == "STK765"):
+                _await_late(self.host, self._api)
+            if self._api.status(self.host.instance) not in _OFF:
+                self._tell("remote.off_again", host=self.host.name)
+                power_off(self.host, api=self._api)
+        except BaseException as error:
+            self._tell("autodl.left_on", name=self.host.name)
+            if cause is None or not isinstance(error, StokerError):
+                raise
 
 
 def _known(host: Host, api: Api) -> Host:
@@ -397,6 +436,29 @@ def _switch_on(host: Host, api: Api, *, card: bool, tell: Tell | None) -> None:
         waited += _IDLE_LOOK_SECONDS
 
 
+def _switch_off(host: Host, api: Api) -> None:
+    """Ask until it is taken: an instance that is just starting may not be switched off."""
+    waited = 0.0
+    while True:
+        try:
+            api.power_off(host.instance)
+        except StokerError as error:
+            if error.code != "STK764" or waited >= _POWER_SECONDS or api.status(host.instance) in (*_ON, *_LOST):
+                raise
+        else:
+            return
+        api.pause(_LOOK_SECONDS)
+        waited += _LOOK_SECONDS
+
+
+def _await_late(host: Host, api: Api) -> None:
+    """Until it is on its way up after all; a start we did not hear the end of may still happen."""
+    waited = 0.0
+    while api.status(host.instance) in _OFF and waited < _LATE_SECONDS:
+        api.pause(_LOOK_SECONDS)
+        waited += _LOOK_SECONDS
+
+
 def _await(host: Host, api: Api, wanted: tuple[str, ...]) -> None:
     waited, status = 0.0, api.status(host.instance)
     while status not in wanted:
@@ -408,9 +470,27 @@ def _await(host: Host, api: Api, wanted: tuple[str, ...]) -> None:
 
 
 def _reached(host: Host, api: Api) -> Host:
-    """The host where it is now."""
+    """The host where it is now, once it can be spoken to: an instance runs before its sshd answers."""
     at = api.snapshot(host.instance)
     if at.proxy_host and at.ssh_port:
         host = host.model_copy(update={"host": at.proxy_host, "port": at.ssh_port, "user": host.user or "root"})
         hosts.save(host)
+    waited, begun = 0.0, time.monotonic()
+    while not _answers(host, last=waited >= _SSHD_SECONDS):
+        api.pause(_LOOK_SECONDS)
+        waited = max(waited + _LOOK_SECONDS, time.monotonic() - begun)
     return host
+
+
+def _answers(host: Host, *, last: bool) -> bool:
+    """Whether it is there; the last time what is wrong is said."""
+    line = Ssh(host)
+    try:
+        line.run("true", seconds=30)
+    except StokerError as error:
+        if last or error.code != "STK701":
+            raise
+        return False
+    finally:
+        line.close()
+    return True

@@ -26,11 +26,14 @@ class Wanted:
 
     record: Pulled
     commit: Commit | None
+    """Of the newest checkpoint, also where its files do not verify here any more: the store may have it whole."""
+    damage: str
+    """What is wrong with checkpoints that were committed here; empty where nothing is."""
 
     @property
     def is_nothing(self) -> bool:
         """Whether nothing was ever committed."""
-        return not self.record.commit and not self.record.final
+        return not self.record.commit and not self.record.final and not self.damage
 
 
 class Copied:
@@ -65,22 +68,30 @@ class Copied:
     def wanted(self) -> Wanted:
         """What stands here, every file read; once, as nothing is written any more."""
         if self._wanted is None:
-            record = pulled.standing(self._run_dir)
-            there = [one.commit for one in checkpoints.committed(self._run_dir.checkpoints)]
-            self._wanted = Wanted(record, next((one for one in there if one.digest == record.commit), None))
+            record, damaged = pulled.examined(self._run_dir)
+            there = checkpoints.committed(self._run_dir.checkpoints)
+            damage = ", ".join(f"{one.path.name}: {one.reason}" for one in damaged)
+            newest = [one.commit for one in there if (one.path == damaged[0].path if damaged else True)][-1:]
+            self._wanted = Wanted(record, newest[0] if newest else None, damage)
         return self._wanted
 
     def look(self) -> bool:
         """Whether a copy is verified by now."""
         if self.where == "nowhere":
-            self.where = self._look()
+            try:
+                self.where = self._look()
+            except OSError as error:
+                self._failed(messages.text("settle.unreadable", reason=env.without_secrets(str(error))))
             self.reason = self.reason if self.where == "nowhere" else ""
         return self.where != "nowhere"
 
     def _look(self) -> Where:
-        if self.wanted().is_nothing:
+        if self._wanted is None and self._now() < self._again_at:
+            return "nowhere"
+        wanted = self.wanted()
+        if wanted.is_nothing:
             return "nothing"
-        if pulled.read(self._run_dir) == self.wanted().record:
+        if pulled.read(self._run_dir) == wanted.record and (wanted.record.commit or wanted.record.final):
             return "pulled"
         return "store" if self._is_stored() else "nowhere"
 
@@ -97,10 +108,13 @@ class Copied:
         self._looking = None
         if not self._found:
             return True
-        self.reason = self._found
+        self._failed(self._found)
+        return False
+
+    def _failed(self, reason: str) -> None:
+        self.reason = reason
         self._failures += 1
         self._again_at = self._now() + self._pause(self._failures)
-        return False
 
     def _look_there(self) -> None:
         try:
@@ -111,7 +125,7 @@ class Copied:
             self._found = env.without_secrets(str(error)) or type(error).__name__
 
     def _problem(self) -> str:
-        """What is wrong with the copy in the store; where it lacks, it is made."""
+        """What is wrong with the copy in the store; where it lacks, it is made. Nothing there is ever deleted."""
         run, wanted = self._run_dir.run(), self.wanted()
         if run.save.store is None:
             return messages.text("settle.no_store")
@@ -119,15 +133,18 @@ class Copied:
         if where.kind == "directory" and not outlives(Path(where.root), self._platform):
             return messages.text("settle.on_box", store=run.save.store)
         final = artifacts.entries_of(self._run_dir.final) if wanted.record.final else None
-        store = opening.of_run(run, self._run_dir.folder())
-        if not verification.wrong_copy(store, self._run_dir.name, wanted.commit, final):
+        store, name = opening.of_run(run, self._run_dir.folder()), self._run_dir.name
+        is_known = wanted.commit is not None or not wanted.damage
+        if is_known and not verification.wrong_copy(store, name, wanted.commit, final):
             return ""
-        # Whoever copies trusts a record that stands; these were read and are not what they say.
-        verification.disown(store, self._run_dir.name, wanted.commit)
+        if wanted.damage:
+            return wanted.damage
+        if verification.has_anothers_final(store, name, final):
+            return messages.text("settle.anothers")
         outcome = push.push(self._run_dir)
         if not outcome["copied"]:
             return str(outcome["reason"])
-        return verification.wrong_copy(store, self._run_dir.name, wanted.commit, final)
+        return verification.wrong_copy(store, name, wanted.commit, final)
 
 
 def outlives(folder: Path, platform: Platform | None) -> bool:

@@ -3,6 +3,7 @@
 Knows where a host is and how ssh is told so; speaks with none (`line.py`) and asks nothing of it (`probe.py`).
 """
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -16,6 +17,20 @@ from stoker.rundir import files
 from stoker.store import address
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_TAKEN = ("kaggle", "sky", "localhost")
+"""Places of their own: `--on` never reaches a host of that name."""
+
+ALONE = {
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "ClearAllForwardings": "yes",
+    "Tunnel": "no",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+}
+"""What keeps a connection to itself, whatever the user's own config says: nothing of the user's goes along."""
 
 
 class Host(BaseModel):
@@ -53,7 +68,7 @@ class Host(BaseModel):
 
 def parse(name: str, given: str) -> Host:
     """A host from an address as it is written, or from the `ssh -p PORT user@address` a provider shows."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name in _TAKEN:
         raise StokerError("STK722", name=name)
     text = _from_command(given) if given.startswith("ssh ") else given
     try:
@@ -104,7 +119,9 @@ def options(host: Host) -> dict[str, str]:
     pinned = {
         "HostKeyAlias": alias(host.name),
         "UserKnownHostsFile": quoted(known_hosts()),
+        "GlobalKnownHostsFile": os.devnull,
         "StrictHostKeyChecking": "yes",
+        "VerifyHostKeyDNS": "no",
         "UpdateHostKeys": "no",
     }
     # With its own key named, an agent's other keys would use up the attempts the server allows.

@@ -32,6 +32,7 @@ from stoker.facts import platforms
 from stoker.launch import notebook, segment, tools
 from stoker.launch.notebook import Bundle
 from stoker.launch.package import Package
+from stoker.launch.place import Place
 from stoker.launch.segment import Report
 from stoker.rundir import artifacts, checkpoints, files, layout
 from stoker.rundir.layout import RunDir
@@ -50,11 +51,16 @@ _LEAST_SESSION_SECONDS = 900.0
 """Of the weekly quota: with less left, nothing is begun."""
 _IN_A_ROW = 2
 """Segments that may be lost, or bring nothing, one after the other."""
+_LOOKS = 3
+"""In a row without a report, before a segment is lost; and downloads of what it left, before that is an error."""
 _FAILURES = 30
 """Questions in a row that may go unanswered."""
 _TITLE_LETTERS = 50
+_NO_KERNEL = re.compile(r"\b40[34]\b|denied|not found", re.IGNORECASE)
+"""What Kaggle says of a kernel it has not."""
 
 _SCRIPT = """\
+import time; BEGAN = time.time()  # Kaggle's clock runs: what follows, installing as well, is part of the session
 # {title}
 import json
 
@@ -71,10 +77,11 @@ else:
             os.environ.setdefault(name, UserSecretsClient().get_secret(name))
         except Exception:
             pass
-    subprocess.call([sys.executable, "-u", str(BUNDLE), "segment", {asked!r}])
+    asked = json.dumps({{**json.loads({asked!r}), "began": BEGAN}})
+    subprocess.call([sys.executable, "-u", str(BUNDLE), "segment", asked])
 """
 
-LinkState = Literal["pushed", "stopped", "done", "failed", "lost"]
+LinkState = Literal["pushing", "pushed", "stopped", "done", "failed", "lost"]
 
 
 class Link(BaseModel):
@@ -87,7 +94,7 @@ class Link(BaseModel):
     source: int | None
     """The segment it goes on from."""
     state: LinkState
-    """pushed, stopped (to be gone on with), done, failed, or lost: it left no report."""
+    """pushing (Kaggle may have it or not), pushed, stopped (to be gone on with), done, failed, or lost: no report."""
     pushed: str
     step: int = 0
     total_steps: int = 0
@@ -119,7 +126,7 @@ class Chain(BaseModel):
         return next((link for link in reversed(self.links) if link.state in ("stopped", "done")), None)
 
 
-class Kernel:
+class Kernel(Place):
     """Kaggle as a place."""
 
     name = NAME
@@ -146,7 +153,7 @@ class Kernel:
 
     def start(self, package: Package) -> None:
         """Push the next segment, unless one is under way or the week's quota is used up."""
-        chain = self._chain(package.name)
+        chain = self._known(package.name)
         if (chain.last is None or chain.last.state != "pushed") and self._has_quota():
             self._push(package.name, chain)
 
@@ -154,7 +161,7 @@ class Kernel:
         """How the chain stands, as Kaggle says."""
         if not self._file(run).is_file():
             return None
-        link = self._looked(run, self._chain(run))
+        link = self._looked(run, self._known(run))
         if link is None:
             return None
         state = {"pushed": "running", "lost": "failed"}.get(link.state, link.state)
@@ -183,15 +190,23 @@ class Kernel:
         chain, run_dir = self._chain(run), RunDir(layout.runs_folder() / run)
         if chain.good is None:
             raise StokerError("STK755", name=run)
-        with tempfile.TemporaryDirectory(prefix=".kaggle-", dir=run_dir.path) as name:
-            self._say(
-                *_output_words(chain.good.kernel, rf"^(runs/{re.escape(run)}/|{re.escape(segment.REPORT)}$)", name)
-            )
-            report = _report(Path(name) / segment.REPORT, chain.id, chain.good.number)
-            if report is None:
-                raise StokerError("STK754", kernel=chain.good.kernel, reason=segment.REPORT)
-            _take(RunDir(Path(name) / "runs" / run), run_dir, report, chain.good.kernel)
+        for left in reversed(range(_LOOKS)):
+            try:
+                self._bring(run, chain.id, chain.good, run_dir)
+                break
+            except StokerError as error:  # the command line does not see that a download failed
+                if error.code not in ("STK750", "STK754") or not left:
+                    raise
+            time.sleep(self._look_seconds)
         return run_dir
+
+    def _bring(self, run: str, chain: str, link: Link, run_dir: RunDir) -> None:
+        with tempfile.TemporaryDirectory(prefix=".kaggle-", dir=run_dir.path) as name:
+            self._say(*_output_words(link.kernel, rf"^(runs/{re.escape(run)}/|{re.escape(segment.REPORT)}$)", name))
+            report = _report(Path(name) / segment.REPORT, chain, link)
+            if report is None:
+                raise StokerError("STK754", kernel=link.kernel, reason=segment.REPORT)
+            _take(RunDir(Path(name) / "runs" / run), run_dir, report, link.kernel)
 
     # ---- the chain
 
@@ -209,7 +224,7 @@ class Kernel:
 
     def go_on(self, run: str) -> Iterator[Link]:
         """The segments as they end and are pushed; ends where the run is done or has to wait for quota."""
-        last = self._chain(run).last
+        last = self._known(run).last
         if last is not None and last.state == "pushed":
             yield last
         if last is not None and last.state == "done" and (layout.runs_folder() / run / "artifacts" / "final").is_dir():
@@ -224,6 +239,20 @@ class Kernel:
             if not self._has_quota():
                 return
             yield self._push(run, chain)
+
+    def _known(self, run: str) -> Chain:
+        """The chain; of a push that was cut off it is Kaggle who knows whether it came about."""
+        chain = self._chain(run)
+        if chain.last is None or chain.last.state != "pushing":
+            return chain
+        try:
+            self._state(chain.last.kernel)
+            links = [*chain.links[:-1], chain.last.model_copy(update={"state": "pushed"})]
+        except StokerError as error:
+            if error.code != "STK750" or not _NO_KERNEL.search(str(error.fields["reason"])):
+                raise
+            links = chain.links[:-1]
+        return self._keep(run, chain.model_copy(update={"links": links}))
 
     def _ended(self, run: str) -> Link | None:
         """The newest segment once it has ended."""
@@ -249,12 +278,26 @@ class Kernel:
         state = self._state(link.kernel)
         if state in ("queued", "running", "new_script"):
             return link
-        with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-            self._say(*_output_words(link.kernel, f"^{re.escape(segment.REPORT)}$", folder))
-            report = _report(Path(folder) / segment.REPORT, chain.id, link.number)
+        report = self._left(chain.id, link)
         link = link.model_copy(update=_told(report) if report else {"state": "lost", "step": _step(chain)})
         self._keep(run, chain.model_copy(update={"links": [*chain.links[:-1], link]}))
         return link
+
+    def _left(self, chain: str, link: Link) -> Report | None:
+        """The report of a segment that has ended; None where it is not in the output on several looks in a row.
+
+        Raises:
+            StokerError: STK750 where one came that cannot be read: the download was a bad one, not the segment.
+        """
+        for left in reversed(range(_LOOKS)):
+            with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
+                self._say(*_output_words(link.kernel, f"^{re.escape(segment.REPORT)}$", folder))
+                report = _report(Path(folder) / segment.REPORT, chain, link)
+            if report is not None:
+                return report
+            if left:
+                time.sleep(self._look_seconds)
+        return None
 
     def _require_hope(self, run: str, chain: Chain) -> None:
         """A segment that failed would fail again; one that was lost or brought nothing may be an accident."""
@@ -275,7 +318,7 @@ class Kernel:
             number=1 + (chain.last.number if chain.last else 0),
             kernel="",
             source=chain.good.number if chain.good else None,
-            state="pushed",
+            state="pushing",
             pushed=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             step=_step(chain),
             resumed_step=_step(chain),
@@ -296,9 +339,12 @@ class Kernel:
                 str(round(seconds)),
                 *(["--accelerator", shape] if shape else []),
             ]
+            self._keep(run, chain.model_copy(update={"links": [*chain.links, link]}))
             said = self._say(*words)
         if "successfully pushed" not in said or "are not valid" in said:
+            self._keep(run, chain)
             raise StokerError("STK750", command="kernels push", reason=_shortened(said))
+        link = link.model_copy(update={"state": "pushed"})
         self._keep(run, chain.model_copy(update={"links": [*chain.links, link]}))
         return link
 
@@ -321,17 +367,17 @@ class Kernel:
         }
 
     def _script(self, run: str, chain: Chain, link: Link, seconds: float) -> str:
-        asked = segment.Asked(
-            name=run,
-            chain=chain.id,
-            number=link.number,
-            source=link.source,
-            session_seconds=seconds,
-            runs=f"{_WORKING}/runs",
-            inputs=_INPUT,
-            words=[],
-        )
-        lost = {"chain": chain.id, "number": link.number, "state": "lost"}
+        asked = {  # `segment.Asked`, but for when it begins and the words of the bundle
+            "name": run,
+            "chain": chain.id,
+            "number": link.number,
+            "source": link.source,
+            "session_seconds": seconds,
+            "runs": f"{_WORKING}/runs",
+            "inputs": _INPUT,
+            "base": _BASE,
+        }
+        lost = Report(chain=chain.id, number=link.number, source=link.source, state="lost").sealed()
         bundle = Bundle(Path(BUNDLE), chain.bundle, {})
         return _SCRIPT.format(
             title=messages.text("kaggle.title", name=run, number=link.number),
@@ -340,7 +386,7 @@ class Kernel:
             report=segment.REPORT,
             lost=lost,
             secrets=notebook.secret_names(self.run),
-            asked=json.dumps({**asked.model_dump(), "base": _BASE}, ensure_ascii=False),
+            asked=json.dumps(asked, ensure_ascii=False),
         )
 
     def _accelerator(self) -> str | None:
@@ -450,8 +496,9 @@ class Kernel:
         path = self._file(run)
         return files.read_record(path, Chain) if path.is_file() else Chain(id=secrets.token_hex(8), user=self._user())
 
-    def _keep(self, run: str, chain: Chain) -> None:
+    def _keep(self, run: str, chain: Chain) -> Chain:
         files.write_json(self._file(run), chain.model_dump())
+        return chain
 
 
 def slug(run: str) -> str:
@@ -467,13 +514,19 @@ def _output_words(kernel: str, pattern: str, folder: str) -> list[str]:
     return ["kernels", "output", kernel, "-p", folder, "-o", "-q", "--page-size", "200", "--file-pattern", pattern]
 
 
-def _report(path: Path, chain: str, number: int) -> Report | None:
-    """A segment's report; None where there is none, or another's."""
+def _report(path: Path, chain: str, link: Link) -> Report | None:
+    """A segment's report; None where there is none, or another's.
+
+    Raises:
+        StokerError: STK750 where it is not what was written.
+    """
     try:
-        report = Report.model_validate(files.read_json(path))
-    except (OSError, ValueError):
+        report = Report.read(path)
+    except FileNotFoundError:
         return None
-    return report if (report.chain, report.number) == (chain, number) else None
+    except ValueError as error:
+        raise StokerError("STK750", command="kernels output", reason=f"{link.kernel}: {path.name}") from error
+    return report if (report.chain, report.number) == (chain, link.number) else None
 
 
 def _told(report: Report) -> dict[str, Any]:

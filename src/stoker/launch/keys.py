@@ -22,23 +22,28 @@ _SECONDS = 60.0
 _REFUSED = "STK705"
 _TOO_MANY = "Too many authentication failures"
 """What a server says to an agent with many keys, none of them right."""
-_ENTER = "umask 077; mkdir -p .ssh && { echo; cat; } >> .ssh/authorized_keys"
-"""Understood by every shell; the key comes through its stdin."""
+_ENTER = "sh -c 'umask 077; mkdir -p .ssh && { echo; cat; } >> .ssh/authorized_keys'"
+"""Understood by every login shell; the key comes through its stdin."""
 
 
 def offered(host: Host) -> list[str]:
-    """The keys (`type base64`) the host shows, asked through the user's own configuration, jumps and all."""
+    """The keys (`type base64`) the host shows, asked through the user's own configuration, jumps and all.
+
+    Nobody has confirmed them yet: no key and no password of the user's is tried, and nothing is forwarded there.
+    """
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         file = Path(folder) / "known_hosts"
         settings = {
+            **hosts.ALONE,
             "BatchMode": "yes",
             "PreferredAuthentications": "none",
+            "PubkeyAuthentication": "no",
             "StrictHostKeyChecking": "accept-new",
             "UserKnownHostsFile": hosts.quoted(file),
             "GlobalKnownHostsFile": os.devnull,
             "HostKeyAlias": hosts.alias(host.name),
             "HashKnownHosts": "no",
-            "ControlPath": "none",
+            "VerifyHostKeyDNS": "no",
             "ConnectTimeout": "20",
         }
         done = _ssh(host, settings, "true")
@@ -89,12 +94,11 @@ def installed(host: Host) -> Host:
     key = _usable_key(host) or _made_key()
     public = Path(f"{key}.pub").read_text(encoding="utf-8").strip() + "\n"
     settings = {
+        **hosts.ALONE,
         **hosts.options(host),
         "PubkeyAuthentication": "no",
         "PreferredAuthentications": "password,keyboard-interactive",
-        "ControlPath": "none",
         "ConnectTimeout": "20",
-        "ForwardAgent": "no",
     }
     words = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
     try:  # ssh asks on the terminal and says there what it thinks of the answer

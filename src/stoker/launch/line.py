@@ -7,9 +7,11 @@ then stands neither in a command line nor in a file of the other side.
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -28,10 +30,13 @@ from stoker.store.shelf import Bandwidth, Fault, Patience
 from stoker.store.ssh import SshStore
 
 _ALIVE_SECONDS = 10
+_OPEN_SECONDS = 60
 _KEPT_SECONDS = 120
 """How long a connection is kept for the next command."""
 _CUT = 255
 """What ssh ends with when it is ssh that failed."""
+_RSYNC_FILES = (3, 11, 13, 23, 24)
+"""What rsync ends with where a file or a disk was the reason, not the line."""
 _LAST_WORDS = 12
 """Lines of a failed script that are shown."""
 
@@ -70,7 +75,7 @@ def _between(output: str, mark: str) -> tuple[str, int | None]:
 
 def _quiet(script: str) -> str:
     """A script in a login shell whose banner is not heard: stdout is data."""
-    inner = shlex.quote(f"exec 1>&3 3>&-\n{script}")
+    inner = shlex.quote(f"exec 1>&3 3>&-; {script}")
     return f"exec 3>&1 >/dev/null; exec bash -lc {inner}"
 
 
@@ -147,12 +152,17 @@ class Ssh(_Spoken):
         """`ssh` with all that keeps the line safe and short of waiting."""
         said = {
             "BatchMode": "yes" if batch else "no",
+            "PermitLocalCommand": "no",
+            "RemoteCommand": "none",
+            "VerifyHostKeyDNS": "no",
             "ForwardAgent": "no",
             "ForwardX11": "no",
             "ConnectTimeout": "20",
             "ServerAliveInterval": str(_ALIVE_SECONDS),
             "ServerAliveCountMax": "3",
         }
+        if not any(option.startswith("ControlPath=") for option in options):
+            said |= {"ControlMaster": "no", "ControlPath": "none"}  # a connection of the user's own has pinned no key
         words = [part for key, value in (said | hosts.options(self.host)).items() for part in ("-o", f"{key}={value}")]
         return ["ssh", *words, *hosts.destination(self.host)[:-1], *options]
 
@@ -220,15 +230,18 @@ class Ssh(_Spoken):
             self._opened = True
             check = [*self.command(*over, "-O", "check"), self._destination]
             if subprocess.run(check, capture_output=True, check=False).returncode:  # noqa: S603  # ssh, no shell
+                path.unlink(missing_ok=True)  # of one that was killed: ssh would take it for a living one's
                 keep = ["-M", "-N", "-f", "-o", f"ControlPersist={_KEPT_SECONDS}"]
                 # With files of its own: what it inherited it would hold open for as long as it stays.
-                subprocess.run(  # noqa: S603  # ssh, no shell
-                    [*self.command(*over, *keep), self._destination],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    check=False,
-                )
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    subprocess.run(  # noqa: S603  # ssh, no shell
+                        [*self.command(*over, *keep), self._destination],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        timeout=_OPEN_SECONDS,
+                        check=False,
+                    )
         return self.command(*over)
 
     def close(self) -> None:
@@ -242,15 +255,17 @@ class Ssh(_Spoken):
     def _broken(self, words: str) -> StokerError:
         if "Host key verification failed" in words or "IDENTIFICATION HAS CHANGED" in words:
             return StokerError("STK703", host=self.name)
-        if "Permission denied" in words:
+        if re.search(r"Permission denied \([a-z]", words):
             return StokerError("STK705", host=self.name, reason=_last(words, 1))
         return super()._broken(words)
 
     # ---- files
 
     def _has_rsync(self) -> bool:
-        return shutil.which("rsync") is not None and "yes" in self.run(
-            "command -v rsync >/dev/null && echo yes || true"
+        return (
+            os.name != "nt"
+            and shutil.which("rsync") is not None
+            and "yes" in self.run("command -v rsync >/dev/null && echo yes || true")
         )
 
     def _rsync_to(self, files: Mapping[str, Path], target: str) -> None:
@@ -272,6 +287,8 @@ class Ssh(_Spoken):
             text=True,
             check=False,
         )
+        if done.returncode in _RSYNC_FILES:
+            raise StokerError("STK702", host=self.name, reason=_last(done.stderr))
         if done.returncode:
             raise self._broken(_last(done.stderr))
 
@@ -298,17 +315,17 @@ class Ssh(_Spoken):
 def _control_path(host: Host) -> Path | None:
     """The socket of a kept connection; a host's own, as it was opened by the key pinned for that host.
 
-    Its name may have about 100 letters, so it stands in the system's folder for such things.
+    Its name may have about 100 letters, 17 of which ssh wants for itself: TMPDIR of a Mac is too long.
     """
     if os.name == "nt":
         return None
-    folder = Path(tempfile.gettempdir()) / f"stoker-{os.getuid()}"
+    folder = Path("/tmp") / f"stoker-{os.getuid()}"  # noqa: S108  # ours alone, checked below; others are too long
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         return None  # somebody else made it: they could put a socket of their own there
-    return folder / (
-        hashlib.sha256(" ".join([host.name, *hosts.options(host).values()]).encode()).hexdigest()[:12] + "-%C"
-    )
+    told = [host.name, *hosts.destination(host), *hosts.options(host).values()]
+    return folder / hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
 
 def _nonce() -> str:

@@ -69,7 +69,7 @@ def _question(way: Way) -> str:
 def read(said: str) -> tuple[dict[str, int], dict[str, str]]:
     """What `script` printed: addresses that answered, and settings that lead somewhere already."""
     words = [line.split(None, 2) for line in said.splitlines()]
-    reachable = {w[1]: int(w[2]) for w in words if len(w) == 3 and w[0] == "reachable" and w[2].isdigit()}
+    reachable = {w[1]: int(w[2]) for w in words if len(w) == 3 and w[0] == "reachable" and w[2].isdecimal()}
     given = {w[1]: env.without_secrets(w[2]) for w in words if len(w) == 3 and w[0] == "given"}
     return reachable, given
 
@@ -86,6 +86,7 @@ def told() -> Network:
     network = mirrors.from_text(env.read(env.NETWORK))
     names = {one.name for one in network.choices}
     leads = {name for way in mirrors.ways() if way.name in names for name in way.environment}
+    leads |= {one.fields["variable"] for one in network.choices if one.key == mirrors.OVER_GIVEN}
     here = env.child_environment({})
     return network.model_copy(update={"environment": {name: here[name] for name in sorted(leads & here.keys())}})
 

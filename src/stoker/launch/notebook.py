@@ -39,19 +39,24 @@ _SENTENCES = (
 _STORE_SECRETS = {"s3": (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY), "hf": (env.HF_TOKEN,)}
 
 FINDER = """\
-import hashlib, os, subprocess, sys, zipfile
+import hashlib, json, os, subprocess, sys, zipfile
 from pathlib import Path
 
 NAME, DIGEST = {name!r}, {digest!r}
 PLACES = {places!r}
 
 
+def digest(content):
+    return hashlib.sha256(content).hexdigest()
+
+
 def is_it(path):
     try:
-        text = (path / "{record}").read_bytes() if path.is_dir() else zipfile.ZipFile(path).read("{record}")
+        read = (lambda name: (path / name).read_bytes()) if path.is_dir() else zipfile.ZipFile(path).read
+        record = read("{record}")
+        return digest(record) == DIGEST and digest(read("__main__.py")) == json.loads(record)["program"]
     except (OSError, KeyError, zipfile.BadZipFile):
         return False
-    return hashlib.sha256(text).hexdigest() == DIGEST
 
 
 def find():
@@ -63,7 +68,7 @@ def find():
                 if is_it(path):
                     return path
 """
-"""Python that finds the bundle of this very digest: the zip, or the folder it was unpacked into."""
+"""Python that finds the bundle of this very digest, program and all: the zip, or the folder it was unpacked to."""
 
 _CALL = """
 
@@ -126,13 +131,14 @@ def make(package: Package, run: Run, target: Path) -> Bundle:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         made = wheel.build(Path(folder))
         sources = {**package.files, f"wheels/{made.name}": made}
+        program = resources.files("stoker.launch").joinpath("aboard.py").read_text(encoding="utf-8").encode()
         record = _record(package, run, f"wheels/{made.name}", sources)
+        record["program"] = hashlib.sha256(program).hexdigest()
         text = files.json_text(record)
-        program = resources.files("stoker.launch").joinpath("aboard.py").read_text(encoding="utf-8")
         part = target.with_name(f".{target.name}.part")
         with zipfile.ZipFile(part, "w") as archive:
             _add(archive, RECORD, text.encode())
-            _add(archive, "__main__.py", program.encode())
+            _add(archive, "__main__.py", program)
             for name in sorted(sources):
                 _add_file(archive, name, sources[name])
         part.replace(target)
@@ -166,7 +172,7 @@ def secret_names(run: Run) -> list[str]:
     """Variables the run may need there: those its store asks for, and those that are set here. Never their values."""
     kind = str(run.save.store or "").partition("://")[0]
     needed = [variable.name for variable in _STORE_SECRETS.get(kind, ())]
-    return sorted({*needed, *packages.secrets()})
+    return sorted({*needed, *packages.secrets(run)})
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -7,6 +7,7 @@ redirect is followed: it would take a token elsewhere.
 import json
 import shlex
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -18,7 +19,9 @@ from stoker import env
 
 AUTODL_ADDRESS = "https://www.autodl.com/api/v1/wechat/message/send"
 _ANSWER_SECONDS = 10.0
-_COMMAND_SECONDS = 60.0
+_COMMAND_SECONDS = 25.0
+_HOOK_SECONDS = 30.0
+"""For one hook, whatever it does: a server that answers by drops must not hold the meter up."""
 _ANSWER_BYTES = 1 << 16
 
 
@@ -41,18 +44,26 @@ def tell(news: News) -> dict[str, str]:
     """Send it by every hook that is set; hooks that failed with the reason."""
     problems = {}
     for variable, send in _HOOKS.items():
-        value = env.read(variable)
-        try:
-            if value:
-                send(value, news)
-        except (_Refused, OSError, HTTPException, ValueError, subprocess.SubprocessError) as problem:
-            problems[variable.name] = _reason(problem)
+        if (value := env.read(variable)) and (problem := _sent(send, value, news)):
+            problems[variable.name] = problem
     return problems
 
 
-def is_wanted() -> bool:
-    """Whether any hook is set."""
-    return any(env.read(variable) for variable in _HOOKS)
+def _sent(send: Callable[[str, News], None], value: str, news: News) -> str:
+    """Send it in a thread that is not waited for too long; what went wrong, or nothing."""
+    found = ["no answer"]
+
+    def run() -> None:
+        try:
+            send(value, news)
+            found[0] = ""
+        except (_Refused, OSError, HTTPException, ValueError, subprocess.SubprocessError) as problem:
+            found[0] = _reason(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_HOOK_SECONDS)
+    return found[0]
 
 
 def _webhook(address: str, news: News) -> None:

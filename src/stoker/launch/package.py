@@ -18,17 +18,11 @@ from stoker.errors import StokerError
 from stoker.rundir import files, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
-SECRETS = (
-    env.AWS_ACCESS_KEY_ID,
-    env.AWS_SECRET_ACCESS_KEY,
-    env.AWS_SESSION_TOKEN,
-    env.AWS_ENDPOINT_URL,
-    env.HF_TOKEN,
-    env.WEBHOOK,
-    env.AUTODL_TOKEN,
-    env.NOTIFY_COMMAND,
-)
+_BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
+SECRETS = (*_BUCKET, env.HF_TOKEN, env.WEBHOOK, env.NOTIFY_COMMAND)
 """Variables that a run may need wherever it runs. They travel in the environment only."""
+_OWN = {"autodl": env.AUTODL_TOKEN}
+"""A platform's own: it goes to that platform's machines and nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +80,20 @@ def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
     )
 
 
-def secrets() -> dict[str, str]:
-    """The variables of `SECRETS` that are set here."""
-    return {one.name: env.read(one) for one in SECRETS if env.read(one)}
+def secrets(run: Run | None = None, platform: str = "") -> dict[str, str]:
+    """The variables that are set here and needed there.
+
+    Args:
+        run: What is to run: keys to a bucket go with a run whose store is one.
+        platform: Name of the platform it runs on.
+    """
+    wanted = [one for one in SECRETS if one not in _BUCKET or run is None or _has_bucket(run)]
+    wanted += [_OWN[platform]] if platform in _OWN else []
+    return {one.name: env.read(one) for one in wanted if env.read(one)}
+
+
+def _has_bucket(run: Run) -> bool:
+    return (run.save.store or "").startswith("s3://")
 
 
 def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:

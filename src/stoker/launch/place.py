@@ -1,11 +1,17 @@
 """A place: where a run goes. One small protocol for all; the rest of the house sees no difference between them."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import abc
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.facts.mirrors import Network
+from stoker.facts.prices import Offer
+from stoker.launch.autodl import Tell
 from stoker.launch.found import BoxFacts
+from stoker.launch.gather import Elsewhere
 from stoker.launch.package import Package
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
@@ -14,34 +20,64 @@ KAGGLE = "kaggle"
 SKY = "sky"
 
 
-class Place(Protocol):
+class Place(abc.ABC):
     """Somewhere else that trains."""
 
     name: str
 
+    @abc.abstractmethod
     def facts(self) -> BoxFacts | None:
-        """What is there; None where nobody can be asked before it runs."""
+        """What is there when it trains; None where nobody can be asked before."""
 
+    @abc.abstractmethod
     def put(self, package: Package) -> None:
         """Bring what is missing there of a run and of Stoker; again after a cut, the rest."""
 
+    @abc.abstractmethod
     def start(self, package: Package) -> None:
         """Start or continue the run there, so that it needs nobody here."""
 
+    @abc.abstractmethod
     def status(self, run: str) -> dict[str, Any] | None:
         """How the run stands there; None where it is not known there."""
 
+    @abc.abstractmethod
     def follow(self, words: Sequence[str]) -> int:
         """`stoker WORDS` there, with the user's terminal; its exit code."""
 
+    @abc.abstractmethod
     def stop(self, run: str) -> None:
         """Ask the run to commit and end."""
 
+    @abc.abstractmethod
     def get(self, run: str) -> RunDir:
         """Bring newest checkpoint, finished model and records here, verified by digest."""
 
+    @abc.abstractmethod
     def stop_meter(self) -> None:
         """End what costs money, by the verb that can be undone."""
+
+    # ---- what not every place has
+
+    @contextlib.contextmanager
+    def awake(self, tell: Tell) -> Iterator[None]:  # noqa: ARG002  # for those that are to be switched on
+        """Reachable for what comes before training."""
+        yield
+
+    def surroundings(self) -> Elsewhere:
+        """What a plan for it needs to know beside the machine."""
+        return Elsewhere(Network(), None)
+
+    def price(self) -> Offer | None:
+        """What its provider bills for it, where that can be asked."""
+        return None
+
+    def balance(self) -> float | None:
+        """What is left in the account it is billed to, where its provider says so."""
+        return None
+
+    def settle(self, run: str) -> None:  # noqa: B027  # most places have no meter of ours
+        """Have the meter of a finished run seen to, where nobody does so any more."""
 
 
 def recorded(run_dir: RunDir) -> str | None:

@@ -7,17 +7,23 @@ import json
 import shlex
 import time
 
-from stoker import env
+from stoker import env, messages
 from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.facts.platforms import Verb
 from stoker.launch import autodl
 from stoker.launch.autodl import Tell
+from stoker.launch.found import Disk, Kept
 from stoker.launch.hosts import Host
 from stoker.launch.line import Ssh
 
-_GONE_SECONDS = 90.0
-_LOOK_SECONDS = 2.0
+_GONE_SECONDS = 120.0
+_LOOK_SECONDS = 4.0
+_SILENT_LOOKS = 3
+_SILENT_SECONDS = 12.0
+"""A machine is off when it has been silent for that long and as often: a line may be broken for a moment."""
+_ASK_SECONDS = 30.0
+_LOST = ("nothing", "hours")
 
 
 def on(host: Host, *, card: bool = True, tell: Tell | None = None) -> Host:
@@ -26,15 +32,17 @@ def on(host: Host, *, card: bool = True, tell: Tell | None = None) -> Host:
     return autodl.power_on(host, card=card, tell=tell)
 
 
-def off(host: Host) -> None:
-    """Switch it off, and see that it is."""
+def off(host: Host, *, lossy: bool = False) -> None:
+    """Switch it off, and see that it is; where our folder there does not outlive that, only if it may be lost."""
+    if (kept := lost(host)) and not lossy:
+        raise StokerError("STK771", name=host.name, folder=host.base, kept=messages.text(f"hosts.kept.{kept}"))
     if has_api(host) and _off_by_api(host):
         return
     verb = verb_of(host)
     line = Ssh(host)
     try:
         line.run(script(verb))
-        _await_gone(line)
+        await_gone(line)
     finally:
         line.close()
 
@@ -58,15 +66,29 @@ def verb_of(host: Host) -> Verb:
     return platform.meter.reversible
 
 
-def running(host: Host) -> list[str]:
-    """Names of the runs that are under way there, as far as the machine says."""
+def lost(host: Host) -> Kept | None:
+    """What our folder there outlives, where that is less than being switched off; by the platform's profile."""
+    disks = [disk for disk in host.facts.disks if _holds(disk, host.base)] if host.facts else []
+    disk = max(disks, key=lambda one: len(one.path), default=None)
+    return disk.survives if disk and disk.survives in _LOST else None
+
+
+def _holds(disk: Disk, folder: str) -> bool:
+    return f"{folder}/".startswith(f"{disk.path.rstrip('/')}/")
+
+
+def running(host: Host) -> list[str] | None:
+    """Names of the runs that are under way there; None where the machine does not say."""
     line = Ssh(host)
     base = shlex.quote(host.base)
-    ask = f"export {env.RUNS.name}={base}/runs; {base}/env/bin/python -m stoker runs --json"
+    ask = (
+        f"[ -e {base}/env/bin/python ] || {{ echo '[]'; exit 0; }}\n"
+        f"export {env.RUNS.name}={base}/runs; {base}/env/bin/python -m stoker runs --json"
+    )
     try:
-        told = json.loads(line.run(ask))
+        told = json.loads(line.run(ask, seconds=_ASK_SECONDS))
     except (StokerError, ValueError):
-        return []
+        return None
     finally:
         line.close()
     return [run["name"] for run in told if run["state"] == "running"]
@@ -81,19 +103,40 @@ def script(verb: Verb) -> str:
         lines.append(f'[ -n "${{{name}:-}}" ] || {{ echo "{name}?" >&2; exit 1; }}')
     for name, value in verb.environment.items():
         lines.append(f"export {name}={_word(value)}")
-    command = " ".join(_word(word) for word in verb.words)
-    return "\n".join([*lines, f"( sleep 1; {command} ) </dev/null >/dev/null 2>&1 &"])
+    return "\n".join([*lines, f"( sleep 1; {_command(verb.words)} ) </dev/null >/dev/null 2>&1 &"])
 
 
-def _await_gone(line: Ssh) -> None:
+def _command(words: tuple[str, ...]) -> str:
+    """`/bin/sh FILE` is for a script that names no interpreter; a program, or a script that does, runs as it is."""
+    command = " ".join(_word(word) for word in words)
+    if words[0] != "/bin/sh":
+        return command
+    itself = " ".join(_word(word) for word in words[1:])
+    head = f"head -c 4 {_word(words[1])} | od -An -tx1 | tr -d ' \\n'"
+    return f"case $({head}) in 2321*|7f454c46) {itself};; *) {command};; esac"
+
+
+def await_gone(line: Ssh) -> None:
+    """Wait until a machine has been silent for a while, asked each time over a connection of its own."""
     until = time.monotonic() + _GONE_SECONDS
+    silent: list[float] = []
     while time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
-        try:
-            line.run("true", seconds=10)
-        except StokerError:
+        line.close()
+        begun = time.monotonic()
+        silent = [] if _answers(line) else [*silent, begun]
+        if len(silent) >= _SILENT_LOOKS and time.monotonic() - silent[0] >= _SILENT_SECONDS:
             return
     raise StokerError("STK727", name=line.name)
+
+
+def _answers(line: Ssh) -> bool:
+    """Whether somebody is there; to be turned away is an answer, too."""
+    try:
+        line.run("true", seconds=10)
+    except StokerError as error:
+        return error.code != "STK701"
+    return True
 
 
 def _word(word: str) -> str:

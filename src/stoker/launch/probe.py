@@ -112,12 +112,12 @@ def _cpu_count(said: Said) -> int:
     """By affinity and by the container's quota, whichever is less."""
     usable = _number(said, "cpus") or 1
     quotas = [line.split() for line in said.get("cpu_quota", [])]
-    limits = [int(words[0]) / int(words[1]) for words in quotas if len(words) == 2 and words[0].isdigit()]
+    limits = [int(words[0]) / int(words[1]) for words in quotas if len(words) == 2 and words[0].isdecimal()]
     return max(1, min([usable, *(int(limit + 0.5) for limit in limits if limit > 0)]))
 
 
 def _memory_bytes(said: Said) -> int:
-    limits = [int(line) for line in said.get("memory_limit", []) if line.isdigit()]
+    limits = [int(line) for line in said.get("memory_limit", []) if line.isdecimal()]
     return min([(_number(said, "memory_kib") or 0) << 10, *(limit for limit in limits if limit < _UNLIMITED_BYTES)])
 
 
@@ -135,8 +135,8 @@ def _devices(rows: list[str], asked: list[dict[str, Any]]) -> tuple[list[FoundCa
 
 def _from_smi(row: list[str], asked: dict[str, Any]) -> FoundCard | None:
     capability = row[5] if len(row) > 5 else str(asked.get("compute_capability", ""))
-    memory = int(row[2]) << 20 if row[2].isdigit() else asked.get("memory_bytes")
-    if not capability.replace(".", "", 1).isdigit() or not memory:
+    memory = int(row[2]) << 20 if row[2].isdecimal() else asked.get("memory_bytes")
+    if not capability.replace(".", "", 1).isdecimal() or not memory:
         return None
     return _card(int(row[0]), row[1], memory, float(capability), asked.get("sm_count"), row[3])
 
@@ -182,7 +182,7 @@ def _disks(said: Said, platform: Platform | None) -> Iterator[Disk]:
         path, _, rest = line.partition("\t")
         writable, _, figures = rest.partition("\t")
         words = figures.split(None, 5)
-        if path in seen or writable != "yes" or len(words) < 6 or not words[3].isdigit():
+        if path in seen or writable != "yes" or len(words) < 6 or not words[3].isdecimal():
             continue
         seen.add(path)
         if path not in wanted and path != words[5]:
@@ -232,7 +232,7 @@ def _first(said: Said, word: str) -> str:
 
 def _number(said: Said, word: str) -> int | None:
     text = _first(said, word)
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -57,7 +57,8 @@ for name in $instances; do
   printf '%s\n' "$variables" | sed -n "s/^$name=/instance	$name	/p" | head -n 1
 done
 
-disk() { [ -d "$root$1" ] && say disk "$1	$( [ -w "$root$1" ] && echo yes || echo no )	$(df -Pk "$root$1" 2>/dev/null | tail -n 1)"; }
+# A network disk whose server is gone answers never.
+disk() { bounded 10 test -d "$root$1" && say disk "$1	$(test -w "$root$1" && echo yes || echo no )	$(bounded 10 df -Pk "$root$1" 2>/dev/null | tail -n 1)"; }
 printf '%s\n' "$places" | while read -r place; do
   case $place in '$HOME'*) place=$HOME${place#'$HOME'} ;; '$TMPDIR'*) place=${TMPDIR:-/tmp} ;; esac
   [ -e "$root$place" ] && say path "$place"
@@ -65,11 +66,12 @@ printf '%s\n' "$places" | while read -r place; do
 done
 disk "$HOME"
 disk /
-df -Pk 2>/dev/null | while read -r device _ _ _ _ mount; do
-  case $device in /dev/*|*:*|//*) [ -w "$mount" ] && disk "$mount" ;; esac
+bounded 20 df -Pk 2>/dev/null | while read -r device _ _ _ _ mount; do
+  case $device in /dev/*|*:*|//*) bounded 10 test -w "$mount" && disk "$mount" ;; esac
 done
 
-# Every Python that is there, each folder once.
+# Every Python that is there, each folder once, for as long as a look may take.
+began=$(date +%s)
 {
   printf '%s\n' "$interpreters"
   command -v python3
@@ -86,6 +88,7 @@ done
     seen="$seen$folder "
     count=$((count + 1))
     [ "$count" -gt 12 ] && break
+    [ $(($(date +%s) - began)) -gt 120 ] && break
     answer=$(CUDA_VISIBLE_DEVICES= bounded 60 "$path" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && echo yes)
     [ -n "$answer" ] || continue
     unset CUDA_VISIBLE_DEVICES

@@ -4,6 +4,7 @@ from stoker import messages
 
 _WORDS = {
     "hang": "reason.hang",
+    "launch": "reason.launch",
     "memory": "reason.memory",
     "device": "reason.device",
     "machine": "reason.machine",

@@ -6,10 +6,13 @@ lose its output. Knows folders and clocks, nothing of who runs it.
 """
 
 import datetime
+import hashlib
+import json
 import shutil
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from stoker import env
 from stoker.config import load
 from stoker.config.run import Run
-from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError, StokerErrors
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
 from stoker.rundir import checkpoints, events, files, pulled
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
@@ -28,7 +31,7 @@ from stoker.store.shelf import Fault
 
 REPORT = "stoker-segment.json"
 MARGIN_SECONDS = 120.0
-"""Of a session for what is not training: the machine's start before us, the output after us."""
+"""Of a session for what is not training: the machine's start before `began`, the output after us."""
 _RECORDS = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "supervisor.json")
 _DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/*/*/")
 """How deep below the inputs an earlier output may stand; that is the platform's own matter, and it has changed."""
@@ -47,6 +50,8 @@ class Asked(BaseModel):
     source: int | None
     """The segment it goes on from; None for the first."""
     session_seconds: float
+    began: float
+    """When the session's clock started, in seconds since 1970: before anything was unpacked or installed."""
     runs: str
     inputs: str
     """Below it stands what the segment before left."""
@@ -75,21 +80,46 @@ class Report(BaseModel):
     error: dict[str, Any] | None = None
     seconds: float = 0.0
 
+    def sealed(self) -> dict[str, Any]:
+        """As it is written: with a digest of its own, so that half of it, or another page, is not taken for it."""
+        content = self.model_dump()
+        return {**content, "digest": _digest(content)}
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """What `sealed` wrote.
+
+        Raises:
+            FileNotFoundError: Where there is none.
+            ValueError: Where it is not what was written.
+        """
+        content = files.read_json(path)
+        if not isinstance(content, dict) or content.pop("digest", "") != _digest(content):
+            raise ValueError(path.name)
+        return cls.model_validate(content)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
 
 def main(text: str) -> int:
-    """Do one segment and report."""
-    began = time.time()
+    """Do one segment and report, also what nobody foresaw: without a report all its checkpoints count as lost."""
     asked = Asked.model_validate_json(text)
     run_dir = RunDir(Path(asked.runs) / asked.name)
     rejected: list[dict[str, str]] = []
-    step, code, error = 0, 1, None
+    step, code, error = 0, EXIT_USER, None
+    stands: dict[str, Any] = {}
     try:
         step = bring(asked, run_dir, rejected)
-        code = _train(asked, began)
+        code = _train(asked)
         error = _last_error(run_dir) if code not in (EXIT_DONE, EXIT_STOPPED) else None
-    except (StokerError, StokerErrors) as problem:
-        first = problem.errors[0] if isinstance(problem, StokerErrors) else problem
-        error = first.to_json()
+    except Exception as problem:  # noqa: BLE001  # see above
+        error = _told(problem)
+    try:
+        stands = _standing(run_dir)
+    except Exception as problem:  # noqa: BLE001  # the next segment looks for itself what it can go on from
+        code, error = EXIT_STOPPED if code == EXIT_DONE else code, error or _told(problem)
     report = Report(
         chain=asked.chain,
         number=asked.number,
@@ -99,13 +129,21 @@ def main(text: str) -> int:
         resumed_step=step,
         rejected=rejected,
         error=error,
-        seconds=time.time() - began,
-        **_standing(run_dir),
+        seconds=time.time() - asked.began,
+        **stands,
     )
     # Prepared data comes with the bundle; in the output it would only take room.
     shutil.rmtree(run_dir.data, ignore_errors=True)
-    files.write_json(Path(asked.runs).parent / REPORT, report.model_dump())
+    files.write_json(Path(asked.runs).parent / REPORT, report.sealed())
     return 0
+
+
+def _told(problem: Exception) -> dict[str, Any]:
+    first = problem.errors[0] if isinstance(problem, StokerErrors) else problem
+    if not isinstance(first, StokerError):
+        traceback.print_exception(first)
+        first = StokerError("STK900", reason=f"{type(first).__name__}: {first}")
+    return first.to_json()
 
 
 # ---- what the segment before left
@@ -140,7 +178,7 @@ def _before(asked: Asked) -> tuple[Report, RunDir]:
     for depth in _DEPTHS:
         for path in sorted(Path(asked.inputs).glob(depth + REPORT)):
             try:
-                report = Report.model_validate(files.read_json(path))
+                report = Report.read(path)
             except (OSError, ValueError):
                 continue
             if (report.chain, report.number) == (asked.chain, asked.source):
@@ -186,8 +224,8 @@ def _overrides(words: list[str]) -> list[str]:
 # ---- train
 
 
-def _train(asked: Asked, began: float) -> int:
-    end = datetime.datetime.fromtimestamp(began + asked.session_seconds - MARGIN_SECONDS, datetime.timezone.utc)
+def _train(asked: Asked) -> int:
+    end = datetime.datetime.fromtimestamp(asked.began + asked.session_seconds - MARGIN_SECONDS, datetime.timezone.utc)
     environment = env.child_environment({env.DEADLINE.name: end.isoformat(timespec="seconds")})
     command = [sys.executable, "-X", "utf8", "-m", "stoker", *asked.words]
     return subprocess.call(command, env=environment)  # noqa: S603  # our own program, no shell

@@ -1,7 +1,8 @@
 """SkyPilot: writes `runs/<name>/sky.yaml`, a task with our own resume inside, and the command that starts it.
 
 Nothing of SkyPilot is imported or run here: the user runs `sky`. SkyPilot replaces a machine that was taken away, and
-the same `stoker train` goes on there from the store; so a run without a store off the machine is refused.
+the same `stoker train` goes on there from the store; so a run without a store off the machine is refused. SkyPilot asks
+nobody before it gives a machine back: the task ends only once the copy in the store was read back.
 """
 
 import functools
@@ -26,6 +27,7 @@ from stoker.launch import gather, wheel
 from stoker.launch import package as packages
 from stoker.launch.found import BoxFacts
 from stoker.launch.package import Package
+from stoker.launch.place import Place
 from stoker.launch.ssh import EXTRAS, SETUP
 from stoker.launch.tools import Tool
 from stoker.plan import compare
@@ -41,6 +43,8 @@ _USUAL_DISK_GB = 256
 """What SkyPilot gives a machine by itself."""
 _SYSTEM_DISK_GB = 60
 _IDLE_MINUTES = 5
+_TRIES = 60
+"""A minute each, until the copy stands; then the machine may be stopped, which keeps its disk."""
 _STORES = ("s3", "hf")
 """Stores a machine reaches with what stands in its environment."""
 _MACHINE = ("accelerators", "instance_type", "any_of", "ordered")
@@ -54,12 +58,26 @@ python=$(command -v python3 || command -v python)
 """
 _RUN = """\
 export {runs}="$HOME/stoker/runs"
-cd ~/stoker/{folder}
-exec ~/stoker/env/bin/python -X utf8 -m stoker {words}
+cd ~/stoker/{folder} || exit 2
+stoker() {{ ~/stoker/env/bin/python -X utf8 -m stoker "$@"; }}
+run=~/stoker/runs/{name}
+code=0
+stoker {words} || code=$?
+
+# SkyPilot gives the machine back when this has ended. So it does not, until what was made stands in the store.
+made() {{ [ "$(ls -d "$run"/checkpoints/step-* "$run"/artifacts/final 2>/dev/null)" ]; }}
+tries=0
+until ! made || {{ stoker push {name} && stoker verify {name} --from {store}; }}; do
+  echo {waiting} >&2
+  tries=$((tries + 1))
+  [ "$tries" != {most} ] || exit 1
+  sleep 60
+done
+exit "$code"
 """
 
 
-class Task:
+class Task(Place):
     """The place `sky`: there is nobody to speak with, SkyPilot has commands of its own for that."""
 
     name = "sky"
@@ -133,9 +151,9 @@ def write(run_file: RunFile, package: Package, run_dir: RunDir, row: Row | None)
         "workdir": str(stage.resolve()),
         "resources": resources(run, row),
         "envs": {env.LANG.name: messages.language()},
-        "secrets": dict.fromkeys(packages.secrets()),
+        "secrets": dict.fromkeys(packages.secrets(run)),
         "setup": _setup(stage),
-        "run": _RUN.format(runs=env.RUNS.name, folder=shlex.quote(package.folder), words=_called(package)),
+        "run": _script(run, package),
     }
     head = messages.text("sky.header", command=shlex.join(command(run, path)))
     comment = "".join(f"# {line}\n" for line in head.splitlines())
@@ -154,13 +172,19 @@ def resources(run: Run, row: Row | None) -> dict[str, Any]:
     if run.where.spot:
         found |= {"use_spot": True, "job_recovery": {"recover_on_exit_codes": [EXIT_STOPPED]}}
     elif run.where.after != "stay":
-        found["autostop"] = {"idle_minutes": _IDLE_MINUTES, "down": run.where.after == "release"}
+        # Never `down`: SkyPilot deletes the disk whatever the copy is like, also after a task that was killed.
+        found["autostop"] = {"idle_minutes": _IDLE_MINUTES, "down": False}
     return {**found, **run.native.sky}
+
+
+def release(name: str, store: str) -> tuple[str, str]:
+    """For `where.after: release`: the command that reads the copy back, and the one that then deletes the cluster."""
+    return shlex.join(["stoker", "verify", name, "--from", store]), _words("down", name)
 
 
 def command(run: Run, path: Path) -> list[str]:
     """What the user types. A machine that may be taken away is a managed job: SkyPilot then finds another one."""
-    secrets = [word for name in packages.secrets() for word in ("--secret", name)]
+    secrets = [word for name in packages.secrets(run) for word in ("--secret", name)]
     name = task_name(path.parent.name)
     if run.where.spot:
         return ["sky", "jobs", "launch", "-n", name, *secrets, str(path)]
@@ -182,6 +206,19 @@ def accelerators() -> dict[str, str]:
 
 def _first_card() -> str:
     return next(iter(accelerators()))
+
+
+def _script(run: Run, package: Package) -> str:
+    is_deleted = run.where.spot or '"down": true' in json.dumps(run.native.sky)
+    return _RUN.format(
+        runs=env.RUNS.name,
+        folder=shlex.quote(package.folder),
+        name=shlex.quote(package.name),
+        words=_called(package),
+        store=shlex.quote(str(run.save.store)),
+        waiting=shlex.quote(messages.text("sky.waiting", name=package.name)),
+        most=0 if is_deleted else _TRIES,
+    )
 
 
 def _called(package: Package) -> str:

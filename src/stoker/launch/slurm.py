@@ -55,8 +55,8 @@ class Queue(Box):
         line, base = Here(), (Path.home() / "stoker").as_posix()
         return cls(line, Host(name=line.name, host=line.name, base=base, python=sys.executable), run)
 
-    def with_card(self) -> BoxFacts | None:  # type: ignore[override]  # a box can always be asked
-        """Nobody can be asked before the job has its node: the plan is made there. `facts` are the login node's."""
+    def facts(self) -> BoxFacts | None:
+        """Nobody can be asked before the job has its node: the plan is made there."""
         return None
 
     # ---- a job
@@ -66,14 +66,14 @@ class Queue(Box):
         if waiting := self._jobs(package.name):
             raise StokerError("STK742", name=package.name, host=self.name, job=waiting[0]["id"])
         folder = f"{self.run_folder(package.name)}/slurm"
-        text = self.script(package, packages.secrets())
+        text = self.script(package, packages.secrets(self._run))
         self.line.run(
             f"mkdir -p {_q(folder)} {_q(self.run_folder(package.name))}/logs {_q(self.base)}/{_q(package.folder)}\n"
             f"rm -f {_q(folder)}/end {_q(folder)}/fruitless\n"
             f"cat > {_q(folder)}/job.sh <<'END_OF_JOB'\n{text}END_OF_JOB\n"
         )
         try:
-            self.line.run(f"sbatch --parsable {_q(folder)}/job.sh", secrets=packages.secrets())
+            self.line.run(f"sbatch --parsable {_q(folder)}/job.sh", secrets=packages.secrets(self._run))
         except StokerError as error:
             if error.code != "STK702":
                 raise
@@ -102,7 +102,8 @@ class Queue(Box):
             f"train=({' '.join(map(_q, self._python('-m', 'stoker', *words)))})",
             "",
         ]
-        return "\n".join(lines) + resources.files("stoker.launch").joinpath("slurm.sh").read_text(encoding="utf-8")
+        common = resources.files("stoker.launch").joinpath("slurm.sh").read_text(encoding="utf-8")
+        return "\n".join(lines) + common.partition("\n")[2]  # the first line is for shellcheck
 
     def _options(self, name: str) -> Iterator[tuple[str, str]]:
         """What sbatch is asked for: ours, then the run file's `native.slurm`."""
@@ -149,18 +150,12 @@ class Queue(Box):
         names = ("id", "state", "reason", "starts", "ends", "nodes")
         return [dict(zip(names, line.split("|"), strict=True)) for line in said.splitlines() if line.count("|") == 5]
 
-    def stop(self, run: str, *, cancel: bool = False) -> None:
-        """Ask the run to commit and end, and for no further job; one that only waits is taken out of the queue.
-
-        Args:
-            run: Its name.
-            cancel: Take the job itself away as well: what was done since the last checkpoint may be lost.
-        """
+    def stop(self, run: str) -> None:
+        """Ask the run to commit and end, and for no further job; one that only waits is taken out of the queue."""
         folder, name = _q(self.run_folder(run)), _q(_job_name(run))
-        state = "" if cancel else "--state=PENDING"
         self.line.run(
             f"mkdir -p {folder}/slurm; touch {folder}/slurm/end {folder}/stop\n"
-            f'scancel {state} --user="$(id -un)" --name={name}'
+            f'scancel --state=PENDING --user="$(id -un)" --name={name}'
         )
 
     def follow(self, words: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -48,6 +49,8 @@ _ENDLESS = 1e9
 """Seconds: no step, save or run lasts longer."""
 _LOOKER_SECONDS = 0.2
 """Who looks whether the lock is held takes it for less."""
+_SURPRISES = 3
+"""Of the supervisor itself."""
 _HAS_PROC = Path("/proc/self/stat").exists()
 _HOOKS = ("STOKER_WEBHOOK", "STOKER_AUTODL_TOKEN", "STOKER_NOTIFY_COMMAND")
 """Where news is wanted."""
@@ -88,8 +91,10 @@ class Settings:
     """Between two questions for a spot notice."""
     warning_share: float = 0.8
     """Of a budget: from there on the user is warned."""
-    overtime_seconds: float = 30.0
-    """Beyond a limit, for a trainer that was asked to stop; one that is writing a checkpoint is left to it."""
+    overtime_seconds: float = 300.0
+    """Beyond a limit, for a trainer that was asked to stop: what a save may take at worst."""
+    silent_seconds: float = 30.0
+    """Then one without a sign of life for so long is ended; one that gives signs or is writing has `stop_seconds`."""
 
 
 class Trainer(Protocol):
@@ -401,12 +406,15 @@ class Supervisor:
             self._end_group(pid)
 
     def _is_overdue(self) -> bool:
-        """A budget or a deadline is passed, and the trainer that was asked to stop is not about to commit."""
-        ends = self._ends()
-        if self._asked not in ends or ends[self._asked] > -self.settings.overtime_seconds:
+        """A budget or a deadline is passed, and the trainer that was asked to stop is not about to commit.
+
+        A commit syncs and digests its files for long without a sign; half of it on the disk is one.
+        """
+        late = -self._ends().get(self._asked, _ENDLESS)
+        if late < self.settings.overtime_seconds:
             return False
-        written = _newest_change(self.run_dir / "checkpoints")
-        return time.time() - written > self.settings.overtime_seconds
+        is_busy = self._silent <= self.settings.silent_seconds or _is_writing(self.run_dir)
+        return not is_busy or late > self.settings.stop_seconds
 
     def _beat(self) -> None:
         if time.monotonic() - self._beat_at >= self.settings.beat_seconds:
@@ -558,6 +566,8 @@ class Supervisor:
         elif kind == "step":
             self.status.step = ended.step = int(event["step"])
             self._step_seconds.append(_figure(event["seconds"]))
+        elif kind == "rehearsal" and event["part"] == "save":
+            self._save_seconds = max(self._save_seconds, _figure(event["seconds"]))
         elif kind == "checkpoint":
             self._save_seconds = _figure(event["seconds"])
             self._progress(int(event["step"]))
@@ -633,7 +643,8 @@ class Supervisor:
             if limits.get(f"{word}_seconds") is not None
         }
         if limits.get("deadline"):
-            left["deadline"] = datetime.fromisoformat(limits["deadline"]).timestamp() - time.time()
+            with contextlib.suppress(*_FOREIGN):
+                left["deadline"] = datetime.fromisoformat(limits["deadline"]).timestamp() - time.time()
         return left
 
     @contextlib.contextmanager
@@ -733,6 +744,17 @@ class Supervisor:
         room = min([self.settings.copy_seconds, *(max(once, left) for left in self._ends().values())])
         return room if self._taken_at is None else min(room, self._taken_at - time.time())
 
+    def fail(self) -> int:
+        """Nothing works: end what trains, and leave a verdict."""
+        self._read_plan()
+        if left := self._known_trainer():
+            self._end_group(left)
+        self._note(
+            "error", program="supervisor", error={"code": "STK900", "where": "", "fields": {"reason": "supervisor"}}
+        )
+        self._say("failed", "surprise")
+        return EXIT_SURPRISE
+
     def settle(self) -> None:
         """What becomes of the machine, and who is told: a program that outlives this one."""
         if self.plan.get("after", "stay") != "stay" or _wants_news():
@@ -766,8 +788,11 @@ class Supervisor:
         return pid if pid and _trains(_words(pid), self.run_dir) else 0
 
     def _stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
-        """A subcommand of ours on this run; its words go to a log."""
-        with (self.run_dir / "logs" / log).open("ab") as output:
+        """A subcommand of ours on this run; its words go to a log, where the disk has room for one."""
+        with contextlib.ExitStack() as stack:
+            output: Any = subprocess.DEVNULL
+            with contextlib.suppress(OSError):
+                output = stack.enter_context((self.run_dir / "logs" / log).open("ab"))
             return subprocess.Popen(  # noqa: S603  # our own program, no shell
                 [sys.executable, "-X", "utf8", "-m", "stoker", command, str(self.run_dir), *words],
                 stdin=subprocess.DEVNULL,
@@ -982,6 +1007,15 @@ def _newest_change(folder: Path) -> float:
     return max(map(_modified, inner), default=0.0)
 
 
+def _is_writing(run_dir: Path) -> bool:
+    """Whether a checkpoint or a finished model is half written; a folder that is renamed this moment is being so."""
+    try:
+        marks = [*(run_dir / "checkpoints").glob(".step-*.tmp"), *(run_dir / "checkpoints").glob("step-*/.writing")]
+        return bool(marks) or (run_dir / "artifacts" / ".final.tmp").exists()
+    except OSError:
+        return True
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -1029,8 +1063,20 @@ def main() -> int:
                 if last:
                     return EXIT_USER
                 time.sleep(_LOOKER_SECONDS)
-    supervisor = Supervisor(run_dir)
-    code = supervisor.run()
+    return supervised(run_dir)
+
+
+def supervised(run_dir: Path, make: Callable[[Path], Supervisor] = Supervisor) -> int:
+    """Supervise to the end and have it settled; after a surprise of our own another takes over, a few times."""
+    for _ in range(_SURPRISES):
+        supervisor = make(run_dir)
+        try:
+            code = supervisor.run()
+            break
+        except Exception:  # noqa: BLE001  # a run must not be left without a guard
+            traceback.print_exc()
+    else:
+        code = supervisor.fail()
     supervisor.settle()
     return code
 

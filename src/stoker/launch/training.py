@@ -1,18 +1,27 @@
 """Starts the supervisor of a training on this machine and reads its files: never through a pipe (law 9)."""
 
 import datetime
+import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stoker import env
+from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.facts import platforms
 from stoker.launch import group, local
+from stoker.plan import ending
 from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
 
+_SUPERVISOR_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
 _PROGRAMS = {"stoker.engine.train", "stoker.launch.supervisor"}
 _ENDED = {"done", "stopped", "failed"}
 _SILENT_SECONDS = 60.0
@@ -24,7 +33,7 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
     local.check_engine()
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     with (run_dir.logs / "supervisor.log").open("ab") as output:
-        return subprocess.Popen(  # noqa: S603  # our own program, no shell
+        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             [sys.executable, "-X", "utf8", "-m", "stoker.launch.supervisor", str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -32,6 +41,51 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
             env=env.child_environment({}),
             **group.DETACHED,
         )
+    # Until it holds its lock: between ours and its own, another run's end could switch the machine off.
+    until = time.monotonic() + _SUPERVISOR_SECONDS
+    while process.poll() is None and not lock.is_held(run_dir.supervisor_lock) and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+    return process
+
+
+@contextmanager
+def launching(run_dir: RunDir, run: Run) -> Iterator[None]:
+    """For what comes before the supervisor: one at a time; and on a machine that was sent the run, its end is seen to.
+
+    Nobody is there when a launch from elsewhere fails: the run counts as failed, and the meter is settled as after one.
+    """
+    with lock.held(run_dir.launch_lock) as alone:
+        if not alone:
+            raise StokerError("STK411", pid="-", name=run_dir.name)
+        try:
+            yield
+        except BaseException:
+            if env.read(env.LAUNCHED) and not lock.is_held(run_dir.supervisor_lock):
+                _fail(run_dir, run)
+            raise
+
+
+def _fail(run_dir: RunDir, run: Run) -> None:
+    """A verdict in the supervisor's place, for `stoker settle`, which outlives us."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    before = supervision(run_dir)
+    spent = now - datetime.datetime.fromisoformat(env.read(env.LAUNCHED))
+    verdict = {
+        "state": "failed",
+        "reason": "launch",
+        "asked": "",
+        "after": ending.after(run, platforms.here()),
+        "spent_seconds": float(before.get("spent_seconds") or 0.0) + max(0.0, spent.total_seconds()),
+        "beat": now.isoformat(timespec="seconds"),
+    }
+    files.write_json(run_dir.supervisor_file, {"pid": os.getpid(), "step": 0, **before, **verdict})
+    subprocess.Popen(  # noqa: S603  # our own program, no shell
+        [sys.executable, "-X", "utf8", "-m", "stoker", "settle", str(run_dir.path.resolve())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # its words are in the events; a log may find no room
+        stderr=subprocess.DEVNULL,
+        **group.DETACHED,
+    )
 
 
 def ask_to_stop(run_dir: RunDir) -> None:

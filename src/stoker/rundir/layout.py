@@ -117,6 +117,11 @@ class RunDir:
         return self.path / "supervisor.lock"
 
     @property
+    def launch_lock(self) -> Path:
+        """Held from the command to the supervisor's start: data is prepared, a plan is made."""
+        return self.path / "launch.lock"
+
+    @property
     def heartbeat_file(self) -> Path:
         """Touched by the trainer as it works."""
         return self.path / "heartbeat"

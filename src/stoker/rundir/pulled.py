@@ -4,9 +4,12 @@ The laptop makes the record with `standing` from its own copy, every file read b
 makes the same of its own run directory, and may stop its meter where both are equal.
 """
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
 from stoker.rundir import artifacts, checkpoints, files
+from stoker.rundir.checkpoints import WRITING_NAME, Rejected
 from stoker.rundir.layout import RunDir
 
 NAME = "pulled.json"
@@ -27,12 +30,23 @@ class Pulled(BaseModel):
 
 def standing(run_dir: RunDir) -> Pulled:
     """The newest checkpoint that verifies and the finished model, every file read."""
-    newest, _ = checkpoints.newest_verified(run_dir.checkpoints)
-    return Pulled(
+    return examined(run_dir)[0]
+
+
+def examined(run_dir: RunDir) -> tuple[Pulled, list[Rejected]]:
+    """What stands there, and newer checkpoints that were committed and do not verify any more, newest first."""
+    newest, rejected = checkpoints.newest_verified(run_dir.checkpoints)
+    record = Pulled(
         step=newest.step if newest else None,
         commit=newest.commit.digest if newest else "",
         final=artifacts.digest(run_dir.final) if run_dir.final.is_dir() else "",
     )
+    return record, [one for one in rejected if not _is_none(one.path)]
+
+
+def _is_none(path: Path) -> bool:
+    """Whether a folder that is named like a checkpoint never was one, or only half of it."""
+    return (path / WRITING_NAME).exists() or checkpoints.is_foreign(path)
 
 
 def text(record: Pulled) -> str:

@@ -63,10 +63,12 @@ def wrong_copy(store: Patient, run_name: str, commit: Commit | None, final: dict
     return ""
 
 
-def disown(store: Patient, run_name: str, commit: Commit | None) -> None:
-    """Take the records of a copy away: it is none any more, and the next copier makes it anew from its files."""
-    folders = [f"{run_name}/artifacts/final/{FILES_NAME}"]
-    store.remove([*folders, *([f"{copies.folder_of(run_name, commit)}/{COMMIT_NAME}"] if commit else [])])
+def has_anothers_final(store: Patient, run_name: str, final: dict[str, FileEntry] | None) -> bool:
+    """Whether a finished model stands there that is not this one: another machine has gone on with the run."""
+    record = f"{run_name}/artifacts/final/{FILES_NAME}"
+    if record not in store.names(run_name):
+        return False
+    return final is None or store.read(record) != artifacts.files_record(final)
 
 
 def wrong_file(store: Patient, folder: str, entries: dict[str, FileEntry], names: dict[str, int]) -> str:

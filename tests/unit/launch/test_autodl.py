@@ -1,5 +1,6 @@
 """AutoDL's API against a simulation of it; what is proven here is the contract, not AutoDL."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STOKER_LANG", "en")
     monkeypatch.delenv("STOKER_AUTODL_TOKEN", raising=False)
     return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often ssh still finds nobody, at the end of the list; the instance's address is nobody's."""
+    times = [0]
+
+    def run(line: Any, script: str, **_: Any) -> str:
+        if times[0]:
+            times[0] -= 1
+            raise StokerError("STK701", host=line.name, reason="Connection refused")
+        return ""
+
+    monkeypatch.setattr(autodl.Ssh, "run", run)
+    monkeypatch.setattr(autodl.Ssh, "close", lambda line: None)
+    return times
 
 
 @pytest.fixture
@@ -232,8 +249,10 @@ def test_where_the_api_cannot_say_there_is_no_price(api: Api, host: Host, server
 def prepared(server: Simulated, host: Host, api: Api) -> list[Any]:
     """What was said, and how the instance ran while it was prepared."""
     said: list[Any] = []
-    with autodl.without_card(host, lambda key, **_: said.append(key), api=api) as inside:
-        said.append((inside.port, server.status, server.mode))
+    with autodl.Woken(host, lambda key, **_: said.append(key), api=api) as woken:
+        said.append((woken.host.port, server.status, server.mode))
+        woken.with_card()
+        woken.keep()
     return said
 
 
@@ -266,10 +285,115 @@ def test_what_was_started_without_a_card_by_hand_is_used(api: Api, server: Simul
     assert server.verbs() == ["power_off", "gpu"]
 
 
-def test_an_instance_whose_preparing_failed_is_off_again(api: Api, server: Simulated, host: Host) -> None:
-    with pytest.raises(StokerError, match="STK700"), autodl.without_card(host, lambda *_, **__: None, api=api):
-        raise StokerError("STK700", reason="cut")
+def test_a_command_is_given_only_when_ssh_answers(
+    api: Api, server: Simulated, host: Host, silent: list[int], waited: list[float]
+) -> None:
+    silent[0] = 4
+    autodl.power_on(host, api=api)
+    assert silent == [0]
+    assert waited[-4:] == [5.0] * 4
+    silent[0] = 1000
+    with pytest.raises(StokerError) as error:
+        autodl.power_on(host, api=api)
+    assert (code(error), silent[0]) == ("STK701", 1000 - 180 // 5 - 1)
+
+
+# ---- off again, where it was off and nothing came of it
+
+
+class Gone(BaseException):
+    """Ctrl-C, in a form that ends no test."""
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Says nothing."""
+
+
+@pytest.mark.parametrize("knows_no_card", [True, False])
+@pytest.mark.parametrize("cause", [StokerError("STK700", reason="cut"), Gone(), None])
+def test_an_instance_on_which_nothing_was_started_is_off_again(
+    api: Api, server: Simulated, host: Host, knows_no_card: bool, cause: BaseException | None
+) -> None:
+    server.knows_no_card = knows_no_card
+    said: list[str] = []
+    with contextlib.suppress(StokerError, Gone), autodl.Woken(host, lambda key, **_: said.append(key), api=api):
+        if cause:
+            raise cause
+    assert (server.verbs()[-1], server.status, said[-1]) == ("power_off", "shutdown", "remote.off_again")
+
+
+def test_an_instance_that_was_on_stays_on(api: Api, server: Simulated, host: Host) -> None:
+    for mode in ("gpu", "non_gpu"):
+        server.status, server.mode = "running", mode
+        with contextlib.suppress(Gone), autodl.Woken(host, nothing, api=api):
+            raise Gone
+        with autodl.Woken(host, nothing, api=api):
+            pass
+    assert (server.verbs(), server.status) == ([], "running")
+
+
+@pytest.mark.parametrize("mode", ["gpu", "non_gpu"])
+def test_a_card_on_which_nothing_was_started_is_off_again(api: Api, server: Simulated, host: Host, mode: str) -> None:
+    """Also where its owner had switched it on without: we have restarted it, at another price."""
+    server.status, server.mode = ("shutdown", mode) if mode == "gpu" else ("running", mode)
+    with contextlib.suppress(Gone), autodl.Woken(host, nothing, api=api) as woken:
+        woken.with_card()
+        raise Gone
+    assert (server.verbs()[-2:], server.status) == (["gpu", "power_off"], "shutdown")
+
+
+def test_an_instance_whose_sshd_never_answers_is_off_again(
+    api: Api, server: Simulated, host: Host, silent: list[int]
+) -> None:
+    silent[0] = 1000
+    with pytest.raises(StokerError, match="STK701"), autodl.Woken(host, nothing, api=api):
+        pytest.fail("it does not answer")
     assert (server.verbs(), server.status) == (["non_gpu", "power_off"], "shutdown")
+
+
+def test_an_instance_that_was_coming_up_when_we_were_stopped_is_off_again(server: Simulated, host: Host) -> None:
+    """Just starting, it may not be switched off yet; the answer of AutoDL's to the start was never heard."""
+    begun: list[float] = []
+
+    def pause(seconds: float) -> None:
+        begun.append(seconds)
+        if len(begun) == 1:
+            server.stuck, server.status = True, "starting"
+            raise Gone
+        if len(begun) == 4:
+            server.stuck = False
+
+    server.refuses_off_while_starting = True
+    with contextlib.suppress(Gone), autodl.Woken(host, nothing, api=Api(TOKEN, server.base, pause)):
+        pytest.fail("it was stopped before")
+    assert (server.verbs()[-1], server.status) == ("power_off", "shutdown")
+
+
+def test_a_start_that_comes_late_is_undone(server: Simulated, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request was lost on its way, as it seems, and arrived."""
+    seen: list[float] = []
+
+    def pause(seconds: float) -> None:
+        seen.append(seconds)
+        if len(seen) == 3:
+            server.status = "running"
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise StokerError("STK765", reason="timed out")
+
+    api = Api(TOKEN, server.base, pause)
+    monkeypatch.setattr(api, "power_on", lost)
+    with pytest.raises(StokerError, match="STK765"), autodl.Woken(host, nothing, api=api):
+        pytest.fail("it is not on")
+    assert (server.verbs(), server.status) == (["power_off"], "shutdown")
+
+
+def test_an_instance_that_cannot_be_switched_off_is_said(api: Api, server: Simulated, host: Host) -> None:
+    said: list[str] = []
+    with contextlib.suppress(Gone), autodl.Woken(host, lambda key, **_: said.append(key), api=api):
+        server.stuck = True
+        raise Gone
+    assert said[-1] == "autodl.left_on"
 
 
 def test_where_the_api_does_not_help_the_user_is_told_what_to_click_and_it_goes_on(
@@ -277,8 +401,8 @@ def test_where_the_api_does_not_help_the_user_is_told_what_to_click_and_it_goes_
 ) -> None:
     """A token is a bonus: a box that is on and answers by ssh is used, whatever the API says."""
     said: list[str] = []
-    with autodl.without_card(host, lambda key, **_: said.append(key)) as inside:
-        assert inside == host
+    with autodl.Woken(host, lambda key, **_: said.append(key)) as woken:
+        assert woken.with_card() == host
     server.broken = 100
     assert prepared(server, host, api) == ["autodl.by_hand", (34221, "shutdown", "gpu")]
     server.broken = 0
@@ -326,8 +450,8 @@ def test_hosts_off_uses_the_box_s_own_command_where_the_api_does_not_know_it(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(power.Ssh, "run", lambda line, script, **_: asked.append(script) or "")
-    monkeypatch.setattr(power, "_await_gone", lambda line: None)
+    monkeypatch.setattr(power, "await_gone", lambda line: None)
     hosts.save(host.model_copy(update={"instance": ORDINARY, "port": 1}))
     assert stoker("hosts", "off", "autodl-1", "--yes").exit_code == 0
-    assert "/usr/bin/shutdown" in asked[0]
+    assert "/usr/bin/shutdown" in asked[-1]
     assert server.verbs() == []

@@ -1,5 +1,7 @@
 """The end of a run on a rented machine: its command runs after a verified copy, or not at all."""
 
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -8,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from settle_case import Box, commit
+from rich.console import Console
+from settle_case import BEGAN, Box, commit
 from store_case import HASTY
 
-from stoker.launch import meter
-from stoker.rundir import events, lock, pulled
+from stoker.cli import console
+from stoker.cli import settle as command
+from stoker.launch import meter, notify, supervisor
+from stoker.launch.notify import News
+from stoker.rundir import artifacts, events, files, lock, pulled
 from stoker.rundir.layout import RunDir
 from stoker.store import opening, push, verification
 
@@ -59,15 +65,23 @@ def test_a_copy_that_lacks_in_the_store_is_made_first(tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_is_none(tmp_path: Path) -> None:
-    """By the store's listing all is there; read back, it is not, and is made anew."""
+    """By the store's listing all is there; read back, it is not. The machine waits for a pull; nothing is deleted."""
     box = Box(tmp_path)
     run_dir = ready(box)
     push.push(run_dir)
     (damaged,) = (box.shared / "store").glob("tiny/checkpoints/*/model.safetensors")
     damaged.write_bytes(b"x" * damaged.stat().st_size)
-    assert not box.is_copied(run_dir)
+    before = stored_files(box)
+    box.on_wait = lambda passed: pulled.write(run_dir, pulled.standing(run_dir)) if 600 < passed < 700 else None
     assert box.settle(run_dir) == "gone"
-    assert box.witnessed == ["whole"]
+    assert box.kinds() == ["waiting", "stopping"]
+    assert "another digest" in box.news[0].text
+    assert meter.settled(run_dir)["copy"] == "pulled"
+    assert before <= stored_files(box)
+
+
+def stored_files(box: Box) -> set[str]:
+    return {str(path) for path in (box.shared / "store").rglob("*") if path.is_file()}
 
 
 def test_while_the_store_is_down_the_machine_stays_on_and_the_user_is_told(tmp_path: Path) -> None:
@@ -118,7 +132,7 @@ def test_in_the_last_minute_what_can_be_undone_runs_if_the_disk_survives_it(tmp_
     box = Box(tmp_path)
     run_dir = ready(box, store=None, words=RELEASE, plan={"after": "release", "limits": {"money_seconds": 1000}})
     assert box.settle(run_dir) == "gone"
-    assert 840 <= box.now - 1_800_000_000 <= 900  # 100 s were spent before
+    assert 840 <= box.now - BEGAN <= 900  # 100 s were spent before
     assert box.acts == [["/bin/sh", str(box.script)]]
     assert meter.settled(run_dir)["verb"] == "stop"
 
@@ -129,7 +143,7 @@ def test_in_the_last_minute_a_machine_that_would_lose_the_run_stays_on(tmp_path:
     box.on_wait = lambda passed: pulled.write(run_dir, pulled.standing(run_dir)) if 5000 < passed < 5050 else None
     assert box.settle(run_dir) == "gone"
     assert box.kinds() == ["waiting", "trouble", "waiting", "stopping"]
-    assert box.now - 1_800_000_000 > 5000
+    assert box.now - BEGAN > 5000
 
 
 def test_what_cannot_be_undone_needs_the_run_files_word(tmp_path: Path) -> None:
@@ -173,14 +187,14 @@ def test_a_run_that_a_budget_stopped_is_settled(tmp_path: Path) -> None:
     run_dir = ready(box, "stopped", asked="money", reason="store", plan={"limits": {"money_seconds": 101}})
     assert box.settle(run_dir) == "gone"
     assert box.witnessed == ["whole"]
-    assert box.now - 1_800_000_000 <= 60
+    assert box.now - BEGAN <= 60
 
 
 def test_a_run_that_failed_leaves_time_to_mend_it(tmp_path: Path) -> None:
     box = Box(tmp_path)
     run_dir = ready(box, "failed", reason="STK304")
     assert box.settle(run_dir) == "gone"
-    assert 600 <= box.now - 1_800_000_000 <= 700
+    assert 600 <= box.now - BEGAN <= 700
     assert "failed" in box.news[0].text
 
 
@@ -205,7 +219,7 @@ def test_other_runs_of_the_machine_are_waited_for(tmp_path: Path) -> None:
     held = hold(other.supervisor_lock)
     box.on_wait = lambda passed: release(held) if 5000 < passed < 5021 else None
     assert box.settle(run_dir) == "gone"
-    assert box.now - 1_800_000_000 > 5000
+    assert box.now - BEGAN > 5000
 
 
 def test_a_command_that_fails_is_tried_again_and_said_without_its_secret(tmp_path: Path) -> None:
@@ -274,6 +288,336 @@ def test_a_script_that_names_no_interpreter_runs_by_the_shell(tmp_path: Path) ->
         script.write_bytes(head)
         assert len(meter.own_interpreter(["/bin/sh", str(script)])) == expected
     assert meter.own_interpreter(["runpodctl", "pod", "stop", "x"]) == ["runpodctl", "pod", "stop", "x"]
+
+
+# ---- other runs of the machine
+
+
+def test_a_run_that_is_being_launched_is_waited_for(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir, other = ready(box), box.run(name="other")
+    held = hold(other.launch_lock)
+    box.on_wait = lambda passed: release(held) if 5000 < passed < 5021 else None
+    assert box.settle(run_dir) == "gone"
+    assert box.now - BEGAN > 5000
+    assert box.kinds()[0] == "waiting"
+    assert "other" in box.news[0].text
+
+
+def test_a_run_that_begins_while_the_command_fails_is_not_switched_off(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir, other = ready(box), box.run(name="other")
+    held: list[tuple[int, int]] = []
+    tried: list[float] = []
+
+    def act(*_: object) -> str:
+        tried.append(box.now - BEGAN)
+        return "exit 1" if tried[-1] < 5000 else _gone()
+
+    def wait(passed: float) -> None:
+        if passed > 200 and not held:
+            held.append(hold(other.supervisor_lock))
+        if 5000 < passed < 5021:
+            release(held[0])
+
+    box.on_wait = wait
+    assert box.settle(run_dir, act) == "gone"
+    assert len(tried) >= 3
+    assert not [at for at in tried if 200 < at < 5000]
+
+
+def test_a_run_that_has_just_ended_is_settled_first(tmp_path: Path) -> None:
+    """Its `settle` is only starting: no lock is held, its copy is not verified."""
+    box = Box(tmp_path)
+    run_dir, other = ready(box), ready(box, name="other")
+
+    def wait(passed: float) -> None:
+        if 200 < passed < 221:
+            record = {"state": "verified", "end": meter._end_of(files.read_object(other.supervisor_file))}
+            meter.settled_file(other).write_text(json.dumps(record))
+
+    box.on_wait = wait
+    assert box.settle(run_dir) == "gone"
+    assert 200 < box.now - BEGAN < 300
+
+
+def test_a_stale_record_of_another_run_is_none_and_a_killed_one_holds_no_stop_for_ever(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir, other = ready(box), ready(box, name="other")
+    meter.settled_file(other).write_text(json.dumps({"state": "verified", "end": "of an earlier attempt"}))
+    assert box.settle(run_dir) == "gone"
+    assert 600 <= box.now - BEGAN < 700
+
+
+def test_no_release_destroys_the_only_copy_of_a_run_that_stayed(tmp_path: Path) -> None:
+    for is_home, expected in ((False, "stop"), (True, "release")):
+        box = Box(tmp_path / expected)
+        run_dir = ready(box, words=RELEASE, plan={"after": "release"})
+        other = ready(box, "stopped", asked="user", name="other")
+        assert box.settle(other) == "stayed"
+        if is_home:
+            pulled.write(other, pulled.standing(other))
+        box.news.clear()
+        assert box.settle(run_dir) == "gone"
+        assert meter.settled(run_dir)["verb"] == expected
+
+
+def test_without_another_command_a_release_waits_for_the_other_runs_copy(tmp_path: Path) -> None:
+    box = Box(tmp_path, stop=False)
+    run_dir = ready(box, words=RELEASE, plan={"after": "release"})
+    other = ready(box, "stopped", asked="user", name="other")
+    box.on_wait = lambda passed: pulled.write(other, pulled.standing(other)) if 2000 < passed < 2021 else None
+    assert box.settle(run_dir) == "gone"
+    assert box.now - BEGAN > 2000
+    assert "other" in box.news[0].text
+
+
+def test_a_stop_that_loses_the_disk_waits_for_the_other_runs_copy(tmp_path: Path) -> None:
+    box = Box(tmp_path, survives_stop=False)
+    run_dir, other = ready(box), ready(box, "stopped", asked="user", name="other")
+    box.on_wait = lambda passed: pulled.write(other, pulled.standing(other)) if 2000 < passed < 2021 else None
+    assert box.settle(run_dir) == "gone"
+    assert box.now - BEGAN > 2000
+
+
+def test_two_runs_in_their_last_minute_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    limits = {"limits": {"time_seconds": 1000}}
+    run_dir, other = ready(box, store=None, plan=limits), ready(box, store=None, plan=limits, name="other")
+    held = hold(meter.settle_lock(other))
+    record = {"state": "waiting", "end": meter._end_of(files.read_object(other.supervisor_file))}
+    meter.settled_file(other).write_text(json.dumps(record))
+
+    def wait(passed: float) -> None:
+        if meter.settled(run_dir).get("state") == "last_minute":  # the other sees that, and needs no more
+            meter.settled_file(other).write_text(json.dumps({**record, "state": "last_minute"}))
+
+    box.on_wait = wait
+    assert box.settle(run_dir) == "gone"
+    release(held)
+    assert box.now - BEGAN < 1000
+
+
+def test_a_link_to_the_run_itself_is_no_other_run(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+    (run_dir.path.parent / "latest").symlink_to(run_dir.path)
+    assert box.settle(run_dir) == "gone"
+    assert box.now - BEGAN < 100
+
+
+# ---- what is in the store
+
+
+def test_nothing_of_another_machine_is_deleted_in_the_store(tmp_path: Path) -> None:
+    """This box was cut off; another went on with the run and finished it."""
+    for state, final in (("failed", b""), ("done", b"other bytes")):
+        box, second = Box(tmp_path / state), Box(tmp_path / f"{state}-second")
+        run_dir, elsewhere = ready(box, state), second.run(store=str(box.shared / "store"))
+        commit(elsewhere, 16)
+        (elsewhere.final / "model.safetensors").write_bytes(final or b"f")
+        assert push.push(elsewhere)["copied"]
+        before = {path: Path(path).read_bytes() for path in stored_files(box) if "lease" not in path}
+        box.on_wait = lambda passed, run_dir=run_dir: (  # type: ignore[misc]
+            pulled.write(run_dir, pulled.standing(run_dir)) if 2000 < passed < 2021 else None
+        )
+        box.settle(run_dir)
+        assert "another machine" in box.news[0].text
+        for path, content in before.items():
+            assert Path(path).read_bytes() == content, path
+
+
+# ---- what cannot be read
+
+
+def test_a_checkpoint_that_does_not_verify_is_not_nothing(tmp_path: Path) -> None:
+    for older in (False, True):
+        box = Box(tmp_path / str(older))
+        run_dir = box.run()
+        if older:
+            commit(run_dir, 4, final=False)
+            assert push.push(run_dir)["copied"]
+        commit(run_dir, final=False)
+        (model,) = run_dir.checkpoints.glob("step-00000008/model.safetensors")
+        model.write_bytes(b"x" + model.read_bytes()[1:])
+        box.ended(run_dir, "failed")
+        with pytest.raises(AssertionError, match="never end"):
+            box.settle(run_dir, look_seconds=3600, longest_wait_seconds=86400)
+        assert box.acts == []
+        assert "step-00000008: model.safetensors has another digest" in box.news[0].text
+
+
+def test_a_damaged_checkpoint_whose_copy_is_whole_is_copied(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+    assert push.push(run_dir)["copied"]
+    (model,) = run_dir.checkpoints.glob("step-00000008/model.safetensors")
+    model.write_bytes(b"x" + model.read_bytes()[1:])
+    box.witness = lambda _: None  # type: ignore[method-assign]
+    assert box.settle(run_dir) == "gone"
+    assert meter.settled(run_dir)["copy"] == "store"
+
+
+def test_a_half_written_checkpoint_never_was_one(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = box.run()
+    half = run_dir.checkpoints / "step-00000008"
+    half.mkdir(parents=True)
+    for name in (".writing", "state.json"):
+        (half / name).touch()
+    assert pulled.examined(run_dir)[1] == []
+    (half / ".writing").unlink()
+    assert pulled.examined(run_dir)[1] != []
+
+
+def test_a_disk_that_cannot_be_read_is_a_reason_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+
+    def refuse(folder: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    whole = artifacts.digest
+    monkeypatch.setattr(artifacts, "digest", refuse)
+    box.on_wait = lambda passed: monkeypatch.setattr(artifacts, "digest", whole) if passed > 2000 else None
+    assert box.settle(run_dir) == "gone"
+    assert box.kinds() == ["waiting", "stopping"]
+    assert "Input/output error" in box.news[0].text
+    assert box.witnessed == ["whole"]
+
+
+def test_a_full_disk_does_not_keep_the_meter_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+    push.push(run_dir)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    taken = lock.held
+
+    @contextlib.contextmanager
+    def refused(path: Path) -> Iterator[bool]:
+        if path == meter.settle_lock(run_dir):
+            full()
+        with taken(path) as alone:
+            yield alone
+
+    monkeypatch.setattr(lock, "held", refused)
+    monkeypatch.setattr(files, "write_json", full)
+    assert box.settle(run_dir) == "gone"
+    assert box.witnessed == ["whole"]
+
+
+def test_a_log_that_takes_nothing_does_not_keep_hooks_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[News] = []
+    monkeypatch.setattr(notify, "tell", lambda news: told.append(news) or {"STOKER_WEBHOOK": "HTTP 500"})
+    with contextlib.suppress(OSError), Path("/dev/full").open("w", encoding="utf-8", buffering=1) as log:
+        monkeypatch.setattr(console, "stderr", Console(file=log))
+        command.tell(News("tiny", "done", "Stoker: tiny", "The run is done."))
+        assert len(told) == 1
+        told.append(told[0])
+    assert len(told) == 2
+
+
+def test_a_lock_that_may_not_be_opened_may_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(tmp_path)
+    run_dir, other = ready(box), box.run(name="other")
+    other.supervisor_lock.touch()
+    looked = lock.is_held
+
+    def is_held(path: Path) -> bool:
+        if path.parent == other.path and box.now < BEGAN + 2000:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return looked(path)
+
+    monkeypatch.setattr(lock, "is_held", is_held)
+    assert box.settle(run_dir) == "gone"
+    assert box.now - BEGAN >= 2000
+
+
+# ---- started again and again
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"state": "stopping", "boot": "another"}, ""),  # it went off, and somebody switched it on
+        ({"state": "stopping"}, "gone"),  # killed before the command had its effect
+        ({"state": "stopping", "boot": "another", "end": "1 earlier"}, "gone"),
+        ({"state": "stayed", "reason": "user"}, ""),
+        ({"state": "stayed", "reason": "user", "end": "1 earlier"}, "gone"),
+        ({"state": "stayed", "reason": "variable"}, "gone"),  # may be set by now
+        ({"state": "waiting"}, "gone"),
+    ],
+)
+def test_the_records_say_whether_there_is_anything_to_settle(
+    tmp_path: Path, record: dict[str, str], expected: str
+) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+    end = meter._end_of(files.read_object(run_dir.supervisor_file))
+    meter.settled_file(run_dir).write_text(json.dumps({"end": end, "boot": meter.boot(), **record}))
+    assert box.settle(run_dir) == expected
+    assert len(box.news) == (expected == "gone")
+
+
+def test_an_end_is_settled_once(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box, "stopped", asked="user")
+    assert [box.settle(run_dir), box.settle(run_dir)] == ["stayed", ""]
+    box.ended(run_dir, "stopped", asked="user", attempt=2)
+    assert box.settle(run_dir) == "stayed"
+    assert len(box.news) == 2
+
+
+def test_a_launch_that_failed_is_settled_without_a_plan(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = box.run()
+    run_dir.plan_file.unlink()
+    box.ended(run_dir, "failed", reason="launch", after="stop")
+    box.witness = lambda _: None  # type: ignore[method-assign]
+    assert box.settle(run_dir) == "gone"
+    assert 600 <= box.now - BEGAN < 700
+
+
+def test_while_it_is_launched_again_it_is_not_settled(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+    held = hold(run_dir.launch_lock)
+    assert box.settle(run_dir) == ""
+    release(held)
+    assert box.settle(run_dir) == "gone"
+
+
+def test_who_only_looks_at_the_lock_does_not_turn_it_away(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box)
+    held = hold(meter.settle_lock(run_dir))
+    box.on_wait = lambda passed: release(held) if 0 < passed < 0.3 else None
+    assert box.settle(run_dir) == "gone"
+
+
+def test_a_night_switched_off_is_not_spent(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    run_dir = ready(box, store=None, plan={"limits": {"time_seconds": 3600}})
+    settled = {"state": "waiting", "spent_seconds": 200.0}
+    meter.settled_file(run_dir).write_text(json.dumps(settled))
+    box.now += 40000
+    box.on_wait = lambda passed: pulled.write(run_dir, pulled.standing(run_dir)) if 41000 < passed < 41021 else None
+    assert box.settle(run_dir) == "gone"
+    assert meter.settled(run_dir)["copy"] == "pulled"
+    assert meter.settled(run_dir)["spent_seconds"] == pytest.approx(1200, abs=60)
+
+
+def test_a_warning_of_a_limit_that_is_gone_is_none(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    meter.warn(ready(box), "time", box.news.append)
+    assert box.news == []
+
+
+def test_all_who_ask_for_hooks_mean_the_same() -> None:
+    assert {variable.name for variable in notify._HOOKS} == set(supervisor._HOOKS)
 
 
 def _gone() -> str:

@@ -88,6 +88,46 @@ def test_what_a_box_is_set_to_is_kept() -> None:
     assert network.environment == {}
 
 
+FOREIGN = {"HF_ENDPOINT": "https://hf-mirror.com"}
+
+
+def test_a_token_is_not_sent_to_a_mirror_that_a_box_is_set_to() -> None:
+    """The box's own setting is passed over where another way is open, else the token stays out of the run."""
+    over = mirrors.choose({**BOTH, MIRROR: 5}, token=True, given=FOREIGN)
+    assert taken(over)[0] == ("huggingface.co", "why.mirror.over_given")
+    assert (over.environment, over.withheld) == ({"HF_ENDPOINT": "https://huggingface.co"}, ())
+    through = mirrors.choose({PYPI: 1, MIRROR: 5, TURBO: 9}, token=True, given=FOREIGN)
+    assert taken(through)[0] == ("AutoDL turbo", "why.mirror.over_given")
+    assert (through.environment["HF_ENDPOINT"], through.files) == ("https://huggingface.co", ("/etc/network_turbo",))
+    for reachable in ({PYPI: 1, MIRROR: 5}, {}):
+        shut = mirrors.choose(reachable, token=True, given=FOREIGN)
+        assert taken(shut)[0] == ("HF_ENDPOINT", "why.mirror.withheld")
+        assert (shut.environment, shut.withheld) == ({}, ("HF_TOKEN",))
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("https://huggingface.co", "why.mirror.given"),
+        ("https://huggingface.co/", "why.mirror.given"),
+        ("http://huggingface.co", "why.mirror.withheld"),
+        ("https://huggingface.co.example", "why.mirror.withheld"),
+        ("https://***@hub.example", "why.mirror.withheld"),
+    ],
+)
+def test_only_the_hub_itself_gets_a_token(address: str, key: str) -> None:
+    network = mirrors.choose({PYPI: 1}, token=True, given={"HF_ENDPOINT": address})
+    assert taken(network)[0] == ("HF_ENDPOINT", key)
+    assert taken(mirrors.choose({PYPI: 1}, given={"HF_ENDPOINT": address}))[0] == ("HF_ENDPOINT", "why.mirror.given")
+
+
+def test_a_token_that_is_withheld_is_not_in_the_environment_of_what_starts_there() -> None:
+    network = mirrors.choose({PYPI: 1, MIRROR: 5}, token=True, given=FOREIGN)
+    script = f"export HF_TOKEN=canary\n{network.exports()}\nenv"
+    done = subprocess.run(["sh", "-e", "-c", script], capture_output=True, text=True, check=True)
+    assert "canary" not in done.stdout
+
+
 def test_where_only_another_hub_answers_it_is_named() -> None:
     network = mirrors.choose({OTHER: 30, TUNA: 20})
     assert taken(network)[0] == ("", "why.mirror.other_hub")
@@ -222,6 +262,10 @@ def test_the_one_who_started_us_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     network = launch.told()
     assert [one.key for one in network.choices] == ["why.mirror.instead", "why.mirror.instead"]
     assert network.environment == {"HF_ENDPOINT": "https://hf-mirror.com"}
+    over = mirrors.choose({HUB: 20, PYPI: 9}, token=True, given=FOREIGN)
+    monkeypatch.setenv("STOKER_NETWORK", over.to_text())
+    monkeypatch.setenv("HF_ENDPOINT", "https://huggingface.co")
+    assert launch.told().environment == over.environment
 
 
 def test_a_plan_writes_down_which_way_is_taken_and_why() -> None:

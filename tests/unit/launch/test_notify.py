@@ -56,13 +56,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def test_without_a_hook_nobody_is_told(server: Server) -> None:
-    assert not notify.is_wanted()
     assert notify.tell(NEWS) == {}
 
 
 def test_a_webhook_gets_json(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_WEBHOOK", server.address)
-    assert notify.is_wanted()
     assert notify.tell(NEWS) == {}
     (got,) = server.got
     assert got["body"] == {"run": "tiny", "event": "done", "title": "Stoker: tiny", "text": NEWS.text}
@@ -129,3 +127,12 @@ def test_one_hook_that_fails_does_not_keep_the_others(server: Server, monkeypatc
     monkeypatch.setenv("STOKER_NOTIFY_COMMAND", "false")
     assert list(notify.tell(NEWS)) == ["STOKER_NOTIFY_COMMAND"]
     assert len(server.got) == 1
+
+
+def test_a_server_that_answers_by_drops_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(notify, "_HOOK_SECONDS", 0.2)
+    monkeypatch.setattr(notify, "_post", lambda *_: over.wait(20))
+    monkeypatch.setenv("STOKER_WEBHOOK", server.address)
+    assert notify.tell(NEWS) == {"STOKER_WEBHOOK": "no answer"}
+    over.set()

@@ -83,3 +83,14 @@ def test_pip_takes_the_wheel(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(tmp_path / "to")]
     subprocess.run([*words, str(made)], check=True, capture_output=True)
     assert (tmp_path / "to" / "bin" / "stoker").exists()
+
+
+def test_a_platform_s_token_goes_to_its_machines_and_keys_with_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STOKER_AUTODL_TOKEN", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "canary")
+    run = load.parse(RUN % "a.txt", "run.yaml")
+    bucket = run.model_copy(update={"save": run.save.model_copy(update={"store": "s3://bucket/x"})})
+    assert set(package.secrets(run, "vast")) == {"HF_TOKEN"}
+    assert set(package.secrets(bucket, "autodl")) == {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "STOKER_AUTODL_TOKEN"}

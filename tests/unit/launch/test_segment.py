@@ -1,7 +1,10 @@
 """What one segment of a chain takes over from the one before: the newest that verifies, and never silently nothing."""
 
+import datetime
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,17 +28,18 @@ def _left(folder: Path, *steps: int, step: int | None = None, chain: str = "c", 
     run_dir.events_file.write_text('{"event": "step"}\n')
     newest = max(steps, default=0) if step is None else step
     report = Report(chain=chain, number=number, state="stopped", exit_code=75, step=newest)
-    (folder / segment.REPORT).write_text(report.model_dump_json())
+    (folder / segment.REPORT).write_text(json.dumps(report.sealed()))
     return run_dir
 
 
-def _asked(tmp_path: Path, source: int | None = 1, words: tuple[str, ...] = ()) -> Asked:
+def _asked(tmp_path: Path, source: int | None = 1, words: tuple[str, ...] = (), began: float | None = None) -> Asked:
     return Asked(
         name="tiny",
         chain="c",
         number=2,
         source=source,
         session_seconds=3600,
+        began=time.time() if began is None else began,
         runs=str(tmp_path / "working" / "runs"),
         inputs=str(tmp_path / "input"),
         words=list(words),
@@ -137,3 +141,53 @@ def test_a_segment_ends_with_0_and_a_report_whatever_happened(tmp_path: Path) ->
     assert report["state"] == "failed"
     assert report["error"]["code"] == "STK751"
     assert (report["chain"], report["number"]) == ("c", 2)
+
+
+def _report(tmp_path: Path) -> Report:
+    return Report.read(tmp_path / "working" / segment.REPORT)
+
+
+def test_the_session_s_end_is_counted_from_the_kernel_s_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpacking and installing took 20 minutes of it."""
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(segment.subprocess, "call", lambda _, env: told.append(env) or 75)
+    began = time.time() - 1200
+    segment.main(_asked(tmp_path, source=None, began=began).model_dump_json())
+    end = datetime.datetime.fromisoformat(told[0]["STOKER_DEADLINE"]).timestamp()
+    assert end == pytest.approx(began + 3600 - segment.MARGIN_SECONDS, abs=1)
+    assert _report(tmp_path).seconds >= 1200
+
+
+@pytest.mark.parametrize("fault", [OSError(5, "input/output error"), RuntimeError("surprise")])
+def test_what_nobody_foresaw_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fail(*_: Any) -> int:
+        raise fault
+
+    monkeypatch.setattr(segment, "_train", fail)
+    assert segment.main(_asked(tmp_path, source=None).model_dump_json()) == 0
+    report = _report(tmp_path)
+    assert (report.state, (report.error or {})["code"]) == ("failed", "STK900")
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_segment_whose_end_cannot_be_read_is_one_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(_: RunDir) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(segment, "_train", lambda _: code)
+    monkeypatch.setattr(segment.pulled, "standing", fail)
+    assert segment.main(_asked(tmp_path, source=None).model_dump_json()) == 0
+    assert _report(tmp_path).state == "stopped"
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-9], lambda text: text.replace("75", "76"), lambda _: "{}"])
+def test_a_report_that_is_not_what_was_written_is_none(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / segment.REPORT
+    written = Report(chain="c", number=1, state="stopped", exit_code=75)
+    path.write_text(json.dumps(written.sealed()))
+    assert Report.read(path) == written
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=r"char|stoker-segment"):
+        Report.read(path)

@@ -1,5 +1,7 @@
 """The task file for SkyPilot. What SkyPilot itself makes of it is tested in tests/places/test_sky.py."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,9 @@ def emit(folder: Path, *overrides: str, text: str = RUN) -> tuple[dict[str, Any]
 def test_the_task_runs_the_very_same_training_in_the_foreground(folder: Path) -> None:
     task, _ = emit(folder, T4, "train.epochs=2")
     assert task["name"] == "stoker-my-run-1"
-    last = task["run"].splitlines()[-1]
-    assert " -m stoker train run.yaml --set " in last
-    assert last.endswith(" --set train.epochs=2 --set where.place=local --set where.after=stay")
-    assert "--detach" not in last
+    (line,) = [line for line in task["run"].splitlines() if line.startswith("stoker train run.yaml --set ")]
+    assert line.endswith(" --set train.epochs=2 --set where.place=local --set where.after=stay || code=$?")
+    assert "--detach" not in line
     assert "cd ~/stoker/inputs/My_run.1/files" in task["run"]
 
 
@@ -92,14 +93,75 @@ def test_the_user_s_own_words_win(folder: Path) -> None:
     [
         ("auto", {"idle_minutes": 5, "down": False}),
         ("stop", {"idle_minutes": 5, "down": False}),
-        ("release", {"idle_minutes": 5, "down": True}),
+        ("release", {"idle_minutes": 5, "down": False}),
         ("stay", None),
     ],
 )
-def test_the_machine_is_given_back_for_good_only_if_the_run_file_says_so(
-    folder: Path, after: str, autostop: dict[str, Any] | None
+def test_skypilot_never_deletes_a_machine_of_its_own_accord(
+    folder: Path, after: str, autostop: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert emit(folder, T4, f"where.after={after}")[0]["resources"].get("autostop") == autostop
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("stoker verify My_run.1 --from s3://bucket/x" in said) == (after == "release")
+    assert ("sky down stoker-my-run-1" in said) == (after == "release")
+
+
+FAKE = """\
+#!/bin/sh
+shift 4  # -X utf8 -m stoker
+echo "$*" >> "$HOME/said"
+case $1 in
+  train) exit {train} ;;
+  push) [ "$(grep -c ^push "$HOME/said")" -gt {failures} ] || exit 75 ;;
+  verify) [ "$(grep -c ^verify "$HOME/said")" -gt {unverified} ] || exit 1 ;;
+esac
+"""
+
+
+def done(
+    folder: Path, script: str, train: int, failures: int, unverified: int = 0, made: str = "checkpoints/step-00000009"
+) -> tuple[int, list[str]]:
+    """What the task's script ends with, and what it said, on a machine whose `stoker` and `sleep` are stand-ins."""
+    home = folder / "home"
+    for name, text in (
+        ("stoker/env/bin/python", FAKE.format(train=train, failures=failures, unverified=unverified)),
+        ("bin/sleep", '#!/bin/sh\necho "sleep $*" >> "$HOME/said"\n'),
+    ):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o755)
+    (home / "stoker/inputs/My_run.1/files").mkdir(parents=True)
+    (home / "stoker/runs/My_run.1" / made).mkdir(parents=True)
+    environment = {"HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, timeout=60)
+    return ended.returncode, [line.split()[0] for line in (home / "said").read_text().splitlines()]
+
+
+ONCE_MORE = ["push", "sleep"]
+
+
+@pytest.mark.parametrize("code", [0, 75, 1])
+@pytest.mark.parametrize("made", ["checkpoints/step-00000009", "artifacts/final"])
+def test_a_task_ends_only_once_its_copy_is_verified(folder: Path, code: int, made: str) -> None:
+    script = emit(folder, T4, "where.spot=true")[0]["run"]
+    ended = done(folder, script, code, failures=2, unverified=1, made=made)
+    assert ended == (code, ["train", *ONCE_MORE * 2, "push", "verify", "sleep", "push", "verify"])
+
+
+def test_a_run_that_made_nothing_has_nothing_to_wait_for(folder: Path) -> None:
+    script = emit(folder, T4, "where.spot=true")[0]["run"]
+    assert done(folder, script, 1, failures=9, made="logs") == (1, ["train"])
+
+
+def test_a_machine_that_is_stopped_with_its_disk_is_not_kept_for_ever(folder: Path) -> None:
+    script = emit(folder, T4)[0]["run"]
+    assert done(folder, script, 0, failures=999) == (1, ["train", *ONCE_MORE * 59, "push"])
+
+
+@pytest.mark.parametrize("word", ["where.spot=true", "native.sky.autostop={idle_minutes: 5, down: true}"])
+def test_a_machine_that_is_deleted_is_kept_until_the_copy_stands(folder: Path, word: str) -> None:
+    script = emit(folder, T4, word)[0]["run"]
+    assert done(folder, script, 0, failures=70) == (0, ["train", *ONCE_MORE * 70, "push", "verify"])
 
 
 def test_a_machine_that_may_be_taken_away_is_a_managed_job_that_goes_on(
@@ -167,8 +229,6 @@ def test_other_commands_name_skypilot_s_own(ask: Any, words: str) -> None:
 
 
 def test_the_scripts_are_plain_shell(folder: Path) -> None:
-    import subprocess
-
     task, _ = emit(folder, T4)
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)

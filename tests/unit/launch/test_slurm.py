@@ -126,13 +126,11 @@ def test_a_run_that_waits_is_queued_and_one_that_runs_is_running() -> None:
         waiting.follow(["watch", "night"])
 
 
-def test_stop_takes_only_what_waits_out_of_the_queue_unless_told() -> None:
+def test_stop_takes_only_what_waits_out_of_the_queue() -> None:
     line = Line()
     queue(line=line).stop("night")
-    queue(line=line).stop("night", cancel=True)
     assert "touch /shared/stoker/runs/night/slurm/end /shared/stoker/runs/night/stop" in line.scripts[0]
     assert "scancel --state=PENDING" in line.scripts[0]
-    assert "--state" not in line.scripts[1]
 
 
 def test_a_host_with_a_queue_gets_jobs_unless_the_machine_itself_is_meant(
