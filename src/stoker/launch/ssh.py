@@ -87,7 +87,7 @@ END
 _SETTLE = """
 {python} - <<'END'
 import subprocess
-subprocess.Popen({command!r}, stdin=subprocess.DEVNULL, stdout=open({log!r}, "ab"), stderr=subprocess.STDOUT,
+subprocess.Popen({command!r}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                  start_new_session=True)
 END
 """
@@ -396,7 +396,6 @@ class Box(Place):
         script = _SETTLE.format(
             python=_q(f"{self.base}/env/bin/python"),
             command=self._python("-m", "stoker", "settle", folder),
-            log=f"{folder}/logs/settle.log",
         )
         network = mirrors.of(self.host.facts or self.seen(), self._run)  # as it was seen last: quick
         self.line.run(f"{network.exports()}\n{script}", secrets={**self.environment(), **self._secrets()})
