@@ -61,6 +61,14 @@ smollm2 *args:
 serving *args:
     python benchmarks/serving.py "$@"
 
+# A run cut by a real Slurm's time limits against an uninterrupted one (docs/evidence/slurm.json), about 15 minutes.
+slurm *args:
+    python benchmarks/slurm.py "$@"
+
+# Laptop to training on a fresh box, and data over a slow line against bare rsync (docs/evidence/launch.json).
+launch *args:
+    python benchmarks/launch.py "$@"
+
 # One campaign of faults, from a seed (docs/evidence/campaigns/NAME.json): `just campaign c1 --n 1000`.
 campaign name *args:
     python tests/campaigns/campaign.py "$@"

@@ -6,15 +6,25 @@ environment of its own; where it is not installed, its recorded names stay as th
 """
 
 import ast
+import gzip
 import importlib.metadata
 import importlib.util
+import itertools
 import json
+import re
 import sys
 from pathlib import Path
 
-from stoker.launch import tools
+from stoker.launch import kaggle, sky, tools
 
 TARGET = Path(__file__).parent.parent / "src" / "stoker" / "config" / "known_options.json"
+SBATCH_MANUAL = Path("/usr/share/man/man1/sbatch.1.gz")
+"""Of Debian's slurm-client."""
+SBATCH_LATER = {
+    *("consolidate_segments", "container_id", "extra", "mem_update", "oom_kill_step", "resources", "resv_ports"),
+    *("runtime", "segment", "spread_segments", "stepmgr", "tres_bind", "tres_per_task"),
+}
+"""Options that came after Debian 12's Slurm 22.05, by sbatch(1) of Slurm 26.05."""
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -50,9 +60,12 @@ def collect() -> dict[str, object]:
     }
     options["fsdp"] = _fsdp()
     vllm_version, options["vllm"] = _vllm()
+    options["slurm"] = _sbatch()
+    kaggle_version, options["kaggle"] = _kaggle()
+    sky_version, options["sky"] = _sky()
     return {
         "versions": {name: importlib.metadata.version(name) for name in ("transformers", "peft")},
-        "tools": {"vllm": vllm_version},
+        "tools": {"vllm": vllm_version, "kaggle": kaggle_version, "sky": sky_version},
         "options": {block: sorted(names) for block, names in options.items()},
         "shapes": {family: sorted(_family_fields(transformers, family) | shared) for family in FAMILIES},
     }
@@ -81,6 +94,56 @@ def _vllm() -> tuple[str, set[str]]:
         *_flags(server),
         *_flags(engine),
     }
+
+
+def _kaggle() -> tuple[str, set[str]]:
+    """The version of Kaggle's command line and the fields of `kernel-metadata.json` that `kernels push` reads."""
+    found = tools.package_folder(kaggle.TOOL)
+    if found is None:
+        recorded = json.loads(TARGET.read_text(encoding="utf-8"))
+        return recorded["tools"]["kaggle"], set(recorded["options"]["kaggle"])
+    push = _function(found / "api" / "kaggle_api_extended.py", "KaggleApi", "kernels_push")
+    version = next(iter(found.parent.glob("kaggle-*.dist-info"))).name.removesuffix(".dist-info").partition("-")[2]
+    calls = [node for node in ast.walk(push) if isinstance(node, ast.Call)]
+    words = [
+        argument.value
+        for call in calls
+        if ast.unparse(call.func) == "meta_data.get" or "meta_data" in map(ast.unparse, call.args)
+        for argument in call.args[:2]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+    return version, set(words)
+
+
+def _sky() -> tuple[str, set[str]]:
+    """SkyPilot's version and the keys of a task's `resources`, by its own schema."""
+    found = tools.package_folder(sky.TOOL)
+    if found is None:
+        recorded = json.loads(TARGET.read_text(encoding="utf-8"))
+        return recorded["tools"]["sky"], set(recorded["options"]["sky"])
+    version = next(iter(found.parent.glob("skypilot-*.dist-info"))).name.removesuffix(".dist-info").partition("-")[2]
+    functions = [node for node in _tree(found / "utils" / "schemas.py").body if isinstance(node, ast.FunctionDef)]
+    wanted = [one for one in functions if one.name in ("_get_single_resources_schema", "get_resources_schema")]
+    inner = [
+        value
+        for function in wanted
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict)
+        for key, value in zip(node.value.keys, node.value.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == "properties" and isinstance(value, ast.Dict)
+    ]
+    names = {str(key.value) for one in inner for key in one.keys if isinstance(key, ast.Constant)}
+    return version, {name for name in names if not name.startswith("_")}
+
+
+def _sbatch() -> set[str]:
+    """sbatch's long options, by its manual page; where there is none, the recorded names stay."""
+    if not SBATCH_MANUAL.is_file():
+        return set(json.loads(TARGET.read_text(encoding="utf-8"))["options"]["slurm"])
+    lines = gzip.decompress(SBATCH_MANUAL.read_bytes()).decode().splitlines()
+    heads = [line for before, line in itertools.pairwise(lines) if before == ".TP" and line.startswith(r"\fB\-")]
+    names = {name for line in heads for name in re.findall(r"\\-\\-([a-z\\-]+)\\fR", line)}
+    return {name.replace("\\", "").replace("-", "_") for name in names} | SBATCH_LATER
 
 
 def _flags(file: Path) -> set[str]:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ RUNS = Variable(
     "STOKER_RUNS",
     "Folder that holds run directories. Default: `runs` in the current folder.",
     "存放运行目录的文件夹。默认：当前文件夹下的 `runs`。",
+)
+HOME = Variable(
+    "STOKER_HOME",
+    "Folder for what Stoker keeps about you on this machine: hosts, their pinned keys, its own ssh key. "
+    "Default: `~/.stoker`.",
+    "Stoker 在本机保存个人信息的文件夹：主机、已固定的主机密钥、自己的 ssh 密钥。默认：`~/.stoker`。",
 )
 HF_ENDPOINT = Variable(
     "HF_ENDPOINT",
@@ -67,9 +74,9 @@ TENSORBOARD_LOGGING_DIR = Variable(
 
 TOOLS = Variable(
     "STOKER_TOOLS",
-    "Folder with the environments of tools that must not share ours (`vllm`, `llamacpp`, `llmcompressor`). "
+    "Folder with the environments of tools that must not share ours (`vllm`, `llamacpp`, `llmcompressor`, `kaggle`). "
     "Default: `~/.stoker/tools`.",
-    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`）的文件夹。默认：`~/.stoker/tools`。",
+    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`、`kaggle`）的文件夹。默认：`~/.stoker/tools`。",
 )
 
 API_TOKEN = Variable(
@@ -186,12 +193,51 @@ METADATA = Variable(
     "AWS、Google Cloud 与 Azure 都在此应答。设为 `off` 则不查询。",
 )
 
+LAUNCHED = Variable(
+    "STOKER_LAUNCHED",
+    "Set by Stoker on a rented machine: when the launch began. What it took until training counts as spent.",
+    "由 Stoker 在租用的机器上设置：启动开始的时间。训练开始之前所用的时间也计入预算。",
+)
+WEBHOOK = Variable(
+    "STOKER_WEBHOOK",
+    "An address that is told how a run ended and what becomes of the machine: JSON by POST. Never written anywhere.",
+    "接收通知的地址：运行如何结束、机器如何处理，以 POST 发送 JSON。不会被写到任何地方。",
+)
+AUTODL_TOKEN = Variable(
+    "STOKER_AUTODL_TOKEN",
+    "The developer token of your AutoDL account, for power, price, balance and messages. Sent to AutoDL only, never "
+    "written anywhere.",
+    "AutoDL 账号的开发者令牌，用于开关机、查询价格和余额、发送消息。只发给 AutoDL，不会被写到任何地方。",
+)
+NOTIFY_COMMAND = Variable(
+    "STOKER_NOTIFY_COMMAND",
+    "A command that gets the same news on its standard input, such as `mail -s stoker me@example.org`. No shell.",
+    "从标准输入接收同样消息的命令，例如 `mail -s stoker me@example.org`。不经过 shell。",
+)
+
+NETWORK = Variable(
+    "STOKER_NETWORK",
+    "Set by Stoker on another machine: which mirrors it uses there and why, for the plan.",
+    "由 Stoker 在其他机器上设置：那里使用哪些镜像以及原因，写入计划。",
+)
+PIP_INDEX_URL = Variable(
+    "PIP_INDEX_URL",
+    "The index pip loads packages from; kept where it is set, else set on another machine to one that answers.",
+    "pip 下载软件包的索引地址；已设置时保持不变，否则由 Stoker 在其他机器上设为能连通的一个。",
+)
+NO_PROXY = Variable(
+    "no_proxy",
+    "Set by Stoker on another machine beside the platform's proxy: what is loaded without it.",
+    "由 Stoker 在其他机器上与平台代理一同设置：哪些地址不经过代理。",
+)
+
 LC_ALL = Variable("LC_ALL", "The system's locale, before `LANG`.", "系统区域设置，优先于 `LANG`。")
 SYSTEM_LANG = Variable("LANG", "The system's locale.", "系统区域设置。")
 
 VARIABLES: tuple[Variable, ...] = (
     LANG,
     RUNS,
+    HOME,
     HF_ENDPOINT,
     HF_HOME,
     HF_HUB_OFFLINE,
@@ -222,12 +268,19 @@ VARIABLES: tuple[Variable, ...] = (
     DEADLINE,
     SLURM_JOB_END_TIME,
     METADATA,
+    LAUNCHED,
+    WEBHOOK,
+    AUTODL_TOKEN,
+    NOTIFY_COMMAND,
+    NETWORK,
+    PIP_INDEX_URL,
+    NO_PROXY,
     LC_ALL,
     SYSTEM_LANG,
 )
 
 
-_SECRET_NAME = re.compile(r".*(TOKEN|KEY|SECRET|PASSWORD|ACCESS_KEY_ID)", re.IGNORECASE)
+_SECRET_NAME = re.compile(r".*(TOKEN|KEY|SECRET|PASSWORD|ACCESS_KEY_ID|WEBHOOK|NOTIFY_COMMAND)", re.IGNORECASE)
 """Variables whose values are shown nowhere, whoever reads them."""
 SECRET = re.compile(
     r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
@@ -254,6 +307,21 @@ def masked(text: str) -> str:
 def read(variable: Variable, default: str = "") -> str:
     """The variable's value, or `default` where it is unset or empty."""
     return os.environ.get(variable.name) or default
+
+
+def home() -> Path:
+    """The folder for what belongs to this user, not to a run."""
+    return Path(read(HOME, str(Path.home() / ".stoker")))
+
+
+def of_machine() -> dict[str, str]:
+    """This process' environment, over the one of the container's first process where that may be read."""
+    try:
+        raw = Path("/proc/1/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        raw = ""
+    first = dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
+    return {**first, **os.environ}
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

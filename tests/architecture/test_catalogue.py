@@ -16,6 +16,8 @@ DYNAMIC_PREFIXES = (
     *("type.", "origin.", "card.", "eval.sample."),
     *("plan.fits.", "disk.", "part.", "moment.", "explain.section.", "explain.fits."),
     *("compare.fits.", "compare.goal.", "change.", "why.sessions."),
+    *("trap.", "hosts.kept.", "hosts.python."),
+    *("why.after.", "settle.state.", "settle.stays.", "settle.copy.", "settle.budget."),
 )
 """Keys whose last part is filled in at run time (`messages.text(f"origin.{...}")`)."""
 RESERVED: set[str] = set()

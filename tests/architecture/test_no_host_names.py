@@ -15,7 +15,7 @@ MEASUREMENTS = ROOT / "benchmarks/data/training_measurements.csv"
 
 PLACES = {
     "a workspace": re.compile(r"(?<![\w.])/" + r"work(space)?/"),
-    "root's home": re.compile(r"(?<![\w.])/" + r"root/(?!autodl-)"),
+    "root's home": re.compile(r"(?<![\w.])/" + r"root/(?!autodl-|miniconda3|tf-logs|stoker\b|\.ssh/)"),
     "a user's home": re.compile(r"(?<![\w.])/" + r"(home|Users)/[A-Za-z]"),
     "a Windows profile": re.compile(r"[A-Z]:\\+" + r"Users\\"),
     "a private address": re.compile(r"\b(192\.168|10\.\d{1,3})\.\d{1,3}\.\d{1,3}\b"),

@@ -131,6 +131,15 @@ def test_bars_of_forked_children_share_no_lock() -> None:
     assert isinstance(auto.tqdm.get_lock(), type(threading.RLock()))
 
 
+@pytest.mark.slow
+def test_c13_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import c13_budget
+
+    monkeypatch.setattr(c13_budget, "SHORTEST", 70.0)
+    monkeypatch.setattr(c13_budget, "LONGEST", 70.0)
+    assert len(short("c13_budget", 1, tmp_path)["controls"]) == 2  # type: ignore[arg-type]
+
+
 def test_c10_the_data_position_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import c10
 

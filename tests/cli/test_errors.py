@@ -341,9 +341,9 @@ def test_training_that_cannot_work_is_refused_before_it_starts(
     terminal.refuses([expected], "train", "run.yaml")
 
 
-def test_a_place_of_later_is_refused(terminal: Terminal) -> None:
-    terminal.write(BOTH + "where: {place: slurm}\n")
-    terminal.refuses([err("STK209", "run.yaml:3: where.place", "slurm")], "train", "run.yaml")
+def test_a_place_without_a_host_is_refused(terminal: Terminal) -> None:
+    terminal.write(BOTH + "where: {place: colab}\n")
+    terminal.refuses([err("STK710", "run.yaml:3: where.place", "colab")], "train", "run.yaml")
 
 
 # ---- data

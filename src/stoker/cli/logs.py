@@ -37,7 +37,7 @@ def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
     try:
         while running:
             # Looked at before reading: what a process writes last is still printed.
-            running = training.running_pid(run_dir) is not None
+            running = training.is_running(run_dir)
             if chunk := log.read():
                 console.piece(decoder.decode(chunk))
             elif running:

@@ -26,6 +26,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a word of the run file.")
 ]
 Gpus = Annotated[str | None, typer.Option(metavar="N", help="`all`, a count, or numbers such as `0,2`; 0 is the CPU.")]
+On = Annotated[str | None, typer.Option("--on", metavar="HOST", help="The machine it is on (see `stoker hosts`).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 From = Annotated[
     str | None, typer.Option("--from", metavar="ADDRESS", help="The store, where it is not the run file's.")
@@ -143,12 +144,30 @@ def train(
     run: RunName,
     set_: Overrides = None,
     gpus: Gpus = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="HOST", help="Train on this machine; see `stoker hosts add`.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `stoker watch`.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start on a paid machine without a question.")] = False,
 ) -> None:
     """Train, or go on where training stopped."""
     from stoker.cli import train as body
 
-    body.train(run, _with_gpus(set_, gpus), detach=detach)
+    body.train(run, _with_gpus(set_, gpus), on, detach=detach, yes=yes)
+
+
+@app.command()
+def bundle(
+    run: RunName,
+    set_: Overrides = None,
+    gpus: Gpus = None,
+    folder: Annotated[str, typer.Option("--folder", metavar="FOLDER", help="Where to put both files.")] = ".",
+    json: Json = False,
+) -> None:
+    """Pack a run as one zip and a notebook of three cells, for Colab, Kaggle or any Jupyter."""
+    from stoker.cli import bundle as body
+
+    body.bundle(run, _with_gpus(set_, gpus), folder, as_json=json)
 
 
 @app.command(hidden=True)
@@ -160,6 +179,17 @@ def replan(
     from stoker.cli import replan as body
 
     body.replan(name, step)
+
+
+@app.command(hidden=True)
+def settle(
+    name: Existing,
+    warning: Annotated[str | None, typer.Option(metavar="BUDGET", help="Only tell that most of it is spent.")] = None,
+) -> None:
+    """After a run: verify its copy, then stop the meter, and tell the user. The supervisor does this itself."""
+    from stoker.cli import settle as body
+
+    body.settle(name, warning)
 
 
 @app.command()
@@ -291,9 +321,14 @@ def runs(
     store: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="List what a store holds instead: a directory or s3://...")
     ] = None,
+    on: On = None,
     json: Json = False,
 ) -> None:
     """List runs, newest first: state, step, loss, size."""
+    if on is not None:
+        from stoker.cli import remote
+
+        remote.runs(on)
     if store is not None:
         from stoker.cli import stored
 
@@ -313,8 +348,13 @@ def push(name: Existing, json: Json = False) -> None:
 
 
 @app.command()
-def pull(name: Existing, from_: From = None, json: Json = False) -> None:
-    """Bring a run from its store: records, newest checkpoint, finished model."""
+def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) -> None:
+    """Bring a run from its store or its machine: records, newest checkpoint, finished model."""
+    from stoker.cli import remote
+
+    if from_ is None and (found := remote.elsewhere(name, on)):
+        remote.pull(*found)
+        return
     from stoker.cli import pull as body
 
     body.pull(name, from_, as_json=json)
@@ -332,10 +372,14 @@ def verify(name: Existing, from_: From = None, json: Json = False) -> None:
 def watch(
     name: Existing,
     once: Annotated[bool, typer.Option("--once", help="Print one page and exit.")] = False,
+    on: On = None,
     json: Json = False,
 ) -> None:
     """Follow a run: progress, loss, speed, time left, memory, load."""
+    from stoker.cli import remote
     from stoker.cli import watch as body
+
+    remote.forward(name, on, ["watch", name, *(["--once"] if once else []), *(["--json"] if json else [])])
 
     body.watch(name, once=once, as_json=json)
 
@@ -345,19 +389,109 @@ def logs(
     name: Existing,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only the last N lines.")] = None,
+    on: On = None,
 ) -> None:
     """Print the log of the newest attempt."""
     from stoker.cli import logs as body
+    from stoker.cli import remote
+
+    count = [] if lines is None else ["--lines", str(lines)]
+    remote.forward(name, on, ["logs", name, *(["--follow"] if follow else []), *count])
 
     body.logs(name, lines, follow=follow)
 
 
 @app.command()
-def stop(name: Existing) -> None:
+def stop(name: Existing, on: On = None) -> None:
     """Ask a run to commit a checkpoint and end."""
+    from stoker.cli import remote
     from stoker.cli import stop as body
 
+    remote.forward(name, on, ["stop", name])
+
     body.stop(name)
+
+
+hosts_app = typer.Typer(name="hosts", help="Machines reached by ssh.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(hosts_app)
+HostName = Annotated[str, typer.Argument(metavar="NAME", help="How you call the machine.")]
+
+
+@hosts_app.command("add")
+def hosts_add(
+    name: HostName,
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="ssh://user@host:port, ssh://ALIAS of your ssh config, or `ssh -p ...`."
+        ),
+    ],
+    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where all of ours stands there.")] = None,
+    python: Annotated[str | None, typer.Option(metavar="PATH", help="The Python there to build on.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Pin the key it shows without a question.")] = False,
+    json: Json = False,
+) -> None:
+    """Pin a machine's key, let ours in, and look at what is there."""
+    from stoker.cli import hosts as body
+
+    body.add(name, address, base, python, yes=yes, as_json=json)
+
+
+@hosts_app.command("list")
+def hosts_list(json: Json = False) -> None:
+    """List the machines."""
+    from stoker.cli import hosts as body
+
+    body.show(as_json=json)
+
+
+@hosts_app.command("check")
+def hosts_check(name: HostName, json: Json = False) -> None:
+    """Look at a machine again."""
+    from stoker.cli import hosts as body
+
+    body.check(name, as_json=json)
+
+
+@hosts_app.command("remove")
+def hosts_remove(name: HostName) -> None:
+    """Forget a machine and its pinned key; nothing is done to it."""
+    from stoker.cli import hosts as body
+
+    body.remove(name)
+
+
+@hosts_app.command("tunnel")
+def hosts_tunnel(
+    name: HostName,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port there and here.")] = 6006,
+) -> None:
+    """Show a port of a machine's own here, such as TensorBoard's, until Ctrl-C."""
+    from stoker.cli import remote
+
+    remote.tunnel(name, port)
+
+
+@hosts_app.command("on")
+def hosts_on(
+    name: HostName,
+    no_card: Annotated[
+        bool,
+        typer.Option("--no-card", help="Without its card, for a fraction of the price, where there is such a mode."),
+    ] = False,
+) -> None:
+    """Switch a machine on by its provider's API."""
+    from stoker.cli import hosts as body
+
+    body.switch_on(name, card=not no_card)
+
+
+@hosts_app.command("off")
+def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="Without a question.")] = False) -> None:
+    """Switch a machine off by the command that can be undone."""
+    from stoker.cli import hosts as body
+
+    body.switch_off(name, yes=yes)
 
 
 def main() -> None:

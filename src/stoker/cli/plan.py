@@ -12,6 +12,7 @@ from stoker.cli import compare as listing
 from stoker.cli import console, explain, figures, measure
 from stoker.config import load, values
 from stoker.config.load import RunFile
+from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import cards
 from stoker.facts.machine import Machine
@@ -241,3 +242,16 @@ def _model_fields(made: Plan) -> dict[str, str]:
         "trainable": f"{made.model.trainable_parameters / 1e6:,.1f}",
         "origin": messages.text(f"origin.{made.model.origin}"),
     }
+
+
+def require_possible(run: Run, plan: Plan) -> None:
+    """It fits, the card is one PyTorch runs on, and a budget in money has a price to be counted by."""
+    if run.budget.money and plan.limits.money_seconds is None:
+        raise StokerError("STK671", currency=values.money(run.budget.money)[1], card=plan.card)
+    for one in plan.reasons:
+        if one.key == "why.card.old":
+            raise StokerError("STK204", **one.fields)
+    if plan.fits == "no":
+        needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_device_bytes, plan.memory.available_bytes))
+        advice = messages.text("advice.does_not_fit")
+        raise StokerError("STK202", needed=needed, available=there, card=plan.card, advice=advice)

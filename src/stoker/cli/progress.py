@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker import messages
-from stoker.cli.figures import duration
+from stoker.cli.figures import duration, money
 from stoker.errors import StokerError
-from stoker.launch import training
+from stoker.launch import spending, training
+from stoker.launch.reasons import reason
+from stoker.launch.spending import Price, Spent
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 
@@ -16,7 +18,7 @@ _RECENT_STEPS = 20
 _KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
 """Events of which the newest counts, and where it is kept."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
-_INTERVENTIONS = {"restart", "replan", "passed_over", "limit"}
+_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning"}
 _INPUT_BOUND_SHARE = 0.2
 """Above this share of waiting for data, the loader is what limits the run."""
 
@@ -35,10 +37,15 @@ class Progress:
     end: dict[str, Any] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
-    """What the supervisor did: restart, replan, passed_over, limit."""
+    """What the supervisor did: restart, replan, passed_over, limit, warning."""
     losses: list[float] = field(default_factory=list)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     read_bytes: int = 0
+    price: Price | None = None
+    """What the machine costs; None where no price is known."""
+
+    def __post_init__(self) -> None:
+        self.price = spending.price(self.run_dir)
 
     def update(self) -> bool:
         """Read what was appended; says whether there was anything."""
@@ -88,7 +95,7 @@ class Progress:
     @property
     def state(self) -> str:
         """`running`, `failed`, `done`, `stopped` or `new`; a process that died without a word has failed."""
-        if training.running_pid(self.run_dir):
+        if training.is_running(self.run_dir):
             return "running"
         if self.error:
             return "failed"
@@ -121,6 +128,14 @@ class Progress:
         return float(mean) * (self.total_steps - self.done_steps)
 
     @property
+    def spent(self) -> Spent | None:
+        """Money so far and at the end; None where no price is known."""
+        if self.price is None:
+            return None
+        running = self.state == "running"
+        return spending.spent(self.run_dir, self.price, self.seconds_left if running else 0.0, running=running)
+
+    @property
     def input_bound(self) -> bool:
         """Whether the loader is what the run waits for."""
         seconds = sum(step["seconds"] for step in self.recent)
@@ -128,7 +143,7 @@ class Progress:
         return len(self.recent) >= 5 and waited > _INPUT_BOUND_SHARE * seconds
 
     def line(self) -> str:
-        """One line: step, epoch, loss, pace, time left."""
+        """One line: step, epoch, loss, pace, time left, money."""
         if not self.step:
             return messages.text("progress.starting")
         fields = {
@@ -140,6 +155,7 @@ class Progress:
             "left": duration(self.seconds_left),
         }
         line = messages.text("progress.line", **fields)
+        line = f"{line} · {spent_text(self.spent)}" if self.spent else line
         line = f"{line} · {messages.text('progress.input_bound')}" if self.input_bound else line
         return f"{line} · {self._save_failed()}" if self.is_save_failing else line
 
@@ -153,28 +169,10 @@ class Progress:
         return messages.text("progress.save_failed", step=fields["step"], reason=fields["reason"])
 
 
-_REASONS = {
-    "hang": "reason.hang",
-    "memory": "reason.memory",
-    "device": "reason.device",
-    "machine": "reason.machine",
-    "surprise": "reason.surprise",
-    "lost": "reason.lost",
-    "bad_step": "reason.bad_step",
-    "time": "reason.time",
-    "money": "reason.money",
-    "deadline": "reason.deadline",
-    "notice": "reason.notice",
-    "user": "reason.user",
-    "signal": "reason.signal",
-    "asked": "reason.asked",
-    "store": "reason.store",
-}
-
-
-def reason(word: str) -> str:
-    """A reason of the supervisor in words; signals and error codes stand for themselves."""
-    return messages.text(_REASONS[word]) if word in _REASONS else word
+def spent_text(spent: Spent) -> str:
+    """`3.10 CNY so far, 12.4 at the end`."""
+    fields = {"so_far": money(spent.so_far), "at_end": money(spent.at_end), "currency": spent.currency}
+    return messages.text("progress.money", **fields)
 
 
 def wait_a_little() -> None:

@@ -9,12 +9,12 @@ from stoker.rundir import layout
 def stop(name: str) -> None:
     """Ask the run to stop at the next step boundary, and wait until it has."""
     run_dir = layout.find(name)
-    if training.running_pid(run_dir) is None:
+    if not training.is_running(run_dir):
         console.talk("stop.idle", name=run_dir.name)
         return
     training.ask_to_stop(run_dir)
     console.talk("train.stopping")
-    while training.running_pid(run_dir):
+    while training.is_running(run_dir):
         wait_a_little()
     progress = Progress(run_dir)
     progress.update()

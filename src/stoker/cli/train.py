@@ -5,76 +5,68 @@ import sys
 from typing import Any
 
 from stoker import messages
-from stoker.cli import console, returning
-from stoker.cli.plan import show
+from stoker.cli import console, remote, returning
+from stoker.cli.plan import require_possible, show
 from stoker.cli.prepare import ensure_prepared
-from stoker.cli.progress import Progress, reason, wait_a_little
+from stoker.cli.progress import Progress, wait_a_little
 from stoker.cli.replan import changes
-from stoker.config import load, values
+from stoker.config import load
 from stoker.config.load import RunFile
-from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.launch import gather, keeping, training
+from stoker.launch.reasons import reason
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import files, layout
 from stoker.rundir.layout import RunDir
 
 
-def train(name: str, overrides: list[str], *, detach: bool) -> None:
+def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
     """Train a run file or recipe; the same command again goes on where it stopped."""
     run_file = load.load(name, overrides)
+    if on or run_file.run.where.place != "local":
+        remote.train(run_file, name, overrides, on, detach=detach, yes=yes)
+        return
     run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
     if left := training.orphan(run_dir):
         console.talk("train.adopted", pid=left)
+        process, progress = _start(run_dir)
     else:
-        with run_file.located():
+        with run_file.located(), training.launching(run_dir, run_file.run):
             run_dir, plan = _ready(run_file, overrides)
-        show(plan)
-    progress = Progress(run_dir)
-    progress.update()
-    progress.rejected.clear()  # said in earlier attempts
-    progress.interventions.clear()
-    process = training.start(run_dir)
-    keeping.start(run_dir)
+            show(plan)
+            process, progress = _start(run_dir)
     if detach:
         console.talk("train.detached", name=run_dir.name, pid=process.pid)
         return
     sys.exit(_follow(run_dir, process, progress))
 
 
+def _start(run_dir: RunDir) -> tuple[subprocess.Popen[bytes], Progress]:
+    """The supervisor, and a view of what happens from now on."""
+    progress = Progress(run_dir)
+    progress.update()
+    progress.rejected.clear()  # said in earlier attempts
+    progress.interventions.clear()
+    process = training.start(run_dir)
+    keeping.start(run_dir)
+    return process, progress
+
+
 def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     """The run directory with its data prepared, and the plan for this machine."""
-    _check_served(run_file.run)
     training.require_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
     run_dir = layout.create(run_file, overrides)
+    run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     returning.check(run_dir, run_file.run)
     ensure_prepared(run_dir)
     returning.bring(run_dir, run_file.run)
     machine = gather.machine(None, run_file.run)
     plan = make_plan(gather.inputs(run_file, run_dir, machine))
-    _check(run_file.run, plan)
+    require_possible(run_file.run, plan)
     files.write_json(run_dir.plan_file, plan.model_dump())
     gather.record(run_dir, run_file, machine, plan.data.digest)
     return run_dir, plan
-
-
-def _check_served(run: Run) -> None:
-    """Words that a later version acts on are refused, not ignored: nobody may believe to be protected."""
-    if run.where.place != "local":
-        raise StokerError("STK209", place=run.where.place)
-
-
-def _check(run: Run, plan: Plan) -> None:
-    if run.budget.money and plan.limits.money_seconds is None:
-        raise StokerError("STK671", currency=values.money(run.budget.money)[1], card=plan.card)
-    for one in plan.reasons:
-        if one.key == "why.card.old":
-            raise StokerError("STK204", **one.fields)
-    if plan.fits == "no":
-        needed, there = (f"{b / 2**30:.1f}" for b in (plan.memory.peak_device_bytes, plan.memory.available_bytes))
-        advice = messages.text("advice.does_not_fit")
-        raise StokerError("STK202", needed=needed, available=there, card=plan.card, advice=advice)
 
 
 def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progress) -> int:
@@ -128,6 +120,9 @@ def _tell_interventions(progress: Progress) -> None:
             console.talk("train.replanned", changes=changes(event["before"], event["after"]))
         elif event["event"] == "passed_over":
             console.talk("train.passed_over", step=event["step"])
+        elif event["event"] == "warning":
+            share = round(100 * event["spent_seconds"] / event["limit_seconds"])
+            console.talk("train.warning", word=f"budget.{event['reason']}", share=share)
         else:
             console.talk("train.limit", limit=reason(event["reason"]))
     progress.interventions.clear()

@@ -12,7 +12,7 @@ from stoker.cli import console
 from stoker.cli.pull import located
 from stoker.cli.runs import size
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, layout
+from stoker.rundir import artifacts, checkpoints, layout
 from stoker.rundir.layout import RunDir
 from stoker.store import copies, verification
 from stoker.store.shelf import Fault, sha256_of
@@ -76,8 +76,8 @@ def _missing(run_dir: RunDir, here: list[dict[str, Any]], there: dict[str, Any])
         if folder not in {one["folder"] for one in there["checkpoints"]}:
             missing.append({**newest, "folder": folder})
     if run_dir.final.is_dir():
-        entries = copies.entries_of(run_dir.final)
-        if not there["final"] or there["final"]["digest"] != sha256_of(copies.files_record(entries)):
+        entries = artifacts.entries_of(run_dir.final)
+        if not there["final"] or there["final"]["digest"] != sha256_of(artifacts.files_record(entries)):
             size_bytes = sum(entry.bytes for entry in entries.values())
             missing.append({"folder": _FINAL, "step": None, "bytes": size_bytes})
     return [{**one, "verified": False, "reason": messages.text("verify.missing")} for one in missing]

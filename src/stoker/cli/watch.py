@@ -15,12 +15,14 @@ from stoker import messages
 from stoker.cli import console
 from stoker.cli.figures import duration
 from stoker.cli.keyboard import Keyboard
-from stoker.cli.progress import Progress, reason, wait_a_little
+from stoker.cli.progress import Progress, spent_text, wait_a_little
 from stoker.cli.runs import STATES, loss, size
 from stoker.doctor import load
 from stoker.doctor.load import GpuLoad
 from stoker.facts import machine
+from stoker.launch import meter as settling
 from stoker.launch import training
+from stoker.launch.reasons import reason
 from stoker.rundir import layout
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -100,6 +102,8 @@ def facts(progress: Progress, meter: LoadMeter) -> dict[str, Any]:
         "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
         "tier": progress.attempt.get("tier"),
         "supervisor": training.supervision(progress.run_dir) or None,
+        "settled": settling.settled(progress.run_dir) or None,
+        "money": asdict(progress.spent) if progress.spent else None,
         "last_step_at": step.get("at"),
         "error": progress.error or None,
     }
@@ -165,6 +169,8 @@ def _training_rows(progress: Progress) -> list[tuple[str, str]]:
         end = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=progress.seconds_left)
         fields = {"left": duration(progress.seconds_left), "clock": f"{end:%m-%d %H:%M}"}
         rows.append((messages.text("watch.left"), messages.text("watch.left_value", **fields)))
+    if progress.spent:
+        rows.append((messages.text("watch.money"), spent_text(progress.spent)))
     return rows
 
 
@@ -213,6 +219,8 @@ def _supervisor(progress: Progress) -> list[tuple[str, str]]:
         said.append(messages.text("watch.waiting", **fields))
     if progress.state == "running" and seen.get("stops_at"):
         said.append(messages.text("watch.stops_at", clock=_clock(seen["stops_at"])))
+    if progress.state == "running" and any(one["event"] == "warning" for one in progress.interventions):
+        said.append(messages.text("watch.warned"))
     return [(messages.text("watch.supervisor"), "; ".join(said))] if said else []
 
 

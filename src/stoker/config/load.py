@@ -23,7 +23,6 @@ _ABOUT = {
     "STK206": "data",
     "STK207": "where.micro",
     "STK208": "where.gpus",
-    "STK209": "where.place",
     "STK210": "where.precision",
     "STK212": "where.attention",
     "STK214": "data.length",
@@ -45,6 +44,8 @@ _ABOUT = {
     "STK316": "tokenizer.vocab",
     "STK413": "model",
     "STK671": "budget.money",
+    "STK704": "data.train",
+    "STK710": "where.place",
 }
 """The word of the run file that an error of a later room is about; `{word}` where the error names it."""
 

@@ -17,6 +17,12 @@ PLAN = "plan"
 """Decided by the plan from the hardware; there is no word to write."""
 SERVE = "serve"
 """Decided by `stoker serve`: what is served, where it listens, who may ask, and what could run foreign code."""
+JOB = "job"
+"""Decided by the job's script: where its words go, how it is told of its end, what it runs and in what environment."""
+CHAIN = "chain"
+"""Decided by the chain of kernels: what each is called, what it runs, which one it goes on from."""
+REFUSED = {PLAN: "STK112", SERVE: "STK122", JOB: "STK138", CHAIN: "STK139"}
+"""The error for an option that no word of the run file sets."""
 
 _SERVED = (
     # What is served, and that it is what was trained.
@@ -93,6 +99,41 @@ _SERVED = (
     "ec_transfer_config",
     "log_config_file",
     "logging_config",
+)
+
+_SUBMITTED = (
+    # How a job is told of its end, and goes on in the next.
+    "signal",
+    "requeue",
+    "no_requeue",
+    "array",
+    "wait",
+    # What it runs, where, with what environment; where its words go.
+    "wrap",
+    "input",
+    "error",
+    "open_mode",
+    "chdir",
+    "export",
+    "export_file",
+    "get_user_env",
+    "uid",
+    "gid",
+    "parsable",
+    "quiet",
+    "verbose",
+    "test_only",
+    "help",
+    "usage",
+    "version",
+    "ignore_pbs",
+    # One machine: the plan says how many processes train there.
+    "nodes",
+    "ntasks",
+    "ntasks_per_core",
+    "ntasks_per_gpu",
+    "ntasks_per_node",
+    "ntasks_per_socket",
 )
 
 OWNED: dict[str, dict[str, str]] = {
@@ -225,6 +266,18 @@ OWNED: dict[str, dict[str, str]] = {
         PLAN,
     ),
     "vllm": dict.fromkeys(_SERVED, SERVE),
+    "slurm": {
+        "job_name": "name",
+        "output": "name",
+        "time": "where.session",
+        "time_min": "where.session",
+        **dict.fromkeys(_SUBMITTED, JOB),
+    },
+    "kaggle": {
+        "enable_gpu": "where.gpus",
+        **dict.fromkeys(("id", "id_no", "title", "code_file", "language", "kernel_type", "kernel_sources"), CHAIN),
+    },
+    "sky": {"use_spot": "where.spot"},
 }
 
 OWNED_BY_SHAPE = {
@@ -290,6 +343,6 @@ def _rules(block: str, model: Any) -> tuple[dict[str, str], list[str]]:
 
 
 def _owned(block: str, name: str, owner: str, where: str) -> StokerError:
-    if owner in (PLAN, SERVE):
-        return StokerError("STK112" if owner == PLAN else "STK122", where, option=name, block=block)
+    if owner in REFUSED:
+        return StokerError(REFUSED[owner], where, option=name, block=block)
     return StokerError("STK110", where, option=name, owner=owner)

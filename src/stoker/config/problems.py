@@ -51,6 +51,7 @@ _OWN_LANGUAGE = {
     "where.gradient_checkpointing": "`auto`, `true`, `false`",
     "where.workers": "`auto`, `2`",
     "where.price": "`2.5 CNY/h`",
+    "where.session": "`8h`",
     "budget.money": "`50 CNY`",
     "budget.time": "`12h`",
     "name": "`my-run_1`",
@@ -98,6 +99,9 @@ _EXAMPLES = {
     "native.fsdp": "`{reshard_after_forward: false}`",
     "native.deepspeed": "`ds_config.json`",
     "native.vllm": "`{max_num_seqs: 64}`",
+    "native.kaggle": "`{machine_shape: NvidiaTeslaP100}`",
+    "native.slurm": "`{partition: gpu, mem: 32G}`",
+    "native.sky": "`{accelerators: 'A100:1', infra: aws}`",
 }
 """How a value is written, where the default does not show it."""
 
@@ -241,7 +245,7 @@ def _elsewhere(name: str) -> list[str]:
         return [_ELSEWHERE[name]]
     if name in _keys_by_name():
         return _keys_by_name()[name]
-    owners = {block[name] for block in native.OWNED.values() if name in block} - {native.PLAN, native.SERVE}
+    owners = {block[name] for block in native.OWNED.values() if name in block} - native.REFUSED.keys()
     if owners:
         return sorted(owners)
     return [f"native.{block}.{name}" for block, options in native.known_options().items() if name in options]

@@ -292,6 +292,13 @@ class Where(_Section):
         Discriminator(_auto_kind),
     ] = "auto"
     """Processes that read data."""
+    after: Literal["auto", "stay", "stop", "release"] = "auto"
+    """What becomes of a rented machine once the run has ended and its copy is verified. `stop` can be undone; `auto`:
+    stop, where the platform has such a command. `release` gives it back for good, with all that is on it."""
+    spot: bool = False
+    """Whether machines that may be taken away at any time are allowed. The plan shows both costs."""
+    session: Duration | None = None
+    """Longest time of one job of a queue, or of one session of a notebook, such as `8h`. A longer run takes several."""
     price: Price | None = None
     """What one device costs by the hour, such as `2.5 CNY/h`. Default: the cheapest known offer."""
 
@@ -327,6 +334,12 @@ class Native(_Section):
     """DeepSpeed's configuration, or the path of a `ds_config.json`. Its `auto` values are ours to fill in."""
     vllm: NativeBlock = Field(default_factory=dict)
     """vLLM's OpenAI server: its flags, with `_` for `-`. Read by `stoker serve`; never changes what is trained."""
+    slurm: NativeBlock = Field(default_factory=dict)
+    """`sbatch`: its long options, with `_` for `-`, such as `partition`. Never changes what is trained."""
+    kaggle: NativeBlock = Field(default_factory=dict)
+    """Fields of Kaggle's `kernel-metadata.json`, such as `machine_shape`. Never changes what is trained."""
+    sky: NativeBlock = Field(default_factory=dict)
+    """`resources` of a SkyPilot task, such as `accelerators` or `infra`. Never changes what is trained."""
 
 
 class Run(_Section):

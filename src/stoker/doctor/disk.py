@@ -2,10 +2,8 @@
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
-from stoker import env
 from stoker.doctor.finding import Finding, fail, ok, warn
 from stoker.facts import platforms
 from stoker.facts.platforms import Platform
@@ -18,7 +16,7 @@ _LEAST_BYTES = 1_000_000_000
 def findings(runs: Path) -> list[Finding]:
     """Space and persistence of the folder that holds run directories."""
     folder = _existing(runs.resolve())
-    platform = platforms.detect(env.child_environment({}), socket.gethostname(), lambda path: Path(path).exists())
+    platform = platforms.here()
     return [space(folder, shutil.disk_usage(folder).free), persistence(folder, platform)]
 
 

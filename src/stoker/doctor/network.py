@@ -1,87 +1,53 @@
-"""Whether the model hub and its mirrors answer, asked in parallel with a short patience."""
+"""Whether the model hub, pip's index and their mirrors answer from here, and which would be taken."""
 
-import http.client
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterable
-from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from stoker import __version__, env
+from stoker import env
 from stoker.doctor.finding import Finding, ok, warn
+from stoker.facts import answers, mirrors
+from stoker.facts.answers import Answer
+from stoker.facts.mirrors import Way
 
-HUB = "https://huggingface.co"
-HUB_MIRROR = "https://hf-mirror.com"
-OTHER_HUB = "https://modelscope.cn"
-_TIMEOUT_SECONDS = 3.0
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """How an address answered."""
-
-    milliseconds: int = 0
-    problem: str = ""
-    """Why it did not; empty where it did."""
-
-
-def findings(mirror: str = HUB_MIRROR, other: str = OTHER_HUB) -> list[Finding]:
-    """The hub in use, then the mirrors."""
+def findings() -> list[Finding]:
+    """The hub in use, its mirrors, pip's index, the platform's proxy."""
     if env.read(env.HF_HUB_OFFLINE, "0").upper() in _TRUE:
         return [ok("hub", "doctor.hub.offline")]
-    hub = env.read(env.HF_ENDPOINT, HUB).rstrip("/")
-    answers = ask(dict.fromkeys((hub, mirror, other)))
-    found = _hub(hub, mirror, other, answers)
-    mirrors = {url: answer for url, answer in answers.items() if url != hub}
-    if found.status != "ok":
-        mirrors = {url: answer for url, answer in mirrors.items() if not answer.problem}
-    return [found, *(_mirror(url, answer) for url, answer in mirrors.items())]
+    ways = mirrors.ways()
+    hub = env.read(env.HF_ENDPOINT, _of(ways, "hub")[0].address).rstrip("/")
+    index = env.read(env.PIP_INDEX_URL)
+    asked = [hub, *(way.address for way in ways if not way.file), *([index] if index else [])]
+    found = answers.ask(dict.fromkeys(asked))
+    files = [way for way in ways if way.file and Path(way.file).is_file()]
+    return [*_hubs(hub, ways, found), _pip(index, ways, found), *(_proxy(way) for way in files)]
 
 
-def ask(urls: Iterable[str]) -> dict[str, Answer]:
-    """Ask all addresses at once. A name server may hang beyond any timeout, so threads are left behind."""
-    answers = {url: Answer(problem=f"{_TIMEOUT_SECONDS:g} s") for url in urls}
-
-    def one(url: str) -> None:
-        answers[url] = _ask(url)
-
-    threads = [threading.Thread(target=one, args=(url,), daemon=True) for url in answers]
-    deadline = time.monotonic() + _TIMEOUT_SECONDS + 0.5
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(answers)
+def _of(ways: tuple[Way, ...], serves: str) -> list[Way]:
+    return [way for way in ways if way.serves == serves and not way.file]
 
 
-def _ask(url: str) -> Answer:
-    if urlsplit(url).scheme not in ("http", "https"):
-        return Answer(problem=f"`{url}`")
-    request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": f"stoker/{__version__}"})  # noqa: S310  # scheme checked above
-    started = time.monotonic()
-    try:
-        urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS).close()  # noqa: S310  # scheme checked above
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code >= 500:
-            return Answer(problem=f"HTTP {error.code}")
-    except (OSError, http.client.HTTPException) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        return Answer(problem=str(reason) or type(reason).__name__)
-    return Answer(milliseconds=round((time.monotonic() - started) * 1000))
+def _hubs(hub: str, ways: tuple[Way, ...], found: dict[str, Answer]) -> list[Finding]:
+    origin, mirror, other = (*_of(ways, "hub")[:2], _of(ways, "other_hub")[0])
+    first = _hub(hub, mirror.address, other.address, found)
+    rest = [way.address for way in (mirror, other) if way.address != hub]
+    if first.status != "ok":
+        rest = [url for url in rest if not found[url].problem]
+    elif hub != origin.address and not found[origin.address].problem:
+        rest.insert(0, origin.address)
+    return [first, *(_mirror(url, found[url]) for url in rest)]
 
 
-def _hub(hub: str, mirror: str, other: str, answers: dict[str, Answer]) -> Finding:
-    answer = answers[hub]
+def _hub(hub: str, mirror: str, other: str, found: dict[str, Answer]) -> Finding:
+    answer = found[hub]
     fields = {"url": hub, "milliseconds": answer.milliseconds, "problem": answer.problem, "mirror": mirror}
     if not answer.problem:
         return ok("hub", "doctor.hub", **fields)
-    if not answers[mirror].problem:
+    if not found[mirror].problem:
         return warn("hub", "doctor.hub.mirror_answers", "doctor.advice.mirror", **fields)
-    if not answers[other].problem:
+    if not found[other].problem:
         return warn("hub", "doctor.hub.other_answers", "doctor.advice.other_hub", other=other, **fields)
     return warn("hub", "doctor.hub.none_answers", "doctor.advice.offline", **fields)
 
@@ -91,3 +57,25 @@ def _mirror(url: str, answer: Answer) -> Finding:
     if answer.problem:
         return ok(name, "doctor.mirror.not_needed", url=url)
     return ok(name, "doctor.mirror", url=url, milliseconds=answer.milliseconds)
+
+
+def _pip(index: str, ways: tuple[Way, ...], found: dict[str, Answer]) -> Finding:
+    """The index that is set, or pip's own; a mirror is proposed where that is shut or far slower."""
+    used = index or _of(ways, "pip")[0].address
+    answer = found[used]
+    fields = {"url": env.without_secrets(used), "milliseconds": answer.milliseconds, "problem": answer.problem}
+    reachable = {url: one.milliseconds for url, one in found.items() if not one.problem}
+    chosen = next((one.name for one in mirrors.choose(reachable).choices if one.serves == "pip"), "")
+    better = next((way for way in _of(ways, "pip") if way.name == chosen), None)
+    if not answer.problem and (index or better is None or better.address == used):
+        return ok("pip", "doctor.pip", **fields)
+    if better is None:
+        return warn("pip", "doctor.pip.none_answers", "doctor.advice.pip_offline", **fields)
+    fields |= {"mirror": better.name, "faster": found[better.address].milliseconds}
+    fields |= {"index": better.environment.get(env.PIP_INDEX_URL.name, "")}
+    key = "doctor.pip.shut" if answer.problem else "doctor.pip.slow"
+    return warn("pip", key, "doctor.advice.pip_mirror" if fields["index"] else "doctor.advice.pip_unset", **fields)
+
+
+def _proxy(way: Way) -> Finding:
+    return ok("proxy", "doctor.proxy", file=way.file, name=way.name)

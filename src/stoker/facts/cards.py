@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from stoker.errors import StokerError
 from stoker.facts import tables
 
+_MEMORY_SLACK = 0.08
+"""Drivers keep some of the memory to themselves, ECC takes 6 % of it."""
+_SM_SLACK = 0.1
 _BRANDS = re.compile(r"\b(nvidia|geforce|tesla|apple)\b")
 
 
@@ -87,6 +90,28 @@ def identify(device_name: str, memory_bytes: int) -> Card | None:
     wanted = normal(device_name)
     named = [card for card in cards() if wanted in {normal(name) for name in card.device_names}]
     return min(named, key=lambda card: abs(card.memory_bytes - memory_bytes), default=None)
+
+
+def recognise(device_name: str, memory_bytes: int, capability: float, sm_count: int | None) -> Card | None:
+    """The card that has these figures; its name only chooses between cards that share them.
+
+    A rented card's name may be the provider's own (`vGPU-48GB`), and a slice of a card carries the name of the whole.
+    """
+    fitting = [card for card in cards() if _fits(card, memory_bytes, capability)]
+    named = [card for card in fitting if normal(device_name) in {normal(name) for name in card.device_names}]
+    if sm_count is None:
+        return named[0] if named else None
+    exact = [card for card in fitting if card.sm_count == sm_count]
+    for card in (*(one for one in named if one in exact), *exact):
+        return card
+    # Where the catalogue's count was found in no source, the name may speak for a card that is not far from it.
+    near = (card for card in named if card.sm_count and abs(card.sm_count - sm_count) <= _SM_SLACK * card.sm_count)
+    return next((card for card in near if "sm_count" in card.unverified), None)
+
+
+def _fits(card: Card, memory_bytes: int, capability: float) -> bool:
+    far = abs(card.memory_bytes - memory_bytes) > _MEMORY_SLACK * card.memory_bytes
+    return card.compute_capability == capability and not far
 
 
 def normal(name: str) -> str:

@@ -18,6 +18,11 @@ def known_place(*names: str) -> str:
     return next((name for name in names if name in _known()["places"]), "local")
 
 
+def restart_seconds() -> float:
+    """From the end of one machine to the first new step on the next."""
+    return float(_known()["restart"]["seconds"])
+
+
 @functools.cache
 def _known() -> dict[str, Any]:
     text = resources.files("stoker.facts").joinpath("data", "failures.json").read_text(encoding="utf-8")

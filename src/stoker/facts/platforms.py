@@ -7,12 +7,15 @@ import fnmatch
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Container, Mapping
 from importlib import resources
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from stoker import env
 
 Confidence = Literal["P", "S", "G"]
 
@@ -30,6 +33,8 @@ class Detection(_Fact):
     """Files and folders."""
     hostname: str | None = None
     """Pattern of the host's name."""
+    commands: tuple[str, ...] = ()
+    """Programs; the weakest of signs."""
     env_in_login_shell_only: bool = False
     """Whether a command over SSH misses the variables."""
     confidence: Confidence = "P"
@@ -44,16 +49,44 @@ class Storage(_Fact):
     survives_release: bool
     keeps_hours: float | None = None
     """Hours it is kept after a stop, where it is not lost at once."""
+    slow: bool = False
+    """On a network: good for copies, not to train on."""
     confidence: Confidence
+
+
+class Verb(_Fact):
+    """A command on the machine itself. A word `$NAME` is a variable of the machine."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str] = {}
+    """Variables the command reads, by those the machine has; a secret comes this way, never as a word."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What must be set there: in a login shell, or in the environment of process 1."""
+        given = (*self.words, *self.environment.values())
+        return tuple(dict.fromkeys(word[1:] for word in given if word.startswith("$")))
+
+    def expanded(self, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | None:
+        """The command and the variables to set for it; None where the machine lacks one that is needed."""
+        if any(not environment.get(name) for name in self.variables):
+            return None
+        words = [environment[word[1:]] if word.startswith("$") else word for word in self.words]
+        given = self.environment.items()
+        return words, {name: environment[value[1:]] if value.startswith("$") else value for name, value in given}
 
 
 class Meter(_Fact):
     """What ends billing."""
 
     stops_on: Literal["stop", "release"]
-    """`stop` can be undone, `release` cannot."""
-    from_inside: tuple[str, ...]
-    """The command on the box that does it; empty where there is none or it was not verified."""
+    """`stop` can be undone, `release` cannot. What a platform bills on after a stop, it bills until the release."""
+    reversible: Verb | None = None
+    """Switches the machine off, and it can be switched on again; None where there is no such command, or none known."""
+    irreversible: Verb | None = None
+    """Gives the machine back, with what is on it."""
+    stopped_bills: bool = False
+    """Whether a machine that is switched off still costs: its disk, as a rule."""
     confidence: Confidence
 
 
@@ -104,6 +137,18 @@ class Platform(_Fact):
     tensorboard: TensorBoard | None = None
     mirrors: dict[str, str] = {}
     """Environment variables that lead to mirrors reachable from there."""
+    turbo: str = ""
+    """A script there that sets a proxy to hubs abroad, where the platform has one."""
+    runs_without_card: bool = False
+    """Whether a machine can be switched on for less without its cards."""
+    instance: str = ""
+    """The variable that holds the platform's own name of the machine; no secret."""
+    pythons: tuple[str, ...] = ()
+    """Where its images keep Python, beyond the usual places."""
+    no_files: tuple[str, ...] = ()
+    """Addresses of its that give a shell and take no files."""
+    traps: tuple[str, ...] = ()
+    """What has cost others data or money there: keys of the message catalogue (`trap.NAME`)."""
     sources: tuple[str, ...]
 
     def storage_of(self, path: str) -> Storage | None:
@@ -125,9 +170,25 @@ def platforms() -> tuple[Platform, ...]:
     return tuple(Platform.model_validate({"name": name, **facts}) for name, facts in found.items())
 
 
-def detect(environment: Mapping[str, str], hostname: str, exists: Callable[[str], bool]) -> Platform | None:
+def find(name: str) -> Platform | None:
+    """The platform of this name; None for a machine of one's own."""
+    return next((platform for platform in platforms() if platform.name == name), None)
+
+
+def detect(
+    environment: Container[str],
+    hostname: str,
+    exists: Callable[[str], bool],
+    has_command: Callable[[str], bool] = lambda _: False,
+) -> Platform | None:
     """The platform whose signs are here; variables go first, a folder may be anyone's."""
     by_variable = (p for p in platforms() if any(name in environment for name in p.detect.env))
     by_host = (p for p in platforms() if p.detect.hostname and fnmatch.fnmatch(hostname, p.detect.hostname))
     by_path = (p for p in platforms() if any(exists(path) for path in p.detect.paths))
-    return next(itertools.chain(by_variable, by_host, by_path), None)
+    by_command = (p for p in platforms() if any(has_command(name) for name in p.detect.commands))
+    return next(itertools.chain(by_variable, by_host, by_path, by_command), None)
+
+
+def here() -> Platform | None:
+    """The platform this process is on; a shell over SSH may miss the variables its machine was started with."""
+    return detect(env.of_machine(), socket.gethostname(), lambda path: Path(path).exists())

@@ -84,6 +84,13 @@ def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | 
     return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 
 
+@functools.cache
+def cheapest_spot(card: str, count: int = 1) -> Offer | None:
+    """The offer at which so many of a card that may be taken away cost least."""
+    found = [offer for offer in offers(card) if offer.spot_price_per_hour is not None]
+    return min(found, key=lambda offer: _spot_in_usd(offer) * offer.billed(count), default=None)
+
+
 def in_order_of_price(card: str) -> float:
     """A key that sorts cards by their cheapest offer; those without one come last."""
     offer = cheapest(card)
@@ -98,6 +105,10 @@ def _usd_per_unit() -> dict[str, float]:
 def usd(currency: str) -> float:
     """What a unit of a currency is worth, for the order only; one that is not in the table stands by itself."""
     return _usd_per_unit().get(currency, 1.0)
+
+
+def _spot_in_usd(offer: Offer) -> float:
+    return (offer.spot_price_per_hour or 0.0) * usd(offer.currency)
 
 
 def _price_in_usd(offer: Offer) -> float:

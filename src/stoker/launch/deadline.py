@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import socket
 from pathlib import Path
 
 from stoker import env
@@ -35,7 +34,7 @@ def _queue() -> datetime.datetime | None:
 
 def _session() -> datetime.datetime | None:
     """Free notebooks end a session after so many hours; it began with the container's first process."""
-    platform = platforms.detect(env.child_environment({}), socket.gethostname(), lambda path: Path(path).exists())
+    platform = platforms.here()
     began = _machine_began()
     if platform is None or platform.limits.session_hours is None or began is None:
         return None

@@ -2,18 +2,20 @@
 
 import json
 import shutil
-import socket
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker import env
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import cards, failures, platforms, shapes
 from stoker.facts.machine import Machine, examine
+from stoker.facts.mirrors import Network
+from stoker.facts.platforms import Platform
 from stoker.facts.shapes import ResolvedShape
+from stoker.launch import mirrors
 from stoker.launch.deadline import deadline
 from stoker.plan import data, money
 from stoker.plan.data import DataFacts
@@ -44,8 +46,24 @@ def _count(gpus: int | str, found: int) -> int:
     return found if gpus == "all" else len(gpus.split(","))
 
 
-def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
-    """All inputs of a plan. Counted data facts win over declared ones."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is known of another machine's surroundings; this one's own are looked at."""
+
+    network: Network
+    platform: Platform | None
+
+
+def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: Elsewhere | None = None) -> Inputs:
+    """All inputs of a plan. Counted data facts win over declared ones.
+
+    Args:
+        run_file: The run.
+        run_dir: Its directory, once there is one.
+        on: The machine it is planned for.
+        elsewhere: Where it is not this one.
+    """
+    platform = elsewhere.platform if elsewhere else platforms.here() if on.examined else None
     run = _with_deepspeed(run_file)
     report = _report(run_file, run_dir)
     shape = _shape(run_file)
@@ -61,17 +79,16 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine) -> Inputs:
         vocab=vocab,
         micro=_micro(run_dir),
         out_of_memory=_out_of_memory(run_dir),
-        deadline=deadline() if run_dir is not None else None,
-        place=_place(run, on),
+        deadline=deadline() if run_dir is not None and not elsewhere else None,
+        place=_place(run, platform),
+        platform=platform,
+        network=elsewhere.network if elsewhere else mirrors.told(),
     )
 
 
-def _place(run: Run, on: Machine) -> str:
-    """Where failures are counted: the platform we are on, or the kind of place that was asked for."""
-    found = None
-    if on.examined:
-        found = platforms.detect(env.child_environment({}), socket.gethostname(), lambda path: Path(path).exists())
-    here = (found.name, found.kind) if found else ()
+def _place(run: Run, platform: Platform | None) -> str:
+    """Where failures are counted: the platform it is on, or the kind of place that was asked for."""
+    here = (platform.name, platform.kind) if platform else ()
     asked = "queue" if run.where.place == "slurm" else run.where.place
     return failures.known_place(*here, asked)
 

@@ -2,9 +2,9 @@
 
 Starts the trainer detached, watches its files, starts it again after what may pass, stops at limits, never for ever:
     supervisor.json    its heartbeat: pid, state, attempt, step, restarts, reason, next retry
-    events.jsonl       restart, limit, passed_over, and why it gave up
-What needs more than files and processes it starts: a new plan or a copy in the store as a `stoker` subcommand, the
-question for a spot notice as `notices.py`, the file beside this one.
+    events.jsonl       restart, warning, limit, passed_over, and why it gave up
+What needs more than files and processes it starts: a new plan, a copy in the store, the meter's end as a `stoker`
+subcommand, the question for a spot notice as `notices.py`, the file beside this one.
 """
 
 import contextlib
@@ -13,11 +13,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -47,7 +49,12 @@ _ENDLESS = 1e9
 """Seconds: no step, save or run lasts longer."""
 _LOOKER_SECONDS = 0.2
 """Who looks whether the lock is held takes it for less."""
+_SURPRISES = 3
+"""Of the supervisor itself."""
 _HAS_PROC = Path("/proc/self/stat").exists()
+_HOOKS = ("STOKER_WEBHOOK", "STOKER_AUTODL_TOKEN", "STOKER_NOTIFY_COMMAND")
+"""Where news is wanted."""
+_BUDGETS = ("time", "money")
 _FOREIGN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 """What an event that is not ours may bring about: a run directory comes from a store."""
 
@@ -82,6 +89,12 @@ class Settings:
     """For the last copy in the store."""
     notice_seconds: float = 5.0
     """Between two questions for a spot notice."""
+    warning_share: float = 0.8
+    """Of a budget: from there on the user is warned."""
+    overtime_seconds: float = 300.0
+    """Beyond a limit, for a trainer that was asked to stop: what a save may take at worst."""
+    silent_seconds: float = 30.0
+    """Then one without a sign of life for so long is ended; one that gives signs or is writing has `stop_seconds`."""
 
 
 class Trainer(Protocol):
@@ -183,6 +196,8 @@ class Status:
     """`supervisor.json`."""
 
     pid: int
+    host: str = field(default_factory=socket.gethostname)
+    """The machine it is on: others may share the folder."""
     state: str = "starting"
     """starting, running, waiting, planning, stopping, copying, done, stopped or failed."""
     attempt: int = 0
@@ -194,6 +209,8 @@ class Status:
     """Restarts in a row without a newer checkpoint."""
     reason: str = ""
     """Of the newest restart, stop or failure."""
+    asked: str = ""
+    """Who asked it to stop: user, signal, or a limit."""
     ended: str = ""
     """Why the trainer ended where it was asked to stop and did not get to its last checkpoint."""
     trouble: str = ""
@@ -256,6 +273,8 @@ class Supervisor:
         self._copy_failures = 0
         self._refused: int | None = None
         self._meeting: str | None = None
+        self._warned: set[tuple[str, float]] = set()
+        self._telling: subprocess.Popen[bytes] | None = None
         self._notices: subprocess.Popen[bytes] | None = None
         self._taken_at: float | None = None
 
@@ -283,7 +302,9 @@ class Supervisor:
         for event in past:
             self._understand(event)
         self._furthest = 0
-        self._spent_before = max(_figure(before.get("spent_seconds")), _trained_seconds(past))
+        settled = _read_json(self.run_dir / "settled.json")
+        spent = [_figure(record.get("spent_seconds")) for record in (before, settled)]
+        self._spent_before = max(*spent, _trained_seconds(past)) + _launch_seconds(before, settled)
         if not self._known_trainer():
             with contextlib.suppress(OSError):
                 self._stop_file.unlink()
@@ -334,6 +355,7 @@ class Supervisor:
         """One look at a living trainer."""
         for act in (
             self._follow_events,
+            self._warn,
             self._heed,
             lambda: self._end_hung(trainer.pid),
             self._beat,
@@ -367,10 +389,32 @@ class Supervisor:
             self._ask(reason)
         return self._asked
 
+    def _warn(self) -> None:
+        """Once for each budget, when most of it is spent."""
+        for word in _BUDGETS:
+            limit = self.plan.get("limits", {}).get(f"{word}_seconds")
+            spent = round(self._spent_seconds, 1)
+            if limit and (word, limit) not in self._warned and spent >= self.settings.warning_share * limit:
+                self._warned.add((word, limit))
+                self._note("warning", reason=word, spent_seconds=spent, limit_seconds=limit)
+                if _wants_news():
+                    self._telling = self._stoker("settle", "settle.log", "--warning", word)
+
     def _end_hung(self, pid: int) -> None:
-        if self._hangs(pid):
+        if self._hangs(pid) or self._is_overdue():
             self._attempt.hung = True
             self._end_group(pid)
+
+    def _is_overdue(self) -> bool:
+        """A budget or a deadline is passed, and the trainer that was asked to stop is not about to commit.
+
+        A commit syncs and digests its files for long without a sign; half of it on the disk is one.
+        """
+        late = -self._ends().get(self._asked, _ENDLESS)
+        if late < self.settings.overtime_seconds:
+            return False
+        is_busy = self._silent <= self.settings.silent_seconds or _is_writing(self.run_dir)
+        return not is_busy or late > self.settings.stop_seconds
 
     def _beat(self) -> None:
         if time.monotonic() - self._beat_at >= self.settings.beat_seconds:
@@ -480,6 +524,7 @@ class Supervisor:
         return self._finish("failed", reason, EXIT_USER)
 
     def _finish(self, state: str, reason: str, code: int) -> int:
+        self.status.asked = self._asked
         if not self._store_last(failed=state == "failed") and state != "failed":
             reason = "store"
         self._say(state, reason)
@@ -521,6 +566,8 @@ class Supervisor:
         elif kind == "step":
             self.status.step = ended.step = int(event["step"])
             self._step_seconds.append(_figure(event["seconds"]))
+        elif kind == "rehearsal" and event["part"] == "save":
+            self._save_seconds = max(self._save_seconds, _figure(event["seconds"]))
         elif kind == "checkpoint":
             self._save_seconds = _figure(event["seconds"])
             self._progress(int(event["step"]))
@@ -531,6 +578,8 @@ class Supervisor:
                 ended.bad_step = int(error["fields"]["step"])
         elif kind == "end":
             ended.status = event["status"]
+        elif kind == "warning":
+            self._warned.add((event["reason"], event["limit_seconds"]))
 
     def _progress(self, step: int) -> None:
         """The newest checkpoint there is; after a damaged one it may be an older one, which is no progress."""
@@ -594,7 +643,8 @@ class Supervisor:
             if limits.get(f"{word}_seconds") is not None
         }
         if limits.get("deadline"):
-            left["deadline"] = datetime.fromisoformat(limits["deadline"]).timestamp() - time.time()
+            with contextlib.suppress(*_FOREIGN):
+                left["deadline"] = datetime.fromisoformat(limits["deadline"]).timestamp() - time.time()
         return left
 
     @contextlib.contextmanager
@@ -694,6 +744,23 @@ class Supervisor:
         room = min([self.settings.copy_seconds, *(max(once, left) for left in self._ends().values())])
         return room if self._taken_at is None else min(room, self._taken_at - time.time())
 
+    def fail(self) -> int:
+        """Nothing works: end what trains, and leave a verdict."""
+        self._read_plan()
+        if left := self._known_trainer():
+            self._end_group(left)
+        self._note(
+            "error", program="supervisor", error={"code": "STK900", "where": "", "fields": {"reason": "supervisor"}}
+        )
+        self._say("failed", "surprise")
+        return EXIT_SURPRISE
+
+    def settle(self) -> None:
+        """What becomes of the machine, and who is told: a program that outlives this one."""
+        if self.plan.get("after", "stay") != "stay" or _wants_news():
+            with contextlib.suppress(OSError):
+                self._stoker("settle", "settle.log", detached=True)
+
     # ---- small things
 
     @property
@@ -720,14 +787,18 @@ class Supervisor:
         pid = int(_figure(_read_json(self.run_dir / "process.json").get("pid")))
         return pid if pid and _trains(_words(pid), self.run_dir) else 0
 
-    def _stoker(self, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
-        """A subcommand of ours on this run; its words go to a log."""
-        with (self.run_dir / "logs" / log).open("ab") as output:
+    def _stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
+        """A subcommand of ours on this run; its words go to a log, where the disk has room for one."""
+        with contextlib.ExitStack() as stack:
+            output: Any = subprocess.DEVNULL
+            with contextlib.suppress(OSError):
+                output = stack.enter_context((self.run_dir / "logs" / log).open("ab"))
             return subprocess.Popen(  # noqa: S603  # our own program, no shell
                 [sys.executable, "-X", "utf8", "-m", "stoker", command, str(self.run_dir), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=detached and os.name != "nt",
             )
 
     def _end_group(self, pid: int, *, gone: bool = False) -> None:
@@ -883,6 +954,23 @@ def _trained_seconds(past: list[Event]) -> float:
     return total
 
 
+def _launch_seconds(*records: dict[str, Any]) -> float:
+    """From the start of a launch on a rented machine until now: installing, preparing and copying are billed, too.
+
+    What supervisors of this run have counted before is not counted again.
+    """
+    said = [os.environ.get("STOKER_LAUNCHED", ""), *(str(record.get("beat", "")) for record in records)]
+    try:
+        times = [datetime.fromisoformat(text).timestamp() for text in said if text]
+    except ValueError:
+        return 0.0
+    return max(0.0, time.time() - max(times)) if said[0] else 0.0
+
+
+def _wants_news() -> bool:
+    return any(os.environ.get(name) for name in _HOOKS)
+
+
 def append_event(path: Path, kind: str, **fields: Any) -> None:
     """One line, in one write; a line that a kill cut short is kept apart from it."""
     at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -917,6 +1005,15 @@ def _newest_change(folder: Path) -> float:
     except OSError:
         return 0.0
     return max(map(_modified, inner), default=0.0)
+
+
+def _is_writing(run_dir: Path) -> bool:
+    """Whether a checkpoint or a finished model is half written; a folder that is renamed this moment is being so."""
+    try:
+        marks = [*(run_dir / "checkpoints").glob(".step-*.tmp"), *(run_dir / "checkpoints").glob("step-*/.writing")]
+        return bool(marks) or (run_dir / "artifacts" / ".final.tmp").exists()
+    except OSError:
+        return True
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -966,7 +1063,22 @@ def main() -> int:
                 if last:
                     return EXIT_USER
                 time.sleep(_LOOKER_SECONDS)
-    return Supervisor(run_dir).run()
+    return supervised(run_dir)
+
+
+def supervised(run_dir: Path, make: Callable[[Path], Supervisor] = Supervisor) -> int:
+    """Supervise to the end and have it settled; after a surprise of our own another takes over, a few times."""
+    for _ in range(_SURPRISES):
+        supervisor = make(run_dir)
+        try:
+            code = supervisor.run()
+            break
+        except Exception:  # noqa: BLE001  # a run must not be left without a guard
+            traceback.print_exc()
+    else:
+        code = supervisor.fail()
+    supervisor.settle()
+    return code
 
 
 if __name__ == "__main__":

@@ -1,17 +1,32 @@
 """Starts the supervisor of a training on this machine and reads its files: never through a pipe (law 9)."""
 
+import datetime
+import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stoker import env
+from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.facts import platforms
 from stoker.launch import group, local
+from stoker.plan import ending
 from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
 
+_SUPERVISOR_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
+_LOOKER_SECONDS = 0.2
 _PROGRAMS = {"stoker.engine.train", "stoker.launch.supervisor"}
+_ENDED = {"done", "stopped", "failed"}
+_SILENT_SECONDS = 60.0
+"""A supervisor beats every few seconds; clocks of two machines may differ by some."""
 
 
 def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
@@ -19,7 +34,7 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
     local.check_engine()
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     with (run_dir.logs / "supervisor.log").open("ab") as output:
-        return subprocess.Popen(  # noqa: S603  # our own program, no shell
+        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             [sys.executable, "-X", "utf8", "-m", "stoker.launch.supervisor", str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -27,6 +42,62 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
             env=env.child_environment({}),
             **group.DETACHED,
         )
+    # Until it holds its lock: between ours and its own, another run's end could switch the machine off.
+    until = time.monotonic() + _SUPERVISOR_SECONDS
+    while process.poll() is None and not lock.is_held(run_dir.supervisor_lock) and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+    return process
+
+
+@contextmanager
+def launching(run_dir: RunDir, run: Run) -> Iterator[None]:
+    """For what comes before the supervisor: one at a time; and on a machine that was sent the run, its end is seen to.
+
+    Nobody is there when a launch from elsewhere fails: the run counts as failed, and the meter is settled as after one.
+    """
+    with _alone(run_dir):
+        try:
+            yield
+        except BaseException:
+            if env.read(env.LAUNCHED) and not lock.is_held(run_dir.supervisor_lock):
+                _fail(run_dir, run)
+            raise
+
+
+@contextmanager
+def _alone(run_dir: RunDir) -> Iterator[None]:
+    """Hold the launch's lock; who only looks at it has it for a moment, so it is asked for some times."""
+    for last in (False, False, False, False, True):
+        with lock.held(run_dir.launch_lock) as alone:
+            if alone:
+                yield
+                return
+        if last:
+            raise StokerError("STK411", pid="-", name=run_dir.name)
+        time.sleep(_LOOKER_SECONDS)
+
+
+def _fail(run_dir: RunDir, run: Run) -> None:
+    """A verdict in the supervisor's place, for `stoker settle`, which outlives us."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    before = supervision(run_dir)
+    spent = now - datetime.datetime.fromisoformat(env.read(env.LAUNCHED))
+    verdict = {
+        "state": "failed",
+        "reason": "launch",
+        "asked": "",
+        "after": ending.after(run, platforms.here()),
+        "spent_seconds": float(before.get("spent_seconds") or 0.0) + max(0.0, spent.total_seconds()),
+        "beat": now.isoformat(timespec="seconds"),
+    }
+    files.write_json(run_dir.supervisor_file, {"pid": os.getpid(), "step": 0, **before, **verdict})
+    subprocess.Popen(  # noqa: S603  # our own program, no shell
+        [sys.executable, "-X", "utf8", "-m", "stoker", "settle", str(run_dir.path.resolve())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # its words are in the events; a log may find no room
+        stderr=subprocess.DEVNULL,
+        **group.DETACHED,
+    )
 
 
 def ask_to_stop(run_dir: RunDir) -> None:
@@ -38,6 +109,24 @@ def running_pid(run_dir: RunDir) -> int | None:
     """The process that trains here now, or the supervisor where it waits or cleans up; None where neither is."""
     pids = [_pid(run_dir.process_file), _pid(run_dir.supervisor_file)]
     return next((pid for pid in pids if pid and _is_training(pid, run_dir)), None)
+
+
+def is_running(run_dir: RunDir) -> bool:
+    """Whether the run is trained, here or on another machine that shares its folder."""
+    return running_pid(run_dir) is not None or _beats_elsewhere(run_dir)
+
+
+def _beats_elsewhere(run_dir: RunDir) -> bool:
+    """Whether a supervisor on another machine, such as a node of a queue, gave a sign of life just now."""
+    seen = supervision(run_dir)
+    if seen.get("host", "") in ("", socket.gethostname()) or seen.get("state") in _ENDED:
+        return False
+    last = max(str(seen.get("beat") or ""), str(seen.get("next_retry") or ""))
+    try:
+        silent = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)
+    except (ValueError, TypeError):
+        return False
+    return silent.total_seconds() < _SILENT_SECONDS
 
 
 def orphan(run_dir: RunDir) -> int | None:

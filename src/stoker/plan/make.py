@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker import env
@@ -10,9 +10,11 @@ from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.facts import failures
 from stoker.facts.machine import Machine
+from stoker.facts.mirrors import Network
+from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import budget, checks, choices, clocks, memory, money, native, ranges, search, strategy
+from stoker.plan import budget, checks, choices, clocks, ending, memory, money, native, ranges, search, spot, strategy
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.order import Order
@@ -56,6 +58,10 @@ class Inputs:
     """When the platform ends the session."""
     place: str = "local"
     """Where failures are counted: a platform's name, its kind, or `local`."""
+    platform: Platform | None = None
+    """The platform the machine is on, where it is one we know."""
+    network: Network = field(default_factory=Network)
+    """How the machine reaches what it loads, where somebody asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +194,7 @@ def make_plan(inputs: Inputs) -> Plan:
     seconds = found.seconds
     cost = money.cost(seconds, devices, inputs.offer)
     limits = budget.limits(run, cost, inputs.deadline)
+    taken = spot.compare(run, machine.name, seconds[0], cost, memory.checkpoint_bytes(way.step), devices)
     return Plan(
         name=run.name or "run",
         card=machine.name,
@@ -210,6 +217,9 @@ def make_plan(inputs: Inputs) -> Plan:
         ),
         intervals=found.intervals,
         limits=limits,
+        after=ending.after(run, inputs.platform),
+        platform=inputs.platform.name if inputs.platform else "",
+        spot=taken,
         guard=Guard(on_bad_step=run.train.on_bad_step, spike=run.train.spike),
         store=run.save.store,
         out_of_memory=list(inputs.out_of_memory),
@@ -229,11 +239,14 @@ def make_plan(inputs: Inputs) -> Plan:
             strategy.reason(run, way.strategy),
             *_machine_reasons(machine),
             *budget.reasons(run, limits, cost),
+            *ending.reasons(run, inputs.platform),
+            *spot.reasons(taken, cost),
+            *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),
             *_support_reasons(machine, supported=found.supported),
             *clocks.reasons(machine.name, devices, seconds, disk),
         ],
         argv=_program(way.strategy, devices),
-        env=_environment(run, machine, way.strategy),
+        env={**_environment(run, machine, way.strategy), **inputs.network.environment},
         native=native.options(run, decisions),
     )
 

@@ -146,6 +146,28 @@ class Limits(_Part):
     """When the platform ends the session, as far as it is known."""
 
 
+After = Literal["stay", "stop", "release"]
+
+
+class Spot(_Part):
+    """What the run is expected to cost on machines that may be taken away."""
+
+    amount: float
+    """Expected money, restarts included."""
+    currency: str
+    """Its currency."""
+    price_per_hour: float
+    """Of one card."""
+    time_seconds: float
+    """Expected time, with saves, restarts and what is done again."""
+    restarts: float
+    """Expected number of restarts."""
+    source: str
+    """Whose price, and of which day."""
+    cheaper: bool
+    """Whether that is less than on demand."""
+
+
 class Guard(_Part):
     """What a bad step is, and what is done about it."""
 
@@ -242,6 +264,13 @@ class Plan(_Part):
     """When to save and to evaluate."""
     limits: Limits = Limits()
     """What ends the run early."""
+    after: After = "stay"
+    """What becomes of the machine once the run has ended and its copy is verified: stay on, stopped so that it can be
+    started again, or given back."""
+    platform: str = ""
+    """The platform this was planned on; empty for a machine of one's own."""
+    spot: Spot | None = None
+    """Where `where.spot` allows it: the expected cost on machines that may be taken away."""
     guard: Guard = Guard()
     """What is done about a bad step."""
     store: str | None = None

@@ -7,11 +7,13 @@ artifacts/parity.json    by name, how each compares with the trained model
 artifacts/reference.json what the trained model answers; the other side of every comparison
 """
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 from stoker.rundir import files
+from stoker.rundir.checkpoints import FileEntry
 from stoker.rundir.layout import RunDir
 
 
@@ -47,6 +49,25 @@ def accept(run_dir: RunDir, name: str) -> Path:
     files.sync_folder(run_dir.artifacts)
     shutil.rmtree(earlier, ignore_errors=True)
     return place
+
+
+def entries_of(folder: Path) -> dict[str, FileEntry]:
+    """An artifact's files with sizes and digests."""
+    inner = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=files.sha256(path))
+        for path in inner
+    }
+
+
+def files_record(entries: dict[str, FileEntry]) -> bytes:
+    """The list of an artifact's files, as it stands beside a copy of it."""
+    return files.json_text({name: entry.model_dump() for name, entry in entries.items()}).encode()
+
+
+def digest(folder: Path) -> str:
+    """One digest of all files of an artifact: of the list of them."""
+    return hashlib.sha256(files_record(entries_of(folder))).hexdigest()
 
 
 def reference_file(run_dir: RunDir) -> Path:

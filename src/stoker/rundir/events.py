@@ -25,7 +25,10 @@ Kinds and their fields (a reader ignores what it does not know):
     restart     attempt, reason, step, wait_seconds: by the supervisor, before it starts the trainer again
     replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy): after memory ran out
     passed_over attempt, step, reason: a bad step that does no update from now on
+    warning     attempt, reason (time | money), spent_seconds, limit_seconds: most of a budget is spent
     limit       attempt, reason (time | money | deadline | notice), stops_at: the supervisor asks the trainer to stop
+    settled     state (waiting | verified | last_minute | stopping | stayed | again), reason,
+                copy (store | pulled | nothing | nowhere), verb (stop | release): by `stoker settle`
     error       program, error (StokerError.to_json)
     end         status (done | stopped), step
 After a resume, steps since the checkpoint are written again: the last line of a step counts.

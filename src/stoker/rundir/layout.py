@@ -117,6 +117,11 @@ class RunDir:
         return self.path / "supervisor.lock"
 
     @property
+    def launch_lock(self) -> Path:
+        """Held from the command to the supervisor's start: data is prepared, a plan is made."""
+        return self.path / "launch.lock"
+
+    @property
     def heartbeat_file(self) -> Path:
         """Touched by the trainer as it works."""
         return self.path / "heartbeat"
@@ -130,6 +135,11 @@ class RunDir:
     def lock_file(self) -> Path:
         """Held by the trainer as long as it lives."""
         return self.path / "train.lock"
+
+    @property
+    def place_file(self) -> Path:
+        """Where the run was sent to, on the machine it was sent from."""
+        return self.path / "place.json"
 
     @property
     def stop_file(self) -> Path:
@@ -236,8 +246,12 @@ def record(run_dir: RunDir, **facts: Any) -> None:
 
 
 _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
-_DECLARED = {"data": {"rows", "tokens"}, "train": {"on_bad_step", "spike"}, "native": {"vllm"}}
-"""Sizes that only plans use, what to do about a bad step, and how the model is served."""
+_DECLARED = {
+    "data": {"rows", "tokens"},
+    "train": {"on_bad_step", "spike"},
+    "native": {"vllm", "slurm", "kaggle", "sky"},
+}
+"""Sizes that only plans use, what to do about a bad step, how the model is served and how a queue is asked."""
 
 
 def changed_words(old: Run, new: Run) -> list[str]:

@@ -17,7 +17,7 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """Neither a user nor a host may begin with `-`: ssh would read it as an option."""
 

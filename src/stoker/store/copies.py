@@ -11,7 +11,6 @@ The digest in the name keeps two states of one step apart, so that a copy is nev
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, files
@@ -66,20 +65,6 @@ def _read(store: Patient, folder: str) -> Copy | None:
     if isinstance(commit, str) or not folder.endswith(folder_of("", commit).rpartition("/")[2]):
         return None
     return Copy(folder, commit, record)
-
-
-def entries_of(folder: Path) -> dict[str, FileEntry]:
-    """An artifact's files with sizes and digests."""
-    inner = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=files.sha256(path))
-        for path in inner
-    }
-
-
-def files_record(entries: dict[str, FileEntry]) -> bytes:
-    """FILES.json of an artifact."""
-    return files.json_text({name: entry.model_dump() for name, entry in entries.items()}).encode()
 
 
 def parse_files(record: bytes, folder: str) -> dict[str, FileEntry]:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import checkpoints, files, layout, prepared
+from stoker.rundir import artifacts, checkpoints, files, layout, prepared
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
 from stoker.store import copies
@@ -217,7 +217,7 @@ def fetch_artifact(store: Patient, run_dir: RunDir, name: str, names: dict[str, 
 def _is_outdated(final: Path, note: Path, record: bytes) -> bool:
     """Whether the model here was brought before, is as it was, and the store has another one now."""
     brought = note.read_bytes() if note.exists() else b""
-    return brought not in (b"", record) and copies.files_record(copies.entries_of(final)) == brought
+    return brought not in (b"", record) and artifacts.files_record(artifacts.entries_of(final)) == brought
 
 
 def _require_same_data(run_dir: RunDir, copy: Copy) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from stoker import env
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, files, lock
+from stoker.rundir import artifacts, checkpoints, files, lock
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -131,8 +131,8 @@ def copy_artifact(store: Patient, run_dir: RunDir, name: str, own: Lease) -> Non
     source, folder = run_dir.artifacts / name, f"{run_dir.name}/artifacts/{name}"
     if not source.is_dir():
         return
-    entries = copies.entries_of(source)
-    record = copies.files_record(entries)
+    entries = artifacts.entries_of(source)
+    record = artifacts.files_record(entries)
     if not _stands(store, folder, entries, copies.FILES_NAME, record):
         _copy(store, source, folder, entries, copies.FILES_NAME, record, own)
 

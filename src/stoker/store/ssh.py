@@ -28,7 +28,18 @@ class SshStore:
 
     beats = True
 
-    def __init__(self, address: Address, patience: Patience, bandwidth: Bandwidth) -> None:
+    def __init__(
+        self, address: Address, patience: Patience, bandwidth: Bandwidth, ssh: list[str] | None = None
+    ) -> None:
+        """Open none yet.
+
+        Args:
+            address: Where it is.
+            patience: How long it may take.
+            bandwidth: What the line may carry.
+            ssh: The command to connect with, where it is another than ours.
+        """
+        self._command = ssh
         self._root = PurePosixPath(address.root)
         self._address = address
         self._patience = patience
@@ -253,6 +264,8 @@ class SshStore:
 
     def _ssh(self) -> list[str]:
         """Never asks, never forwards, never takes an unknown host's key, and notices a dead line."""
+        if self._command:
+            return self._command
         alive = max(1, round(self._patience.stall_seconds / 3))
         options = {
             "BatchMode": "yes",

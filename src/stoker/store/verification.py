@@ -3,7 +3,8 @@
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.rundir.checkpoints import COMMIT_NAME, FileEntry
+from stoker.rundir import artifacts
+from stoker.rundir.checkpoints import COMMIT_NAME, Commit, FileEntry
 from stoker.store import copies
 from stoker.store.copies import FILES_NAME, Copy
 from stoker.store.shelf import Patient, sha256_of
@@ -42,6 +43,32 @@ def _final(store: Patient, run_name: str, names: dict[str, int]) -> dict[str, An
         return _entry(folder, None, None, f"{FILES_NAME} was changed") | digest
     size_bytes = sum(entry.bytes for entry in entries.values())
     return _entry(folder, None, size_bytes, wrong_file(store, folder, entries, names)) | digest
+
+
+def wrong_copy(store: Patient, run_name: str, commit: Commit | None, final: dict[str, FileEntry] | None) -> str:
+    """What the store lacks, or has wrong, of a checkpoint and the finished model, every file read; empty: nothing."""
+    names = store.names(run_name)
+    if commit is not None:
+        folder = copies.folder_of(run_name, commit)
+        there = [copy for copy in copies.committed(store, run_name, names) if copy.commit.digest == commit.digest]
+        wrong = wrong_file(store, folder, commit.files, names) if there else f"step {commit.step} is missing"
+        if wrong:
+            return wrong
+    if final is not None:
+        folder = f"{run_name}/artifacts/final"
+        record = f"{folder}/{FILES_NAME}"
+        if record not in names or store.read(record) != artifacts.files_record(final):
+            return "artifacts/final is missing"
+        return wrong_file(store, folder, final, names)
+    return ""
+
+
+def has_anothers_final(store: Patient, run_name: str, final: dict[str, FileEntry] | None) -> bool:
+    """Whether a finished model stands there that is not this one: another machine has gone on with the run."""
+    record = f"{run_name}/artifacts/final/{FILES_NAME}"
+    if record not in store.names(run_name):
+        return False
+    return final is None or store.read(record) != artifacts.files_record(final)
 
 
 def wrong_file(store: Patient, folder: str, entries: dict[str, FileEntry], names: dict[str, int]) -> str:

@@ -266,6 +266,11 @@ VALUES: Table = {
         [err("STK107", "run.yaml:3: tune.rank", ">= 1")],
     ),
     "a place nobody serves": (BOTH + "where: {place: autodl}\n", [err("STK108", "run.yaml:3: where.place", "`ssh`")]),
+    "an end nobody knows": (
+        BOTH + "where: {after: destroy}\n",
+        [err("STK108", "run.yaml:3: where.after", "`release`")],
+    ),
+    "spot in words": (BOTH + "where: {spot: maybe}\n", [err("STK106", "run.yaml:3: where.spot", "`false`")]),
     "gpus in words": (BOTH + "where: {gpus: two}\n", [err("STK109", "run.yaml:3: where.gpus", "`0,2`")]),
     "gpus as a list": (BOTH + "where: {gpus: [0, 1]}\n", [err("STK109", "run.yaml:3: where.gpus", "`0,2`")]),
     "a precision for serving": (
@@ -321,6 +326,22 @@ NATIVE: Table = {
     "a server that listens to everybody": (
         BOTH + "native: {vllm: {host: 0.0.0.0}}\n",
         [err("STK122", "run.yaml:3: native.vllm.host", "stoker serve")],
+    ),
+    "a queue's notice": (
+        BOTH + "native: {slurm: {signal: 'B:USR1@60'}}\n",
+        [err("STK138", "run.yaml:3: native.slurm.signal", "slurm/job.sh")],
+    ),
+    "a kernel's own name": (
+        BOTH + "native: {kaggle: {id: me/mine}}\n",
+        [err("STK139", "run.yaml:3: native.kaggle.id")],
+    ),
+    "a queue's time limit": (
+        BOTH + "native: {slurm: {time: 60}}\n",
+        [err("STK110", "run.yaml:3: native.slurm.time", "`where.session`")],
+    ),
+    "a session without a unit": (
+        BOTH + "where: {session: 8}\n",
+        [err("STK109", "run.yaml:3: where.session", "`8h`")],
     ),
     "a shape's size under its upstream name": (
         SHAPE + TRAINED + DATA + "native: {model: {num_hidden_layers: 3}}\n",

@@ -19,7 +19,7 @@ def problems(native_text: str, model: str = "model: m\n", tune: str = "qlora") -
 
 @pytest.mark.parametrize(("block", "name"), [(b, n) for b, owned in native.OWNED.items() for n in owned])
 def test_an_owned_option_is_refused(block: str, name: str) -> None:
-    code = {native.PLAN: "STK112", native.SERVE: "STK122"}.get(native.OWNED[block][name], "STK110")
+    code = native.REFUSED.get(native.OWNED[block][name], "STK110")
     assert problems(f"{{{block}: {{{name}: 1}}}}") == [(code, name)]
 
 
@@ -72,3 +72,11 @@ def test_vllms_own_options_pass_and_words_of_serving_are_refused_by_name() -> No
     assert problems("{vllm: {max_batch_size: 32}}") == [("STK111", "max_batch_size")]
     words = ("host", "port", "api_key", "model", "tensor_parallel_size", "trust_remote_code", "middleware", "dtype")
     assert [problems(f"{{vllm: {{{word}: x}}}}") for word in words] == [[("STK122", word)] for word in words]
+
+
+def test_sbatchs_own_options_pass_and_words_of_the_job_are_refused_by_name() -> None:
+    assert problems("{slurm: {partition: gpu, gres: 'gpu:a100:2', cpus_per_task: 8, mem: 64G, tres_per_task: x}}") == []
+    assert problems("{slurm: {partion: gpu}}") == [("STK111", "partion")]
+    assert problems("{slurm: {time: 60}}") == [("STK110", "time")]
+    words = ("signal", "requeue", "wrap", "export", "nodes", "chdir")
+    assert [problems(f"{{slurm: {{{word}: x}}}}") for word in words] == [[("STK138", word)] for word in words]

@@ -1058,3 +1058,207 @@ def test_it_needs_the_standard_library_only(module: ModuleType) -> None:
 def test_its_exit_codes_are_those_of_the_house() -> None:
     for name in ("EXIT_DONE", "EXIT_USER", "EXIT_SURPRISE", "EXIT_STOPPED"):
         assert getattr(supervisor, name) == getattr(errors, name)
+
+
+# ---- budgets on a rented machine
+
+
+def test_at_most_of_a_budget_it_warns_once(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in(
+        "if attempt == 1: time.sleep(1.8); go(3); kill()\ngo(100000, commit=50)", limits={"time_seconds": 2.0}
+    )
+    assert watching.run() == 75
+    (warning,) = noted(watching, "warning")
+    assert (warning["reason"], warning["limit_seconds"]) == ("time", 2.0)
+    assert 1.6 <= warning["spent_seconds"] <= 2.0
+    kinds = [event["event"] for event in events.read(watching.run_dir / "events.jsonl")]
+    assert kinds.index("warning") < kinds.index("limit")
+    again = Supervisor(watching.run_dir, QUICK)
+    again._recall()
+    again._warn()
+    assert len(noted(again, "warning")) == 1
+
+
+def test_who_wants_news_is_told_of_the_warning(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_NOTIFY_COMMAND", "cat")
+    watching = stand_in("go(100000, commit=50)", limits={"money_seconds": 1.0})
+    asked: list[tuple[str, ...]] = []
+    watching._stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
+    assert watching.run() == 75
+    assert asked == [("settle", "settle.log", "--warning", "money")]
+
+
+def test_the_time_of_the_launch_counts(stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installing, preparing and copying are billed like training; a second supervisor of a launch adds nothing."""
+    launched = datetime.now(timezone.utc) - timedelta(seconds=100)
+    monkeypatch.setenv("STOKER_LAUNCHED", launched.isoformat(timespec="seconds"))
+    watching = stand_in("finish()", limits={"time_seconds": 1000})
+    assert watching.run() == 0
+    assert 100 <= status(watching)["spent_seconds"] < 115
+    again = Supervisor(watching.run_dir, QUICK)
+    again._recall()
+    assert 100 <= again._spent_seconds < 120
+
+
+def test_a_launch_that_took_the_whole_budget_is_refused(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_LAUNCHED", (datetime.now(timezone.utc) - timedelta(hours=2)).isoformat())
+    watching = stand_in("finish()", limits={"money_seconds": 3600})
+    assert watching.run() == 1
+    assert noted(watching, "error")[0]["error"]["code"] == "STK670"
+
+
+def test_what_the_machine_waited_after_a_run_counts(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in("finish()")
+    (watching.run_dir / "settled.json").write_text(json.dumps({"spent_seconds": 500.0}))
+    watching._recall()
+    assert watching._spent_seconds >= 500
+
+
+def test_a_trainer_that_does_not_stop_at_its_limit_is_ended(stand_in: Callable[..., Supervisor]) -> None:
+    """Its newest committed checkpoint stays; nobody pays half an hour for a hang."""
+    hasty = Settings(
+        **{
+            **QUICK.__dict__,
+            "overtime_seconds": 0.4,
+            "silent_seconds": 0.4,
+            "stop_seconds": 1.0,
+            "hang_floor_seconds": 60,
+        }
+    )
+    watching = stand_in(
+        "go(4)\nwhile True: (run / 'heartbeat').touch(); time.sleep(0.05)", hasty, limits={"time_seconds": 1.0}
+    )
+    assert watching.run() == 75
+    seen = status(watching)
+    assert (seen["reason"], seen["ended"], seen["asked"], seen["committed_step"]) == ("time", "hang", "time", 4)
+    assert seen["spent_seconds"] < 10
+
+
+def test_a_checkpoint_being_written_at_the_limit_is_waited_for(stand_in: Callable[..., Supervisor]) -> None:
+    """Also while it is synced and digested, which moves nothing."""
+    hasty = Settings(**{**QUICK.__dict__, "overtime_seconds": 0.2, "silent_seconds": 0.2, "hang_floor_seconds": 60})
+    body = """
+go(4)
+while not (run / "stop").exists(): time.sleep(0.02)
+aside = run / "checkpoints" / ".step-00000005.1.tmp"
+aside.mkdir(parents=True)
+(aside / "model.safetensors").write_text("x")
+time.sleep(2.5)
+aside.rename(aside.with_name("step-00000005"))
+go(5)
+"""
+    watching = stand_in(body, hasty, limits={"time_seconds": 1.0})
+    assert watching.run() == 75
+    assert (status(watching)["ended"], status(watching)["committed_step"]) == ("", 5)
+
+
+def test_the_end_is_settled_where_there_is_something_to_settle(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in supervisor._HOOKS:
+        monkeypatch.delenv(name, raising=False)
+    for plan, hook, expected in (({}, "", 0), ({"after": "stay"}, "", 0), ({"after": "stop"}, "", 1), ({}, "cat", 1)):
+        monkeypatch.setenv("STOKER_NOTIFY_COMMAND", hook)
+        watching = stand_in("finish()", **plan)
+        watching._read_plan()
+        asked: list[tuple[Any, ...]] = []
+        watching._stoker = lambda *words, asked=asked, **options: asked.append((*words, options))  # type: ignore
+        watching.settle()
+        assert asked == [("settle", "settle.log", {"detached": True})] * expected
+
+
+def test_a_trainer_that_gives_signs_after_its_limit_is_left_to_its_commit(stand_in: Callable[..., Supervisor]) -> None:
+    """It gathers what it will save: events and the heartbeat say that it works."""
+    hasty = Settings(**{**QUICK.__dict__, "overtime_seconds": 0.2, "silent_seconds": 0.5, "hang_floor_seconds": 60})
+    body = """
+go(4)
+while not (run / "stop").exists(): time.sleep(0.02)
+for _ in range(20): (run / "heartbeat").touch(); time.sleep(0.1)
+go(5)
+"""
+    watching = stand_in(body, hasty, limits={"time_seconds": 1.0})
+    assert watching.run() == 75
+    assert (status(watching)["ended"], status(watching)["committed_step"]) == ("", 5)
+
+
+def test_a_silent_trainer_is_ended_after_what_a_save_may_take(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in("", limits={"time_seconds": 1000.0})
+    watching._read_plan()
+    watching._asked, watching._silent = "time", 1e6
+    for late, expected in ((-1.0, False), (299.0, False), (301.0, True)):
+        watching.settings = Settings()
+        watching._spent_before = 1000.0 + late
+        assert watching._is_overdue() == expected
+
+
+def test_folders_that_are_renamed_this_moment_are_being_written(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = stand_in("", Settings(), limits={"time_seconds": 1.0})
+    watching._read_plan()
+    watching._asked, watching._silent, watching._spent_before = "time", 1e6, 500.0
+    assert watching._is_overdue()
+
+    def renamed(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "glob", renamed)
+    assert not watching._is_overdue()
+
+
+def test_before_the_first_checkpoint_the_rehearsed_save_is_reserved(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in("", limits={"time_seconds": 100.0})
+    watching._read_plan()
+    watching._understand({"event": "rehearsal", "part": "step", "seconds": 500.0})
+    assert watching._limit() == ""
+    watching._understand({"event": "rehearsal", "part": "save", "seconds": 60.0})
+    assert watching._limit() == "time"
+
+
+def test_a_deadline_that_is_none_does_not_end_the_supervisor(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in("finish()", limits={"deadline": "tomorrow"})
+    assert watching.run() == 0
+
+
+def test_without_a_log_its_subcommands_run_too(stand_in: Callable[..., Supervisor]) -> None:
+    """A full disk takes no log, and the meter must be stopped."""
+    watching = stand_in("")
+    shutil.rmtree(watching.run_dir / "logs")
+    (watching.run_dir / "logs").write_text("no folder")
+    begun = watching._stoker("--version", "settle.log")
+    assert begun.wait(60) is not None
+
+
+@pytest.mark.parametrize(("clumsy", "code", "state"), [(2, 0, "done"), (3, 2, "failed")])
+def test_a_surprise_of_its_own_leaves_no_run_without_a_guard(
+    stand_in: Callable[..., Supervisor], clumsy: int, code: int, state: str
+) -> None:
+    """The next one takes over what trains; in the end there is a verdict, nobody trains, and it is settled."""
+    watching = stand_in("go(3)\ntime.sleep(1)\nfinish()")
+    code_text = (watching.run_dir.parent / "trainer.py").read_text(encoding="utf-8")
+    plan = {"argv": ["-c", code_text, "stoker.engine.train"], "env": {}, "strategy": "single", "after": "stop"}
+    (watching.run_dir / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    made: list[Supervisor] = []
+    begun: list[Any] = []
+    asked: list[tuple[Any, ...]] = []
+
+    def start(one: Supervisor) -> Any:
+        begun.append(supervisor.start_trainer(one.run_dir, one.plan, one.status.attempt, None))
+        return begun[-1]
+
+    def make(folder: Path) -> Supervisor:
+        one, looks = Supervisor(folder, QUICK, start), iter(range(5))
+        one._stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
+        if len(made) < clumsy:
+            one._warn = lambda: next(looks)  # type: ignore[method-assign, assignment, return-value]
+        made.append(one)
+        return one
+
+    assert supervisor.supervised(watching.run_dir, make) == code
+    assert (len(made), len(begun), status(watching)["state"]) == (3, 1, state)
+    assert asked == [("settle", "settle.log")]
+    assert begun[0].wait(10) == (0 if state == "done" else -signal.SIGKILL)

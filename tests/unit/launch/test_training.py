@@ -1,6 +1,8 @@
 """Who trains here: the trainer, its supervisor, one without the other, nobody."""
 
+import datetime
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +33,25 @@ def process(run_dir: RunDir, program: str, file: Path) -> Iterator[int]:
 def test_nobody_trains_where_nothing_was_started(tmp_path: Path) -> None:
     assert training.running_pid(RunDir(tmp_path)) is None
     assert training.supervision(RunDir(tmp_path)) == {}
+
+
+def beat(run_dir: RunDir, ago_seconds: float, **more: str) -> None:
+    """A supervisor on another machine that shares the folder."""
+    at = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=ago_seconds)
+    seen = {"pid": 1, "host": "node7", "state": "running", "beat": at.isoformat(timespec="seconds"), **more}
+    run_dir.supervisor_file.write_text(json.dumps(seen), encoding="utf-8")
+
+
+def test_a_run_on_another_machine_that_shares_the_folder_is_running_until_it_falls_silent(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    beat(run_dir, 10)
+    assert training.is_running(run_dir)
+    assert training.running_pid(run_dir) is None
+    for ago, more in ((600, {}), (10, {"state": "stopped"}), (10, {"host": socket.gethostname()}), (10, {"host": ""})):
+        beat(run_dir, ago, **more)
+        assert not training.is_running(run_dir)
+    beat(run_dir, 200, next_retry=datetime.datetime.now(datetime.timezone.utc).isoformat())
+    assert training.is_running(run_dir)
 
 
 def test_a_trainer_without_a_supervisor_is_an_orphan(tmp_path: Path) -> None:

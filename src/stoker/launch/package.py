@@ -1,0 +1,153 @@
+"""What another machine needs of a run: its run file, what that names, prepared data, an earlier run's model.
+
+Names of files are those below the box's base folder:
+    inputs/<name>/...    the run file and what it reads, with the relative paths between them
+    runs/<name>/data/    the prepared set, where it was prepared here: its sources then stay here
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from stoker import env
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.rundir import files, inputs, layout, prepared
+from stoker.rundir.layout import RunDir
+
+_BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
+SECRETS = (*_BUCKET, env.HF_TOKEN, env.WEBHOOK, env.NOTIFY_COMMAND)
+"""Variables that a run may need wherever it runs. They travel in the environment only."""
+_OWN = {"autodl": env.AUTODL_TOKEN}
+"""A platform's own: it goes to that platform's machines and nowhere else."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A run, ready to be sent."""
+
+    name: str
+    """Of the run."""
+    files: dict[str, Path]
+    """Where each file stands below the base folder there -> where it is here."""
+    folder: str
+    """Where `stoker train` is called, below the base folder."""
+    words: tuple[str, ...]
+    """What stands behind `stoker` to start or continue the run."""
+    digests: dict[str, str]
+    """Of files whose digest is known already."""
+    prepared: bool
+    """Whether the data is prepared."""
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of a file."""
+        return self.digests.get(name) or files.sha256(self.files[name])
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+
+def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
+    """Collect a run.
+
+    Args:
+        name: As the user named the run file or recipe.
+        run_file: It, read.
+        overrides: `--set` of the user.
+    """
+    run_name = str(run_file.run.name)
+    data, digests = _prepared(run_file)
+    is_recipe = name in load.recipe_names() and not Path(name).exists()
+    read = list(_read(run_file, sources=not data))
+    folder, names = _arranged(run_file, [] if is_recipe else [run_file.folder / run_file.name], read)
+    found = {f"inputs/{run_name}/{inner}": path for inner, path in names.items()}
+    found |= {f"runs/{run_name}/data/{inner}": path for inner, path in data.items()}
+    found |= _earlier(run_file.run)
+    called = name if is_recipe else run_file.name
+    sets = [word for one in [*overrides, "where.place=local"] for word in ("--set", one)]
+    return Package(
+        name=run_name,
+        files=found,
+        folder=f"inputs/{run_name}/{folder}".rstrip("/."),
+        words=("train", called, *sets, "--detach"),
+        digests={f"runs/{run_name}/data/{inner}": digest for inner, digest in digests.items()},
+        prepared=bool(data),
+    )
+
+
+def secrets(run: Run | None = None, platform: str = "") -> dict[str, str]:
+    """The variables that are set here and needed there.
+
+    Args:
+        run: What is to run: keys to a bucket go with a run whose store is one.
+        platform: Name of the platform it runs on.
+    """
+    wanted = [one for one in SECRETS if one not in _BUCKET or run is None or _has_bucket(run)]
+    wanted += [_OWN[platform]] if platform in _OWN else []
+    return {one.name: env.read(one) for one in wanted if env.read(one)}
+
+
+def _has_bucket(run: Run) -> bool:
+    return (run.save.store or "").startswith("s3://")
+
+
+def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
+    """The prepared set by name below `data` and the digests its report has; nothing where none is for this run."""
+    try:
+        run_dir = layout.find(str(run_file.run.name))
+    except StokerError:
+        return {}, {}
+    report = prepared.current_report(run_dir.data, run_file.run, run_file.folder)
+    if report is None:
+        return {}, {}
+    inner = [path for path in run_dir.data.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {path.relative_to(run_dir.data).as_posix(): path for path in inner}, dict(report.files)
+
+
+def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:
+    """The files a run reads: the word of the run file, and the file."""
+    run, folder = run_file.run, run_file.folder
+    if sources:
+        own_eval = inputs.eval_source(run)
+        for source in [*inputs.train_sources(run), *([own_eval] if own_eval else [])]:
+            if not inputs.is_remote(source.path) and not source.path.startswith(inputs.SHIPPED):
+                yield from ((source.path, file) for file in inputs.expand(source.path, folder))
+    for word in (run.model, run.tokenizer, run.native.deepspeed):
+        if isinstance(word, str) and not word.startswith(inputs.EARLIER_RUN) and (folder / word).exists():
+            yield from ((word, file) for file in _all(folder / word))
+
+
+def _all(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+
+
+def _arranged(run_file: RunFile, own: list[Path], read: list[tuple[str, Path]]) -> tuple[str, dict[str, Path]]:
+    """The run file's folder below the inputs, and every file's name: `../data` of a run file stays what it is."""
+    if absolute := next((word for word, _ in read if Path(word).is_absolute()), None):
+        raise StokerError("STK704", path=absolute, name=run_file.name)
+    paths = [*own, *(path for _, path in read)]
+    names = {path: PurePosixPath(Path(os.path.relpath(path, run_file.folder)).as_posix()) for path in paths}
+    up = max((name.parts.count("..") for name in names.values()), default=0)
+    top = run_file.folder.parents[up - 1] if up else run_file.folder
+    folder = run_file.folder.relative_to(top).as_posix()
+    return folder, {Path(os.path.relpath(path, top)).as_posix(): path for path in paths}
+
+
+def _earlier(run: Run) -> dict[str, Path]:
+    """What an earlier run made, where this one starts from it."""
+    found: dict[str, Path] = {}
+    for word in (run.model, run.tokenizer):
+        if isinstance(word, str) and word.startswith(inputs.EARLIER_RUN):
+            run_dir = layout.find(word.removeprefix(inputs.EARLIER_RUN))
+            found |= {f"runs/{run_dir.name}/{inner}": path for inner, path in _made(run_dir)}
+    return found
+
+
+def _made(run_dir: RunDir) -> Iterator[tuple[str, Path]]:
+    for path in (run_dir.run_file, run_dir.manifest_file, *_all(run_dir.final)):
+        yield path.relative_to(run_dir.path).as_posix(), path

@@ -1,0 +1,125 @@
+"""A place: where a run goes. One small protocol for all; the rest of the house sees no difference between them."""
+
+import abc
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts.mirrors import Network
+from stoker.facts.prices import Offer
+from stoker.launch.autodl import Tell
+from stoker.launch.found import BoxFacts
+from stoker.launch.gather import Elsewhere
+from stoker.launch.package import Package
+from stoker.rundir import files
+from stoker.rundir.layout import RunDir
+
+KAGGLE = "kaggle"
+SKY = "sky"
+
+
+class Place(abc.ABC):
+    """Somewhere else that trains."""
+
+    name: str
+
+    @abc.abstractmethod
+    def facts(self) -> BoxFacts | None:
+        """What is there when it trains; None where nobody can be asked before."""
+
+    @abc.abstractmethod
+    def put(self, package: Package) -> None:
+        """Bring what is missing there of a run and of Stoker; again after a cut, the rest."""
+
+    @abc.abstractmethod
+    def start(self, package: Package) -> None:
+        """Start or continue the run there, so that it needs nobody here."""
+
+    @abc.abstractmethod
+    def status(self, run: str) -> dict[str, Any] | None:
+        """How the run stands there; None where it is not known there."""
+
+    @abc.abstractmethod
+    def follow(self, words: Sequence[str]) -> int:
+        """`stoker WORDS` there, with the user's terminal; its exit code."""
+
+    @abc.abstractmethod
+    def stop(self, run: str) -> None:
+        """Ask the run to commit and end."""
+
+    @abc.abstractmethod
+    def get(self, run: str) -> RunDir:
+        """Bring newest checkpoint, finished model and records here, verified by digest."""
+
+    @abc.abstractmethod
+    def stop_meter(self) -> None:
+        """End what costs money, by the verb that can be undone."""
+
+    # ---- what not every place has
+
+    @contextlib.contextmanager
+    def awake(self, tell: Tell) -> Iterator[None]:  # noqa: ARG002  # for those that are to be switched on
+        """Reachable for what comes before training."""
+        yield
+
+    def surroundings(self) -> Elsewhere:
+        """What a plan for it needs to know beside the machine."""
+        return Elsewhere(Network(), None)
+
+    def price(self) -> Offer | None:
+        """What its provider bills for it, where that can be asked."""
+        return None
+
+    def balance(self) -> float | None:
+        """What is left in the account it is billed to, where its provider says so."""
+        return None
+
+    def settle(self, run: str) -> None:  # noqa: B027  # most places have no meter of ours
+        """Have the meter of a finished run seen to, where nobody does so any more."""
+
+
+def recorded(run_dir: RunDir) -> str | None:
+    """The place a run was sent to from here; None where it was not."""
+    try:
+        return str(files.read_json(run_dir.place_file)["on"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def record(run_dir: RunDir, on: str, **more: Any) -> None:
+    """Note where a run was sent to."""
+    files.write_json(run_dir.place_file, {"on": on, **more})
+
+
+def find(run: Run, on: str | None) -> Place:
+    """The place that was named, or that the run file names."""
+    word = on or (run.where.place if run.where.place in (KAGGLE, SKY) else run.where.host)
+    if word == KAGGLE:
+        from stoker.launch.kaggle import Kernel
+
+        return Kernel(run)
+    if word == SKY:
+        from stoker.launch.sky import Task
+
+        return Task(run)
+    return _machine(run, word)
+
+
+def _machine(run: Run, word: str | None) -> Place:
+    """A machine reached by ssh, by itself or in front of a queue."""
+    from stoker.launch import hosts
+    from stoker.launch.line import Here, Ssh
+    from stoker.launch.slurm import Queue
+    from stoker.launch.ssh import Box
+
+    if run.where.place == "slurm" and word in (None, Here.name):
+        return Queue.here(run)
+    if word is None:
+        raise StokerError("STK710", place=run.where.place)
+    host = hosts.find(word)
+    # Who trains on a login node is asked to leave: only `where.place: ssh` means that very machine.
+    has_queue = host.facts is not None and "sbatch" in host.facts.tools
+    is_queue = run.where.place == "slurm" or (run.where.place != "ssh" and has_queue)
+    return Queue(Ssh(host), host, run) if is_queue else Box(Ssh(host), host, run)

@@ -1,0 +1,61 @@
+"""Machines that may be taken away at any time: what a run is expected to cost there, restarts included. Pure."""
+
+import math
+
+from stoker.config.run import Run
+from stoker.facts import failures, prices
+from stoker.plan import saving
+from stoker.plan.plan import Cost, Reason, Spot
+
+PLACE = "sky"
+"""Where failures of spot machines are counted."""
+_WRITE_BYTES_PER_SECOND = 5e8
+"""At which a checkpoint is assumed to be written, to tell how often it is worth one."""
+_LEAST_SAVE_SECONDS = 1.0
+
+
+def compare(run: Run, card: str, seconds: float, cost: Cost | None, checkpoint_bytes: int, devices: int) -> Spot | None:
+    """The expected cost on spot machines beside the one on demand; None where they are not allowed or have no price."""
+    offer = prices.cheapest_spot(card, devices) if run.where.spot else None
+    if cost is None or offer is None or offer.spot_price_per_hour is None:
+        return None
+    between = failures.seconds_between(PLACE, devices)
+    lasts = expected_seconds(seconds, between, failures.restart_seconds(), checkpoint_bytes / _WRITE_BYTES_PER_SECOND)
+    amount = lasts / 3600 * offer.spot_price_per_hour * offer.billed(devices)
+    return Spot(
+        amount=round(amount, 4),
+        currency=offer.currency,
+        price_per_hour=offer.spot_price_per_hour,
+        time_seconds=lasts,
+        restarts=round(lasts / between, 2),
+        source=f"{offer.cloud}, {offer.date.isoformat()}",
+        cheaper=amount * prices.usd(offer.currency) < cost.amount * prices.usd(cost.currency),
+    )
+
+
+def expected_seconds(seconds: float, between: float, restart: float, save: float) -> float:
+    """Daly's expected time of so much work: saves, what is done again after each end, and the restarts.
+
+    Args:
+        seconds: The work, without ends.
+        between: Mean time between ends.
+        restart: From an end to the first new step.
+        save: What one save takes.
+    """
+    save = max(save, _LEAST_SAVE_SECONDS)
+    every = min(saving.interval_seconds(save, between), seconds)
+    return between * math.exp(restart / between) * math.expm1((every + save) / between) * seconds / every
+
+
+def reasons(found: Spot | None, cost: Cost | None) -> list[Reason]:
+    """Both figures, and which is lower."""
+    if found is None or cost is None:
+        return []
+    fields = {
+        "spot": f"{found.amount:,.2f} {found.currency}",
+        "demand": f"{cost.amount:,.2f} {cost.currency}",
+        "hours": f"{found.time_seconds / 3600:.1f}",
+        "restarts": f"{found.restarts:.1f}",
+        "source": found.source,
+    }
+    return [Reason(about="spot", key="why.spot.cheaper" if found.cheaper else "why.spot.dearer", fields=fields)]

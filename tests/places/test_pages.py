@@ -1,0 +1,89 @@
+"""The pages about rented places: their commands work against a box like AutoDL's, and are the same on every page."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from launched import Launch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+PAGES = ROOT / "docs" / "how-to"
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
+SPOKEN = re.compile(r"`(stoker [^`]+)`")
+
+
+def lines(page: str) -> list[str]:
+    """The commands of a page that are run."""
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    return [line for body in BLOCK.findall(text) for line in body.splitlines()]
+
+
+def shape(command: str) -> list[str]:
+    """A command without its names: of host, address and run."""
+    words = shlex.split(command)
+    if words[1:3] == ["hosts", "add"]:
+        words[3:5] = ["NAME", "ADDRESS"]
+    return ["NAME" if before == "--on" else word for before, word in zip(["", *words], words, strict=False)]
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+def test_every_command_of_the_page_about_autodl_works(launched: Launch) -> None:
+    """The run was sent and trained by then: the commands find it done, and bring it home again."""
+    box, mine = launched.box, launched.laptop
+    if not box.alive:
+        box.power_on()
+    address = f"ssh -p {box.port} root@{box.address}"
+    said = {}
+    for command in lines("autodl"):
+        asked = command.replace("ssh -p 12345 root@connect.westb.seetacloud.com", address)
+        asked = asked.replace("night.yaml", "tiny.yaml").replace("night", "tiny").replace("autodl-1", "page")
+        done = mine.stoker(*shlex.split(asked)[1:])
+        said[shlex.split(command)[1]] = done.stdout + done.stderr
+    assert set(said) == {"hosts", "train", "watch", "logs", "pull"}
+    assert "AutoDL" in said["hosts"]
+    assert "40/40" in said["watch"]
+
+
+@pytest.mark.parametrize("page", ["featurize", "runpod-vast", "mac"])
+def test_other_pages_have_no_other_commands(page: str) -> None:
+    """Those of the page about AutoDL are run above, those of the page about a plain box in test_ssh_guide.py."""
+    run = [shape(line) for line in lines("autodl")]
+    assert lines(page)
+    assert [line for line in lines(page) if shape(line) not in run] == []
+
+
+def spoken() -> list[str]:
+    """Every command that the table of the guides names."""
+    found = []
+    for name in ("from-the-guides.md", "from-the-guides.zh.md"):
+        found += SPOKEN.findall((PAGES / name).read_text(encoding="utf-8"))
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("command", spoken())
+def test_a_command_that_replaces_a_step_of_the_guides_is_one(command: str) -> None:
+    import reference
+
+    known = reference.commands()
+    words = shlex.split(command)[1:]
+    name = " ".join(words[:2]) if words[0] == "hosts" else words[0]
+    given = words[len(name.split()) :]
+    if not given:
+        assert name in known
+        return
+    known[name].make_context(name, given)
+
+
+def test_the_table_has_both_languages_and_all_five_guides() -> None:
+    english, chinese = ((PAGES / f"from-the-guides{end}.md").read_text(encoding="utf-8") for end in ("", ".zh"))
+    for text, word in ((english, "guide"), (chinese, "指南")):
+        assert [number for number in range(5) if f"{word} 00{number}" in text] == [0, 1, 2, 3, 4]
+    rows = [sum(line.startswith("| ") for line in text.splitlines()) for text in (english, chinese)]
+    assert rows[0] == rows[1] > 80
+    commands = [sorted(SPOKEN.findall(text)) for text in (english, chinese)]
+    assert commands[0] == commands[1]
