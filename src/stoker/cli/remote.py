@@ -20,6 +20,7 @@ from stoker.launch.kaggle import Kernel
 from stoker.launch.line import Ssh
 from stoker.launch.package import Package
 from stoker.launch.place import Place
+from stoker.plan import clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import layout
@@ -125,23 +126,18 @@ def _tell_balance(there: Place, plan: Plan) -> None:
 def _tell_clocks(name: str) -> None:
     """What a platform deletes or ends by itself."""
     platform = platforms.find(name)
-    if platform is None:
-        return
-    limits = platform.limits
-    if limits.release_after_stopped_days:
-        days = f"{limits.release_after_stopped_days:g}"
-        console.talk("remote.clock", clock=messages.text("why.release", platform=platform.title, days=days))
-    if limits.idle_minutes:
-        minutes = f"{limits.idle_minutes:g}"
-        console.talk("remote.clock", clock=messages.text("why.idle", platform=platform.title, minutes=minutes))
+    for danger in clocks.dangers(platform) if platform else ():
+        console.talk("remote.clock", clock=messages.text(danger.key, **danger.fields))
 
 
 def elsewhere(name: str, on: str | None) -> tuple[Place, str] | None:
-    """The place a run is at, and its name there; None where it is here."""
+    """The place a run is at, and its name there; None where it is here, or nowhere that is known."""
     try:
         run_dir = layout.find(name)
     except StokerError:
-        if on is None or not copies.is_run_name(name):
+        if on is None:
+            return None
+        if not copies.is_run_name(name):
             raise
         return place.find(_any_run(), on), name
     word = on or place.recorded(run_dir)
@@ -150,8 +146,6 @@ def elsewhere(name: str, on: str | None) -> tuple[Place, str] | None:
 
 def forward(name: str, on: str | None, words: Sequence[str]) -> None:
     """Where the run is elsewhere, say the command there and end with its code."""
-    if on is None and not _is_known(name):
-        return
     found = elsewhere(name, on)
     if found is None:
         return
@@ -187,14 +181,6 @@ def tunnel(name: str, port: int) -> None:
     console.talk("remote.tunnel", host=name, port=port)
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(line.tunnel(port))
-
-
-def _is_known(name: str) -> bool:
-    try:
-        layout.find(name)
-    except StokerError:
-        return False
-    return True
 
 
 def _any_run() -> Run:

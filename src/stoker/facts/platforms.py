@@ -135,10 +135,6 @@ class Platform(_Fact):
     cards: tuple[Lent, ...] = ()
     """Cards that no table of prices has; those it has are found by the platform's name as a cloud."""
     tensorboard: TensorBoard | None = None
-    mirrors: dict[str, str] = {}
-    """Environment variables that lead to mirrors reachable from there."""
-    turbo: str = ""
-    """A script there that sets a proxy to hubs abroad, where the platform has one."""
     runs_without_card: bool = False
     """Whether a machine can be switched on for less without its cards."""
     instance: str = ""

@@ -105,7 +105,7 @@ class Stock(_Answer):
     total_gpu_num: int
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     """The token would go along to wherever we are sent."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
@@ -124,7 +124,7 @@ class Api:
     def __init__(self, token: str, base: str | None = None, pause: Callable[[float], None] | None = None) -> None:
         self._token = token
         self._base = (base or BASE).rstrip("/")
-        self._open = urllib.request.build_opener(_NoRedirect).open
+        self._open = urllib.request.build_opener(NoRedirect).open
         self.pause = pause or time.sleep
 
     def balance(self) -> float:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -148,10 +148,10 @@ class Ssh(_Spoken):
         self.name = host.name
         self._opened = False
 
-    def command(self, *options: str, batch: bool = True) -> list[str]:
+    def command(self, *options: str) -> list[str]:
         """`ssh` with all that keeps the line safe and short of waiting."""
         said = {
-            "BatchMode": "yes" if batch else "no",
+            "BatchMode": "yes",
             "PermitLocalCommand": "no",
             "RemoteCommand": "none",
             "VerifyHostKeyDNS": "no",
@@ -334,18 +334,3 @@ def _nonce() -> str:
 
 def _last(text: str, lines: int = _LAST_WORDS) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
-
-
-def words_of(command: Sequence[str]) -> str:
-    """A command line for the other side's shell."""
-    return " ".join(shlex.quote(word) for word in command)
-
-
-@contextlib.contextmanager
-def spoken(host: Host) -> Iterator[Ssh]:
-    """A line to a host that is closed afterwards."""
-    line = Ssh(host)
-    try:
-        yield line
-    finally:
-        line.close()

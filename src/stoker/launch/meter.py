@@ -41,7 +41,6 @@ _STAYING = ("user", "notice", "plan")
 _ENDLESS = float("inf")
 _COMMAND_SECONDS = 120.0
 _LOOKERS = 5
-_LOOKER_SECONDS = 0.2
 """Who looks whether a lock is held takes it for less."""
 _HEAD_BYTES = 4
 _SAID_LETTERS = 300
@@ -134,14 +133,10 @@ class Settling:
 
     def _is_alone(self, stack: contextlib.ExitStack) -> bool:
         """Whether nobody else settles this run; a disk that takes no lock does not keep the meter running."""
-        for _ in range(_LOOKERS):
-            try:
-                if stack.enter_context(lock.held(settle_lock(self.run_dir))):
-                    return True
-            except OSError:
-                return True
-            self._clock.wait(_LOOKER_SECONDS)
-        return False
+        try:
+            return stack.enter_context(lock.held(settle_lock(self.run_dir), _LOOKERS, self._clock.wait))
+        except OSError:
+            return True
 
     def _has_ended(self) -> bool:
         """Whether the supervisor is gone and has left a verdict."""

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any
 from urllib import error, request
 from urllib.parse import urlsplit
 
 from stoker import env
+from stoker.launch.autodl import NoRedirect
 
 AUTODL_ADDRESS = "https://www.autodl.com/api/v1/wechat/message/send"
 _ANSWER_SECONDS = 10.0
@@ -99,11 +99,6 @@ _HOOKS: dict[env.Variable, Callable[[str, News], None]] = {
 }
 
 
-class _NoRedirect(request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> bytes:
     if urlsplit(address).scheme not in ("http", "https"):
         raise _Refused("not http or https")
@@ -113,7 +108,7 @@ def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> byt
         headers={"Content-Type": "application/json; charset=utf-8", **headers},
         method="POST",
     )
-    send = request.build_opener(_NoRedirect).open
+    send = request.build_opener(NoRedirect).open
     with send(asked, timeout=_ANSWER_SECONDS) as answer:
         return bytes(answer.read(_ANSWER_BYTES))
 

@@ -6,11 +6,11 @@ whose time is up commits and is requeued; where that is not allowed it submits i
 
 import math
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from stoker.config import values
@@ -68,12 +68,13 @@ class Queue(Box):
         folder = f"{self.run_folder(package.name)}/slurm"
         text = self.script(package, packages.secrets(self._run))
         self.line.run(
-            f"mkdir -p {_q(folder)} {_q(self.run_folder(package.name))}/logs {_q(self.base)}/{_q(package.folder)}\n"
-            f"rm -f {_q(folder)}/end {_q(folder)}/fruitless\n"
-            f"cat > {_q(folder)}/job.sh <<'END_OF_JOB'\n{text}END_OF_JOB\n"
+            f"mkdir -p {quote(folder)} {quote(self.run_folder(package.name))}/logs "
+            f"{quote(self.base)}/{quote(package.folder)}\n"
+            f"rm -f {quote(folder)}/end {quote(folder)}/fruitless\n"
+            f"cat > {quote(folder)}/job.sh <<'END_OF_JOB'\n{text}END_OF_JOB\n"
         )
         try:
-            self.line.run(f"sbatch --parsable {_q(folder)}/job.sh", secrets=packages.secrets(self._run))
+            self.line.run(f"sbatch --parsable {quote(folder)}/job.sh", secrets=packages.secrets(self._run))
         except StokerError as error:
             if error.code != "STK702":
                 raise
@@ -94,12 +95,12 @@ class Queue(Box):
             f"# The run `{package.name}`, as Stoker submits it. By hand: sbatch {folder}/slurm/job.sh",
             *(f"#SBATCH --{name}" + (f"={value}" if value else "") for name, value in options),
             "",
-            *(f"export {name}={_q(value)}" for name, value in self.environment().items()),
+            *(f"export {name}={quote(value)}" for name, value in self.environment().items()),
             *self.network().exports().splitlines(),
-            f"run={_q(folder)}",
+            f"run={quote(folder)}",
             f"fruitless_most={_FRUITLESS_MOST}",
-            f"cd {_q(f'{self.base}/{package.folder}')} || exit 2",
-            f"train=({' '.join(map(_q, self._python('-m', 'stoker', *words)))})",
+            f"cd {quote(f'{self.base}/{package.folder}')} || exit 2",
+            f"train=({' '.join(map(quote, self._python('-m', 'stoker', *words)))})",
             "",
         ]
         common = resources.files("stoker.launch").joinpath("slurm.sh").read_text(encoding="utf-8")
@@ -109,7 +110,7 @@ class Queue(Box):
         """What sbatch is asked for: ours, then the run file's `native.slurm`."""
         where, native = self._run.where, self._run.native.slurm
         yield "job-name", _job_name(name)
-        yield "output", _q(f"{self.run_folder(name)}/logs/slurm-%j.log")
+        yield "output", quote(f"{self.run_folder(name)}/logs/slurm-%j.log")
         yield "open-mode", "append"
         yield "nodes", "1"
         yield "ntasks", "1"
@@ -137,13 +138,13 @@ class Queue(Box):
 
     def _last_note(self, run: str) -> list[str]:
         """What a job noted last: number, restarts, time, step before, step after, what became of it."""
-        return self.line.run(f"tail -n 1 {_q(self.run_folder(run))}/slurm/jobs 2>/dev/null || true").split()
+        return self.line.run(f"tail -n 1 {quote(self.run_folder(run))}/slurm/jobs 2>/dev/null || true").split()
 
     def _jobs(self, run: str) -> list[dict[str, str]]:
         """The run's jobs in the queue."""
         said = self.line.run(
             "command -v squeue >/dev/null || { echo none; exit 0; }\n"
-            f'squeue --noheader --user="$(id -un)" --name={_q(_job_name(run))} --format={_q(_FIELDS)}'
+            f'squeue --noheader --user="$(id -un)" --name={quote(_job_name(run))} --format={quote(_FIELDS)}'
         )
         if said.strip() == "none":
             raise StokerError("STK740", host=self.name)
@@ -152,7 +153,7 @@ class Queue(Box):
 
     def stop(self, run: str) -> None:
         """Ask the run to commit and end, and for no further job; one that only waits is taken out of the queue."""
-        folder, name = _q(self.run_folder(run)), _q(_job_name(run))
+        folder, name = quote(self.run_folder(run)), quote(_job_name(run))
         self.line.run(
             f"mkdir -p {folder}/slurm; touch {folder}/slurm/end {folder}/stop\n"
             f'scancel --state=PENDING --user="$(id -un)" --name={name}'
@@ -170,7 +171,7 @@ class Queue(Box):
 
     def _has_begun(self, run: str) -> bool:
         """Whether any job of the run has had a node."""
-        return "yes" in self.line.run(f"test -e {_q(self.run_folder(run))}/manifest.json && echo yes || true")
+        return "yes" in self.line.run(f"test -e {quote(self.run_folder(run))}/manifest.json && echo yes || true")
 
     def stop_meter(self) -> None:
         """A queue bills jobs; none is left when a run has ended."""
@@ -200,8 +201,4 @@ def _value(option: str, value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if isinstance(value, dict) or value is None or not re.fullmatch(r"[ -~]+", text):
         raise StokerError("STK743", option=option, value=text, flag=option.replace("_", "-"))
-    return _q(text)
-
-
-def _q(text: str) -> str:
-    return shlex.quote(text)
+    return quote(text)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from stoker import env, messages
@@ -27,7 +28,7 @@ from stoker.launch.autodl import Tell, Woken
 from stoker.launch.found import BoxFacts
 from stoker.launch.gather import Elsewhere
 from stoker.launch.hosts import Host
-from stoker.launch.line import Line, Ssh, words_of
+from stoker.launch.line import Line, Ssh
 from stoker.launch.package import Package
 from stoker.launch.place import Place
 from stoker.rundir import artifacts, checkpoints, files, layout, pulled
@@ -74,17 +75,11 @@ ln -sfn $new env
 """`env` leads to the newest; a hard-linked copy of it is the start of the next."""
 
 _START = """
-mkdir -p {logs}
+mkdir -p {logs} {folder}
 rm -f {logs}/launch.code {logs}/launch.pid
 cd {folder}
-{exports}
-{python} - <<'END'
-import subprocess
-subprocess.Popen({command!r}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                 start_new_session=True)
-END
 """
-_SETTLE = """
+_DETACHED = """
 {python} - <<'END'
 import subprocess
 subprocess.Popen({command!r}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -108,7 +103,7 @@ for record in checkpoints/step-*/COMMIT.json; do if [ -e "$record" ]; then echo 
 if [ -e data/report.json ]; then echo "report $(sha256sum < data/report.json)"; fi
 """
 _SWEEP = """
-import json, os, sys
+import json, os
 wanted, top = set(json.loads({names!r})), {top!r}
 for parent, _, names in os.walk(top):
     for name in names:
@@ -228,7 +223,7 @@ class Box(Place):
         """What is to be sent: all but prepared data that stands there; a run under way and its data are not touched."""
         if (pid := self._launching(package.name)) is not None or self._is_training(package.name):
             raise StokerError("STK411", pid=pid or "-", name=package.name)
-        said = self.line.run(_STANDING.format(run=_q(self.run_folder(package.name))))
+        said = self.line.run(_STANDING.format(run=quote(self.run_folder(package.name))))
         words = [line.split() for line in said.splitlines()]
         self._launched = next(line[1] for line in words if line[0] == "now")
         there = next((line[1] for line in words if line[0] == "report"), None)
@@ -246,13 +241,14 @@ class Box(Place):
         top = f"inputs/{package.name}"
         names = [name.removeprefix(f"{top}/") for name in package.files if name.startswith(f"{top}/")]
         program = _SWEEP.format(names=json.dumps(names), top=top)
-        self.line.run(f"cd {_q(self.base)}\n{_q(self.host.python)} - <<'END'\n{program}\nEND")
+        self.line.run(f"cd {quote(self.base)}\n{quote(self.host.python)} - <<'END'\n{program}\nEND")
 
     def _require_room(self, package: Package) -> None:
         """What is to be sent has room beside what was sent before."""
-        sent = f"inputs/{_q(package.name)} runs/{_q(package.name)}/data"
+        sent = f"inputs/{quote(package.name)} runs/{quote(package.name)}/data"
         said = self.line.run(
-            f"mkdir -p {_q(self.base)}; cd {_q(self.base)}; df -Pk . | tail -n 1; du -sk {sent} 2>/dev/null || true"
+            f"mkdir -p {quote(self.base)}; cd {quote(self.base)}\n"
+            f"df -Pk . | tail -n 1; du -sk {sent} 2>/dev/null || true"
         )
         disk, *folders = said.splitlines()
         free = int(disk.split()[3]) * 1024
@@ -268,10 +264,10 @@ class Box(Place):
         self.line.run(
             self.network().exports()
             + SETUP.format(
-                base=_q(self.base),
+                base=quote(self.base),
                 mark=self._mark,
-                python=_q(self.host.python),
-                wheel=_q(wheel_name),
+                python=quote(self.host.python),
+                wheel=quote(wheel_name),
                 extras=f"'[{EXTRAS}]'",
             ),
             secrets=self.environment(),
@@ -291,21 +287,14 @@ class Box(Place):
         logs = f"{self.run_folder(package.name)}/logs"
         python = [f"{self.base}/envs/{self._mark}/bin/python", "-X", "utf8"]  # its own, whatever is installed later
         command = ["sh", "-c", _LAUNCH, logs, *python, "-m", "stoker", *package.words]
-        script = _START.format(
-            logs=_q(logs),
-            folder=_q(f"{self.base}/{package.folder}"),
-            python=_q(f"{self.base}/env/bin/python"),
-            command=command,
-            exports="\n".join(
-                [
-                    self.network().exports(),
-                    f"export {env.LAUNCHED.name}={self._launched}",
-                    self._shown(package.name),
-                ]
-            ),
-        )
-        self.line.run(f"mkdir -p {_q(f'{self.base}/{package.folder}')}", seconds=60)
-        self.line.run(script, secrets={**self.environment(), **self._secrets()})
+        lines = [
+            _START.format(logs=quote(logs), folder=quote(f"{self.base}/{package.folder}")),
+            self.network().exports(),
+            f"export {env.LAUNCHED.name}={self._launched}",
+            self._shown(package.name),
+            self._detached(command),
+        ]
+        self.line.run("\n".join(lines), secrets={**self.environment(), **self._secrets()})
         self._await_start(package.name, logs)
         if self._woken is not None:
             self._woken.keep()
@@ -317,14 +306,14 @@ class Box(Place):
             return ""
         folder = platform.tensorboard.folder
         source = f"{self.run_folder(run)}/logs/tensorboard"
-        return f"mkdir -p {_q(source)} {_q(folder)} && ln -sfn {_q(source)} {_q(f'{folder}/{run}')} || true"
+        return f"mkdir -p {quote(source)} {quote(folder)} && ln -sfn {quote(source)} {quote(f'{folder}/{run}')} || true"
 
     def _await_start(self, run: str, logs: str) -> None:
         """Mistakes show in the first seconds; what takes longer, such as preparing data, goes on without us."""
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
             code, _, said = self.line.run(
-                f"cat {_q(logs)}/launch.code 2>/dev/null || echo -; cat {_q(logs)}/launch.log"
+                f"cat {quote(logs)}/launch.code 2>/dev/null || echo -; cat {quote(logs)}/launch.log"
             ).partition("\n")
             if code.strip() == "0":
                 return
@@ -336,19 +325,22 @@ class Box(Place):
 
     def status(self, run: str) -> dict[str, Any] | None:
         """How the run stands there."""
-        there = self.line.run(_UNDER_WAY.format(run=_q(self.run_folder(run)))).split()
+        there = self._under_way(run)
         if "launching" in there:
             return {"name": run, "state": "running", "step": 0}
         return dict(json.loads(self.say("watch", run, "--once", "--json"))) if "known" in there else None
 
+    def _under_way(self, run: str) -> list[str]:
+        return self.line.run(_UNDER_WAY.format(run=quote(self.run_folder(run)))).split()
+
     def _launching(self, run: str) -> int | None:
         """The process that prepares or starts the run there."""
-        there = self.line.run(_UNDER_WAY.format(run=_q(self.run_folder(run)))).split()
+        there = self._under_way(run)
         return int(there[there.index("launching") + 1]) if "launching" in there else None
 
     def _is_training(self, run: str) -> bool:
         """Whether a supervisor or a trainer holds its lock there."""
-        folder = _q(self.run_folder(run))
+        folder = quote(self.run_folder(run))
         ask = (
             "import fcntl, sys\n"
             "for name in sys.argv[1:]:\n"
@@ -359,19 +351,19 @@ class Box(Place):
             "    except OSError:\n"
             "        print('held')\n"
         )
-        words = f"{_q(self.host.python)} -c {_q(ask)} {folder}/supervisor.lock {folder}/train.lock"
+        words = f"{quote(self.host.python)} -c {quote(ask)} {folder}/supervisor.lock {folder}/train.lock"
         return "held" in self.line.run(words)
 
     def say(self, *words: str, seconds: float = 60) -> str:
         """What `stoker WORDS` prints there."""
         return self.line.run(
-            words_of(self._python("-m", "stoker", *words)), secrets=self.environment(), seconds=seconds
+            shlex.join(self._python("-m", "stoker", *words)), secrets=self.environment(), seconds=seconds
         )
 
     def follow(self, words: Sequence[str]) -> int:
         """`stoker WORDS` there, with the user's terminal."""
-        exports = " ".join(f"{name}={_q(value)}" for name, value in self.environment().items())
-        return self.line.talk(f"{exports} exec {words_of(self._python('-m', 'stoker', *words))}")
+        exports = " ".join(f"{name}={quote(value)}" for name, value in self.environment().items())
+        return self.line.talk(f"{exports} exec {shlex.join(self._python('-m', 'stoker', *words))}")
 
     def stop(self, run: str) -> None:
         """Ask the run to commit and end."""
@@ -380,8 +372,8 @@ class Box(Place):
     def _prepare(self, package: Package) -> None:
         """Prepare the data there, before its card is paid for."""
         words = [word for word in package.words[1:] if word != "--detach"]
-        command = words_of(self._python("-m", "stoker", "prepare", *words))
-        script = f"{self.network().exports()}\ncd {_q(f'{self.base}/{package.folder}')}\n{command}"
+        command = shlex.join(self._python("-m", "stoker", "prepare", *words))
+        script = f"{self.network().exports()}\ncd {quote(f'{self.base}/{package.folder}')}\n{command}"
         self.line.run(script, secrets={**self.environment(), **self._secrets()}, seconds=_PREPARE_SECONDS)
 
     def stop_meter(self) -> None:
@@ -392,11 +384,7 @@ class Box(Place):
         """Have a finished run's last copy and the meter seen to, where whoever did so went with a reboot."""
         if platforms.find(self.host.platform) is None:
             return
-        folder = self.run_folder(run)
-        script = _SETTLE.format(
-            python=_q(f"{self.base}/env/bin/python"),
-            command=self._python("-m", "stoker", "settle", folder),
-        )
+        script = self._detached(self._python("-m", "stoker", "settle", self.run_folder(run)))
         network = mirrors.of(self.host.facts or self.seen(), self._run)  # as it was seen last: quick
         self.line.run(f"{network.exports()}\n{script}", secrets={**self.environment(), **self._secrets()})
 
@@ -418,7 +406,9 @@ class Box(Place):
             self._bring_final(run, run_dir)
         record = pulled.standing(run_dir)
         target = f"{self.run_folder(run)}/{pulled.NAME}"
-        self.line.run(f"cat > {_q(target)}.part <<'END'\n{pulled.text(record)}\nEND\nmv {_q(target)}.part {_q(target)}")
+        self.line.run(
+            f"cat > {quote(target)}.part <<'END'\n{pulled.text(record)}\nEND\nmv {quote(target)}.part {quote(target)}"
+        )
         with contextlib.suppress(StokerError):  # it may be on its way off already
             self.settle(run)
         return run_dir
@@ -426,7 +416,7 @@ class Box(Place):
     def _there(self, run: str) -> dict[str, Any]:
         folder = self.run_folder(run)
         said = self.line.run(
-            f"cd {_q(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
+            f"cd {quote(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
             "events.jsonl plan.json supervisor.json manifest.json run.yaml 2>/dev/null || true"
         ).split()
         steps = sorted(int(name.split("/")[1][5:]) for name in said if name.startswith("checkpoints/"))
@@ -436,7 +426,7 @@ class Box(Place):
     def _bring_file(self, run: str, name: str, target: Path) -> None:
         if name in ("manifest.json", "run.yaml") and target.exists():
             return  # where its relative paths start is this machine's own matter
-        files.write_text(target, self.line.run(f"cat {_q(self.run_folder(run))}/{name}", seconds=600))
+        files.write_text(target, self.line.run(f"cat {quote(self.run_folder(run))}/{name}", seconds=600))
 
     def _bring_checkpoint(self, run: str, run_dir: RunDir, steps: list[int]) -> None:
         """The newest; one that a running training has rotated away by then gives way to its elder."""
@@ -453,7 +443,7 @@ class Box(Place):
                 self.line.fetch(source, aside)
                 checkpoints.adopt(run_dir.checkpoints, aside)
             except (StokerError, OSError) as error:
-                if "there" in self.line.run(f"if [ -e {_q(source)}/COMMIT.json ]; then echo there; fi"):
+                if "there" in self.line.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
                     raise StokerError("STK707", host=self.name, reason=error) from error
                 shutil.rmtree(aside, ignore_errors=True)
                 continue
@@ -463,7 +453,7 @@ class Box(Place):
 
     def _bring_final(self, run: str, run_dir: RunDir) -> None:
         source = f"{self.run_folder(run)}/artifacts/final"
-        said = self.line.run(f"cd {_q(source)}; find . -type f -exec sha256sum {{}} +", seconds=600)
+        said = self.line.run(f"cd {quote(source)}; find . -type f -exec sha256sum {{}} +", seconds=600)
         wanted = {line[66:].removeprefix("./"): line[:64] for line in said.splitlines() if line}
         if run_dir.final.is_dir() and _digests(run_dir.final) == wanted:
             return
@@ -476,13 +466,13 @@ class Box(Place):
 
     # ---- small things
 
+    def _detached(self, command: list[str]) -> str:
+        """Lines that start a command in a session of its own: `setsid` is not everywhere."""
+        return _DETACHED.format(python=quote(f"{self.base}/env/bin/python"), command=command)
+
     def _python(self, *words: str) -> list[str]:
         return [f"{self.base}/env/bin/python", "-X", "utf8", *words]
 
 
 def _digests(folder: Path) -> Mapping[str, str]:
     return {name: entry.sha256 for name, entry in artifacts.entries_of(folder).items()}
-
-
-def _q(text: str) -> str:
-    return shlex.quote(text)

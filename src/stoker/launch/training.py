@@ -22,7 +22,7 @@ from stoker.rundir.layout import RunDir
 
 _SUPERVISOR_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
-_LOOKER_SECONDS = 0.2
+_LAUNCH_TRIES = 5
 _PROGRAMS = {"stoker.engine.train", "stoker.launch.supervisor"}
 _ENDED = {"done", "stopped", "failed"}
 _SILENT_SECONDS = 60.0
@@ -55,26 +55,15 @@ def launching(run_dir: RunDir, run: Run) -> Iterator[None]:
 
     Nobody is there when a launch from elsewhere fails: the run counts as failed, and the meter is settled as after one.
     """
-    with _alone(run_dir):
+    with lock.held(run_dir.launch_lock, tries=_LAUNCH_TRIES) as alone:
+        if not alone:
+            raise StokerError("STK411", pid="-", name=run_dir.name)
         try:
             yield
         except BaseException:
             if env.read(env.LAUNCHED) and not lock.is_held(run_dir.supervisor_lock):
                 _fail(run_dir, run)
             raise
-
-
-@contextmanager
-def _alone(run_dir: RunDir) -> Iterator[None]:
-    """Hold the launch's lock; who only looks at it has it for a moment, so it is asked for some times."""
-    for last in (False, False, False, False, True):
-        with lock.held(run_dir.launch_lock) as alone:
-            if alone:
-                yield
-                return
-        if last:
-            raise StokerError("STK411", pid="-", name=run_dir.name)
-        time.sleep(_LOOKER_SECONDS)
 
 
 def _fail(run_dir: RunDir, run: Run) -> None:

@@ -103,14 +103,25 @@ def _times(hours: tuple[float, float], limit: float | None) -> tuple[int, int]:
     return expected, most
 
 
+def dangers(platform: Platform) -> list[Reason]:
+    """What a platform ends or deletes by itself."""
+    return _dangers(platform.title, platform.limits.idle_minutes, platform.limits.release_after_stopped_days)
+
+
+def _dangers(title: str, idle_minutes: float | None, release_days: float | None) -> list[Reason]:
+    found = []
+    if idle_minutes:
+        fields = {"platform": title, "minutes": f"{idle_minutes:g}"}
+        found.append(Reason(about="time_seconds", key="why.idle", fields=fields))
+    if release_days:
+        fields = {"platform": title, "days": f"{release_days:g}"}
+        found.append(Reason(about="time_seconds", key="why.release", fields=fields))
+    return found
+
+
 def _said(stay: Stay, size: int) -> list[Reason]:
     found = [sessions_reason(stay)] if stay.session_hours else []
-    if stay.idle_minutes:
-        fields = {"platform": stay.platform, "minutes": f"{stay.idle_minutes:g}"}
-        found.append(Reason(about="time_seconds", key="why.idle", fields=fields))
-    if stay.release_days:
-        fields = {"platform": stay.platform, "days": f"{stay.release_days:g}"}
-        found.append(Reason(about="time_seconds", key="why.release", fields=fields))
+    found += _dangers(stay.platform, stay.idle_minutes, stay.release_days)
     if stay.disk:
         fields = {"platform": stay.platform, "path": stay.disk.path, "needed": f"{size / 1e9:.0f}"}
         fields["there"] = f"{stay.disk.size_gb:g}"

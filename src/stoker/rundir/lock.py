@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,20 +21,37 @@ else:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+_LOOKER_SECONDS = 0.2
+"""Who looks whether a lock is held takes it for less."""
+
+
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """Hold the lock for the block; says whether it could be had."""
+def held(path: Path, tries: int = 1, wait: Callable[[float], None] = time.sleep) -> Iterator[bool]:
+    """Hold the lock for the block; says whether it could be had.
+
+    Args:
+        path: The lock.
+        tries: How often it is asked for: who only looks (`is_held`) has it for a moment.
+        wait: How time passes in between.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        try:
-            _take(descriptor)
-        except OSError:
-            yield False
-        else:
-            yield True
+        yield _taken(descriptor, tries, wait)
     finally:
         os.close(descriptor)
+
+
+def _taken(descriptor: int, tries: int, wait: Callable[[float], None]) -> bool:
+    for left in reversed(range(tries)):
+        try:
+            _take(descriptor)
+        except OSError:  # noqa: PERF203  # the loop waits anyway
+            if left:
+                wait(_LOOKER_SECONDS)
+        else:
+            return True
+    return False
 
 
 def is_held(path: Path) -> bool:

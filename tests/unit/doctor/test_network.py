@@ -1,13 +1,12 @@
 """The hub, its mirrors and pip's indices are played by servers on this machine; no other address may be reached."""
 
-import http.server
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from http_page import server
 
 from stoker.doctor import network
 from stoker.facts import answers, mirrors
@@ -15,26 +14,6 @@ from stoker.facts.answers import Answer
 from stoker.facts.mirrors import Way
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-
-
-@contextmanager
-def server(status: int = 200) -> Iterator[str]:
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:  # http.server's name
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-            return
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}"
-        finally:
-            listening.shutdown()
-            thread.join()
 
 
 @pytest.fixture

@@ -497,10 +497,10 @@ def test_a_full_disk_does_not_keep_the_meter_running(tmp_path: Path, monkeypatch
     taken = lock.held
 
     @contextlib.contextmanager
-    def refused(path: Path) -> Iterator[bool]:
+    def refused(path: Path, *how: Any) -> Iterator[bool]:
         if path == meter.settle_lock(run_dir):
             full()
-        with taken(path) as alone:
+        with taken(path, *how) as alone:
             yield alone
 
     monkeypatch.setattr(lock, "held", refused)

@@ -1,17 +1,14 @@
 """Which way a machine takes to the hub and to pip's index. Hub, mirrors and proxy are servers on this machine."""
 
 import dataclasses
-import http.server
 import json
 import shlex
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from http_page import server
 
 from stoker.config import load
 from stoker.config.run import Run
@@ -164,26 +161,6 @@ def test_every_way_says_how_it_is_known_and_each_thing_has_one_straight_way() ->
 
 
 # ---- asking, from a shell
-
-
-@contextmanager
-def server(status: int = 200) -> Iterator[str]:
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:  # http.server's name
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-            return
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as listening:
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}"
-        finally:
-            listening.shutdown()
-            thread.join()
 
 
 def way(address: str, **more: str) -> Way:
