@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.rundir import events
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,8 +64,7 @@ def test_the_tour_runs_and_the_model_learns_from_real_text(tour: tuple) -> None:
 
 def test_scratch_tiny_trains_in_under_forty_seconds_of_steps(tour: tuple) -> None:
     folder, _ = tour
-    events = [json.loads(line) for line in (folder / "runs/scratch_tiny/events.jsonl").read_text().splitlines()]
-    assert sum(e["seconds"] for e in events if e["event"] == "step") < 40
+    assert sum(e["seconds"] for e in events.steps(folder / "runs/scratch_tiny/events.jsonl").values()) < 40
 
 
 def test_the_adapter_learned_to_answer(tour: tuple) -> None:

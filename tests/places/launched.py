@@ -16,6 +16,8 @@ from typing import Any
 import boxes
 from laptop import Laptop, laptop
 
+from stoker.rundir import events
+
 CANARIES = {
     "HF_TOKEN": "hf_canaryTokenOfTheHub00000001",
     "AWS_ACCESS_KEY_ID": "CANARYACCESS00000002",
@@ -48,8 +50,7 @@ class Launch:
         return self.box.root / BASE / "runs" / RUN
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        lines = (self.run / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
+        return [event for event in events.read(self.run / "events.jsonl") if event["event"] == kind]
 
     def look(self) -> None:
         """What there is to see on the box right now."""

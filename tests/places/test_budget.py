@@ -10,7 +10,7 @@ import pytest
 from laptop import laptop
 from launched import HEAVY
 
-from stoker.rundir import checkpoints
+from stoker.rundir import checkpoints, events
 from stoker.store import verification
 from stoker.store.directory import DirectoryStore
 from stoker.store.shelf import Bandwidth, Patience, Patient
@@ -44,7 +44,7 @@ def test_at_its_limit_a_box_commits_copies_and_switches_itself_off(tmp_path: Pat
         assert (seen["state"], seen["asked"]) == ("stopped", "time")
         spent = seen["spent_seconds"] + off_at - datetime.fromisoformat(seen["beat"]).timestamp()
         assert abs(spent - BUDGET_SECONDS) <= 60, spent
-        kinds = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        kinds = [event["event"] for event in events.read(run / "events.jsonl")]
         assert "warning" in kinds
         newest = checkpoints.committed(run / "checkpoints")[-1]
         assert (newest.step, checkpoints.verify(newest)) == (seen["step"], "")
