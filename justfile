@@ -53,6 +53,10 @@ generate:
 overhead *args:
     python benchmarks/overhead.py "$@"
 
+# What the canonical sum costs two processes, and what ranks send (docs/evidence/exactness.json); root, for the counters.
+exactness *args:
+    python benchmarks/exactness.py "$@"
+
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
     python benchmarks/smollm2.py "$@"
@@ -65,6 +69,14 @@ serving *args:
 slurm *args:
     python benchmarks/slurm.py "$@"
 
+# Checkpoints loaded by other strategies and counts: every bit, and peak memory (docs/evidence/reshard.json), ten minutes.
+reshard *args:
+    python benchmarks/reshard.py "$@"
+
+# Two hosts of one run and what may befall them (docs/evidence/hosts.json), about ten minutes.
+hosts *args:
+    python benchmarks/hosts.py "$@"
+
 # Laptop to training on a fresh box, and data over a slow line against bare rsync (docs/evidence/launch.json).
 launch *args:
     python benchmarks/launch.py "$@"
@@ -72,6 +84,10 @@ launch *args:
 # One campaign of faults, from a seed (docs/evidence/campaigns/NAME.json): `just campaign c1 --n 1000`.
 campaign name *args:
     python tests/campaigns/campaign.py "$@"
+
+# What ranks cost each other, saves by size, the planner for 8-64 GPUs (docs/evidence/scale.json, docs/concepts/scale.*).
+scale *args:
+    python benchmarks/scale.py "$@"
 
 # The planner against published measurements: errors, intervals, fits, per group.
 planner *args:

@@ -99,14 +99,21 @@ where: {{{where}}}
 
 def prepared(folder: Path, name: str, pack: str, where: str, **more: str) -> Any:
     """A run directory with data and plan, made by the product's own doors."""
+    return planned(run_file(folder, name, pack, where, **more))
+
+
+def planned(path: Path, data: Path | None = None) -> Any:
+    """The same from a run file, perhaps with data that was prepared for another of its kind."""
     from stoker.config import load
     from stoker.launch import gather
     from stoker.plan.make import make_plan
     from stoker.rundir import files, layout
 
-    run_file_path = run_file(folder, name, pack, where, **more)
-    subprocess.run([sys.executable, "-m", "stoker", "prepare", str(run_file_path), "--json"], check=True, stdout=-3)
-    loaded = load.load(str(run_file_path))
+    loaded = load.load(str(path))
+    if data:
+        shutil.copytree(data, layout.runs_folder() / str(loaded.run.name) / "data", dirs_exist_ok=True)
+    else:
+        subprocess.run([sys.executable, "-m", "stoker", "prepare", str(path), "--json"], check=True, stdout=-3)
     run_dir = layout.create(loaded, [])
     plan = make_plan(gather.inputs(loaded, run_dir, gather.machine(None, loaded.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())

@@ -7,6 +7,11 @@
     late        neither: Slurm's TERM at the limit, and 30 s until KILL                (same SHA)
     control     nor a script that listens: killed, not requeued                       (does not finish)
 
+`nodes_limit`, `nodes_cancelled`, `nodes_stopped` and `nodes_control` are the same with jobs of two nodes and a process
+on each, still against an uninterrupted run of one process. And with two nodes, of which Slurm loses one:
+    nodes_down       Slurm ends the job and requeues it; the node comes back          (same SHA)
+    nodes_elastic    the job goes on with the one that remains                        (no restart, same SHA)
+
 Needs root, Debian's `slurm-wlm` and `munge`; everything listens on 127.0.0.1. Slurm looks at time limits every 30 s,
 so this takes minutes. Usage: python benchmarks/slurm.py [--only limit] [--out FILE]
 """
@@ -17,11 +22,13 @@ import functools
 import json
 import math
 import os
+import platform
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +61,22 @@ def main() -> None:
         slurm_cluster.cluster(Path(folder) / "cluster") as slurm,
     ):
         os.environ |= slurm.environment
-        version = slurm.say("sinfo", "--version")
+        versions = {"slurm": slurm.say("sinfo", "--version"), "python": platform.python_version()}
+        versions |= {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
         for name in [given.only] if given.only else CASES:
             at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            found[name] = {"at": at, **CASES[name](slurm, Path(folder) / name)}
+            found[name] = {"at": at, "versions": versions, **CASES[name](slurm, Path(folder) / name)}
             print(name, json.dumps(found[name]), flush=True)
-            report = {**before, "slurm": version, "cases": found}
+            report = {**before, "cases": found}
             given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def limit(slurm: Slurm, folder: Path) -> dict[str, Any]:
+def limit(
+    slurm: Slurm, folder: Path, where: str = "nodes: 1", notice_seconds: int = 240, train_seconds: float = 110
+) -> dict[str, Any]:
     """A session of 5 minutes with 4 of notice: told 30 to 60 s after its start, by Slurm's own clock."""
-    made = prepared(folder, session="5m", train_seconds=110)
-    return {**compared(slurm, folder, queued_run.queue(folder, made, notice_seconds=240), made), "bar": "restarts >= 2"}
+    made = prepared(folder, session="5m", train_seconds=train_seconds, where=where)
+    return {**compared(slurm, folder, queued_run.queue(folder, made, notice_seconds), made), "bar": "restarts >= 2"}
 
 
 def deadline(slurm: Slurm, folder: Path) -> dict[str, Any]:
@@ -75,9 +85,9 @@ def deadline(slurm: Slurm, folder: Path) -> dict[str, Any]:
     return compared(slurm, folder, without(queued_run.queue(folder, made), r"^#SBATCH --signal.*$"), made)
 
 
-def cancelled(slurm: Slurm, folder: Path) -> dict[str, Any]:
+def cancelled(slurm: Slurm, folder: Path, where: str = "nodes: 1") -> dict[str, Any]:
     """Somebody cancels a running job."""
-    made = prepared(folder, session="30m", train_seconds=110)
+    made = prepared(folder, session="30m", train_seconds=110, where=where)
     queue = queued_run.queue(folder, made)
     queue.start(made)
     job = queue._jobs(queued_run.NAME)[0]["id"]
@@ -87,9 +97,9 @@ def cancelled(slurm: Slurm, folder: Path) -> dict[str, Any]:
     return outcome(slurm, folder, job)
 
 
-def stopped(slurm: Slurm, folder: Path) -> dict[str, Any]:
+def stopped(slurm: Slurm, folder: Path, where: str = "nodes: 1") -> dict[str, Any]:
     """The user stops it and starts it again later."""
-    made = prepared(folder, session="30m", train_seconds=40)
+    made = prepared(folder, session="30m", train_seconds=40, where=where)
     queue = queued_run.queue(folder, made)
     queue.start(made)
     job = queue._jobs(queued_run.NAME)[0]["id"]
@@ -107,9 +117,9 @@ def late(slurm: Slurm, folder: Path) -> dict[str, Any]:
     return compared(slurm, folder, bare, made)
 
 
-def control(slurm: Slurm, folder: Path) -> dict[str, Any]:
+def control(slurm: Slurm, folder: Path, where: str = "nodes: 1") -> dict[str, Any]:
     """Killed at its limit a minute after its start. What Slurm's TERM let the trainer commit stands; nobody goes on."""
-    made = prepared(folder, session="1m", train_seconds=240)
+    made = prepared(folder, session="1m", train_seconds=240, where=where)
     bare = without(
         queued_run.queue(folder, made), r"^#SBATCH --signal.*$", r"STOKER_DEADLINE=.*DEADLINE ", r"^trap .*$"
     )
@@ -119,6 +129,18 @@ def control(slurm: Slurm, folder: Path) -> dict[str, Any]:
     return outcome(slurm, folder, job)
 
 
+def down(slurm: Slurm, folder: Path, where: str) -> dict[str, Any]:
+    """Slurm takes a node for failed in the middle of a run; it is back when Slurm hears of it again."""
+    made = prepared(folder, session="30m", train_seconds=40, where=where)
+    lost = slurm_cluster.NODES[1]
+
+    def fail() -> None:
+        queued_run.until(lambda: queued_run.steps(folder) >= 20, slurm, folder)
+        slurm.say("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=pulled")
+
+    return compared(slurm, folder, queued_run.queue(folder, made), made, fail)
+
+
 CASES: dict[str, Callable[[Slurm, Path], dict[str, Any]]] = {
     "limit": limit,
     "deadline": deadline,
@@ -126,13 +148,19 @@ CASES: dict[str, Callable[[Slurm, Path], dict[str, Any]]] = {
     "stopped": stopped,
     "late": late,
     "control": control,
+    "nodes_limit": functools.partial(limit, where="nodes: 2", notice_seconds=180, train_seconds=250),
+    "nodes_cancelled": functools.partial(cancelled, where="nodes: 2"),
+    "nodes_stopped": functools.partial(stopped, where="nodes: 2"),
+    "nodes_control": functools.partial(control, where="nodes: 2"),
+    "nodes_down": functools.partial(down, where="nodes: 2"),
+    "nodes_elastic": functools.partial(down, where="nodes: 2, elastic: true"),
 }
 
 
-def prepared(folder: Path, session: str, train_seconds: float) -> Package:
+def prepared(folder: Path, session: str, train_seconds: float, where: str = "nodes: 1") -> Package:
     """A run of about so many seconds of steps, by the pace of steps here."""
     steps = max(60, math.ceil(train_seconds / step_seconds()))
-    return queued_run.make(folder, queued_run.words(steps, session))
+    return queued_run.make(folder, queued_run.words(steps, session, where=where))
 
 
 @functools.cache
@@ -160,11 +188,14 @@ def without(queue: Queue, *patterns: str) -> Queue:
     return queue
 
 
-def compared(slurm: Slurm, folder: Path, queue: Queue, made: Package) -> dict[str, Any]:
+def compared(
+    slurm: Slurm, folder: Path, queue: Queue, made: Package, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Train in the queue, then without, and compare."""
     queue.start(made)
     job = queue._jobs(queued_run.NAME)[0]["id"]
     began = time.monotonic()
+    meanwhile()
     wait(slurm, job)
     seconds = round(time.monotonic() - began)
     found = outcome(slurm, folder, job)
@@ -187,6 +218,8 @@ def outcome(slurm: Slurm, folder: Path, job: str) -> dict[str, Any]:
     return {
         "state": told["JobState"],
         "restarts": int(told["Restarts"]),
+        "nodes": int(told["NumNodes"].partition("-")[0]),
+        "ranks": queued_run.worlds(folder),
         "steps_asked": files.read_json(queued_run.run_dir(folder).plan_file)["steps"]["total"],
         "steps_done": done,
         "steps_committed": kept,

@@ -227,6 +227,13 @@ def in_ranks(count: int, work: Callable[[int], int]) -> list[int]:
 def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None = None) -> int:
     """Train in children, one per rank; optionally SIGKILL or SIGTERM them when step `kill_after`/`stop_after` ended."""
     plan = files.read_json(run_dir.plan_file)
+    start = in_children if plan["strategy"] == "single" else in_ranks
+    codes = start(plan["batch"]["devices"], trainer(run_dir, kill_after, stop_after))
+    return next((code for code in codes if code), 0)
+
+
+def trainer(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None = None) -> Callable[[int], int]:
+    """The training program as a forked child runs it, by rank."""
 
     def work(rank: int) -> int:
         import logging
@@ -259,9 +266,7 @@ def train(run_dir: RunDir, kill_after: int | None = None, stop_after: int | None
             traceback.print_exc()
             raise
 
-    start = in_children if plan["strategy"] == "single" else in_ranks
-    codes = start(plan["batch"]["devices"], work)
-    return next((code for code in codes if code), 0)
+    return work
 
 
 def losses(run_dir: RunDir) -> dict[int, str]:

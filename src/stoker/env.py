@@ -121,6 +121,34 @@ RENDEZVOUS = Variable(
     "Set by Stoker: the folder in which the processes of one training meet.",
     "由 Stoker 设置：同一次训练的各进程会合所用的文件夹。",
 )
+STORE = Variable(
+    "STOKER_STORE",
+    "Set by Stoker: address and port at which the processes of several machines meet.",
+    "由 Stoker 设置：多台机器上的训练进程会合的地址与端口。",
+)
+FIRST_RANK = Variable(
+    "STOKER_FIRST_RANK",
+    "Set by Stoker: the number of this machine's first process among those of several machines.",
+    "由 Stoker 设置：多台机器一起训练时，本机第一个进程的编号。",
+)
+RANKS = Variable(
+    "STOKER_RANKS",
+    "Set by Stoker: how many processes train on all machines together.",
+    "由 Stoker 设置：所有机器上共有几个训练进程。",
+)
+NODE = Variable(
+    "STOKER_NODE",
+    "Set by Stoker: the name of this machine among several that train together.",
+    "由 Stoker 设置：多台机器一起训练时，本机的名字。",
+)
+MEETING = Variable(
+    "STOKER_MEETING",
+    "Set by Stoker: which job of a queue the machines that train together belong to.",
+    "由 Stoker 设置：一起训练的各台机器属于队列中的哪个作业。",
+)
+SLURM_JOB_NUM_NODES = Variable(
+    "SLURM_JOB_NUM_NODES", "Slurm: how many machines this job has.", "Slurm：本作业有多少台机器。"
+)
 ATTEMPT = Variable(
     "STOKER_ATTEMPT",
     "Set by Stoker: the number of this attempt, for the names of the ranks' logs.",
@@ -247,6 +275,12 @@ VARIABLES: tuple[Variable, ...] = (
     TENSORBOARD_LOGGING_DIR,
     TOOLS,
     RENDEZVOUS,
+    STORE,
+    FIRST_RANK,
+    RANKS,
+    NODE,
+    MEETING,
+    SLURM_JOB_NUM_NODES,
     ATTEMPT,
     RANK,
     WORLD_SIZE,
@@ -307,6 +341,11 @@ def masked(text: str) -> str:
 def read(variable: Variable, default: str = "") -> str:
     """The variable's value, or `default` where it is unset or empty."""
     return os.environ.get(variable.name) or default
+
+
+def put(variable: Variable, value: str) -> None:
+    """Set a variable for libraries in this process that read it."""
+    os.environ[variable.name] = value
 
 
 def home() -> Path:

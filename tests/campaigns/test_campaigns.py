@@ -140,6 +140,14 @@ def test_c13_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(short("c13_budget", 1, tmp_path)["controls"]) == 2  # type: ignore[arg-type]
 
 
+def test_c14_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import c14_moves
+
+    monkeypatch.setattr(c14_moves, "EPOCHS", 4)
+    monkeypatch.setattr(c14_moves, "MOST_MOVES", 2)
+    assert len(short("c14_moves", 3, tmp_path)["controls"]) == 4  # type: ignore[arg-type]
+
+
 def test_c10_the_data_position_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import c10
 

@@ -138,7 +138,7 @@ def train_rank(
         os.dup2(log, 2)
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         logging.disable(logging.WARNING)
-        if count > 1:
+        if files.read_json(run_dir.plan_file)["strategy"] != "single":
             ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             os.environ |= {key: str(value) for key, value in ranks.items()}
             os.environ |= {"STOKER_RENDEZVOUS": meeting, "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}

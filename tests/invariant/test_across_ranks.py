@@ -172,9 +172,11 @@ def test_killed_and_continued_on_another_number_of_ranks(
 
 
 MOVES = [("ddp", 2, "zero2", 2), ("fsdp2", 2, "zero3", 2), ("zero2", 2, "ddp", 1), ("zero3", 2, "fsdp2", 2)]
+COUNTS = [("zero2", 2, "zero2", 4), ("zero2", 2, "zero2", 1), ("zero3", 2, "zero3", 4)]
+"""DeepSpeed's own checkpoints refuse another number of ranks; ours have none of its files in them."""
 
 
-@pytest.mark.parametrize(("one", "count", "other", "others"), [*MOVES, ("zero2", 2, "zero2", 4)])
+@pytest.mark.parametrize(("one", "count", "other", "others"), [*MOVES, *COUNTS])
 def test_a_run_moves_between_strategies(
     tmp_path: Path, base: Path, one: str, count: int, other: str, others: int
 ) -> None:

@@ -142,7 +142,7 @@ def available() -> str:
     """Why there can be no test boxes here; empty where there can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "test boxes need Linux and root"
-    wanted = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "sshd", "ss", "rsync")
+    wanted = ("ip", "tc", "nft", "unshare", "nsenter", "ssh", "ssh-keygen", "sshd", "ss", "rsync")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     missing = [name for name in wanted if shutil.which(name, path=path) is None]
     if missing:
@@ -571,6 +571,87 @@ class Box:
             raise RuntimeError(f"the box does not start: {self.console()}")
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
         return int(children[0]) if children else 0
+
+
+class Lan:
+    """A private network of boxes: each has an interface `lan0` in it, also after a reboot or a replacement."""
+
+    interface = "lan0"
+
+    def __init__(self, keeper: "subprocess.Popen[bytes]") -> None:
+        self._keeper = keeper
+        self._members: list[Box] = []
+        self._inside("ip", "link", "add", "lan", "type", "bridge")
+        self._inside("ip", "link", "set", "lan", "up")
+
+    def join(self, box: Box) -> None:
+        """Lay a cable to a box."""
+        self._members.append(box)
+        cable = ["type", "veth", "peer", "name", self.interface, "netns", str(box._keeper.pid)]
+        self._inside("ip", "link", "add", self._port(box), *cable)
+        self._inside("ip", "link", "set", self._port(box), "master", "lan", "up")
+        box._inside("ip", "addr", "add", f"{self.address(box)}/24", "dev", self.interface)
+        box._inside("ip", "link", "set", self.interface, "up")
+
+    def address(self, box: Box) -> str:
+        """Of a box in this network; the range is meant for tests of networks."""
+        return f"198.18.0.{self._members.index(box) + 1}"
+
+    def cut(self, box: Box) -> None:
+        """Nothing passes to and from this box, and nobody is told."""
+        self._inside("ip", "link", "set", self._port(box), "nomaster")
+
+    def mend(self, box: Box) -> None:
+        self._inside("ip", "link", "set", self._port(box), "master", "lan")
+
+    def throttle(self, box: Box, rate: str, way: str = "both") -> None:
+        """A rate of tc, such as `10mbit`, on the way `from` the box, `to` it, or both; empty: as fast as it goes."""
+        words = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms"] if rate else ["root"]
+        verb = "replace" if rate else "del"
+        if way != "from":
+            self._inside("tc", "qdisc", verb, "dev", self._port(box), *words)
+        if way != "to":
+            box._inside("tc", "qdisc", verb, "dev", self.interface, *words)
+
+    def close(self, box: Box, sender: Box | None = None, ports: str = "1-65535", answer: str = "drop") -> None:
+        """The box lets in no new connection (of this sender) to these ports; those it opens itself still work.
+
+        With the answer `reject with tcp reset` the sender is told so.
+        """
+        source = ["ip", "saddr", self.address(sender)] if sender else []
+        box._inside("nft", "add", "table", "inet", "closed")
+        box._inside("nft", "add", "chain", "inet", "closed", "in", "{ type filter hook input priority 0; }")
+        opening = ["tcp", "flags", "&", "(syn|ack)", "==", "syn", "tcp", "dport", ports]
+        words = ["iifname", self.interface, *source, *opening, *answer.split()]
+        box._inside("nft", "add", "rule", "inet", "closed", "in", *words)
+
+    def open(self, box: Box) -> None:
+        """What was closed is open again."""
+        box._inside("nft", "delete", "table", "inet", "closed")
+
+    def _port(self, box: Box) -> str:
+        return f"port{self._members.index(box)}"
+
+    def _inside(self, *words: str) -> str:
+        return _do("nsenter", "--target", str(self._keeper.pid), "--net", *words)
+
+
+@contextlib.contextmanager
+def joined(*members: Box) -> Iterator[Lan]:
+    """These boxes in one private network. Leave it before the boxes: their cables end with it."""
+    keeper = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        _until(lambda: _namespace(keeper.pid) != _namespace(os.getpid()), "no namespace")
+        lan = Lan(keeper)
+        for member in members:
+            lan.join(member)
+        yield lan
+    finally:
+        _gone(keeper)
+
+
+def _namespace(pid: int) -> str:
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
 def _gone(process: "subprocess.Popen[bytes]") -> None:

@@ -115,7 +115,8 @@ class Laptop:
         own = self.home / ".ssh"
         own.mkdir(mode=0o700, exist_ok=True)
         config = own / "config"
-        config.write_text(f"Host {box.address}\n  IdentityFile {box.key}\n  IdentitiesOnly yes\n", encoding="utf-8")
+        with config.open("a", encoding="utf-8") as file:
+            file.write(f"Host {box.address}\n  IdentityFile {box.key}\n  IdentitiesOnly yes\n")
         config.chmod(0o600)
         # OpenSSH finds its files by the user's entry in the system's list, not by HOME.
         self.env["STOKER_SSH_CONFIG"] = str(config)

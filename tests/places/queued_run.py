@@ -25,7 +25,7 @@ from stoker.rundir.layout import RunDir
 NAME = "queued"
 
 
-def words(steps: int, session: str, native: str = "comment: a tiny run") -> str:
+def words(steps: int, session: str, native: str = "comment: a tiny run", where: str = "nodes: 1") -> str:
     return f"""
 name: {NAME}
 model: ../base
@@ -33,7 +33,7 @@ data: {{train: rows.jsonl, length: 64}}
 tune: {{method: lora, rank: 4}}
 train: {{batch: 8, steps: {steps}, epochs: {steps}, learning_rate: 1e-3}}
 save: {{every: 1000 steps, keep: 2}}
-where: {{place: slurm, gpus: 0, micro: 4, session: {session}}}
+where: {{place: slurm, gpus: 0, micro: 4, session: {session}, interface: lo, {where}}}
 native: {{slurm: {{partition: short, {native}}}}}
 """
 
@@ -54,7 +54,8 @@ def queue(folder: Path, made: Package, notice_seconds: int | None = None) -> Que
     settings = {name: os.environ.get(name, "") for name in ("PYTHONPATH", "OMP_NUM_THREADS", "STOKER_METADATA")}
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items())
     token = f'if [ "$HF_TOKEN" ] && [ "$SLURM_JOB_ID" ]; then echo "$SLURM_JOB_ID" >> {folder}/tokens; fi\n'
-    python.write_text(f'#!/bin/sh\n{exports}{token}exec {sys.executable} "$@"\n')
+    part = f'if [ "$SLURM_JOB_ID" ]; then echo "$SLURMD_NODENAME $5" >> {folder}/parts; fi\n'
+    python.write_text(f'#!/bin/sh\n{exports}{token}{part}exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     line = Here()
     line.send(made.files, str(base))
@@ -81,6 +82,16 @@ def state(queue: Queue) -> str:
 def had_token(folder: Path) -> list[str]:
     """The jobs in whose environment the token was, one after the other."""
     return (folder / "tokens").read_text().split()
+
+
+def parts(folder: Path) -> list[str]:
+    """Which node did what in each job, one after the other: `train` or `join`."""
+    return (folder / "parts").read_text().splitlines()
+
+
+def worlds(folder: Path) -> list[int]:
+    """With how many ranks each attempt trained."""
+    return [event["world"] for event, _ in events.follow(run_dir(folder).events_file, 0) if event["event"] == "attempt"]
 
 
 def steps(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """A real Slurm of two nodes on this machine, for as long as a `with` lasts: munge, slurmctld, two slurmd.
 
-Everything listens on 127.0.0.1 and keeps its state below one folder. Needs root and Debian's `slurm-wlm` and `munge`.
+Each node has a host name of its own. Everything listens on 127.0.0.1 and keeps its state below one folder. Needs root
+and Debian's `slurm-wlm` and `munge`.
 A requeued job may start again after 5 s (`cred_expire`, 120 s by default); nothing else is made quicker than it is.
 """
 
@@ -14,13 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "unshare")
+NODES = ("n1", "n2")
+_AS_NODE = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+"""A slurmd listens on the address of the host's name."""
 _ENV = {"PATH": f"/usr/sbin:/sbin:{os.environ['PATH']}"}
 
 
 def is_possible() -> bool:
     """Whether a Slurm can be started here."""
-    return os.geteuid() == 0 and all(shutil.which(name, path=_ENV["PATH"]) for name in NEEDED)
+    if os.geteuid() != 0 or not all(shutil.which(name, path=_ENV["PATH"]) for name in NEEDED):
+        return False
+    return subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,13 @@ def cluster(folder: Path) -> Iterator[Slurm]:
     with contextlib.ExitStack() as stack:
         here = _munge(stack, folder)
         configuration = _configure(here, folder)
-        environment = {"SLURM_CONF": str(configuration)}
+        environment, hosts = {"SLURM_CONF": str(configuration)}, str(_name_hosts(folder))
         _daemon(stack, folder, "slurmctld", "-D", "-f", str(configuration))
-        for node in ("n1", "n2"):
-            _daemon(stack, folder, "slurmd", "-D", "-N", node, "-f", str(configuration), name=node)
+        for node in NODES:
+            slurmd = ("slurmd", "-D", "-N", node, "-f", str(configuration))
+            _daemon(stack, folder, "unshare", "--uts", "--mount", "sh", "-c", _AS_NODE, node, hosts, *slurmd, name=node)
         slurm = Slurm(folder, environment)
-        _until(lambda: slurm.say("sinfo", "-h", "-o", "%D %T") == "2 idle")
+        _until(lambda: slurm.say("sinfo", "-h", "-p", "short", "-o", "%D %T") == "2 idle")
         stack.callback(_end_jobs, slurm)
         yield slurm
 
@@ -79,11 +86,11 @@ def _munge(stack: contextlib.ExitStack, folder: Path) -> Path:
 
 def _configure(here: Path, folder: Path) -> Path:
     host, ports = socket.gethostname(), _free_ports(3)
-    for name in ("state", "n1", "n2"):
+    for name in ("state", *NODES):
         (folder / name).mkdir(parents=True)
     nodes = "".join(
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
-        for node, port in zip(("n1", "n2"), ports[1:], strict=True)
+        f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
+        for node, port in zip(NODES, ports[1:], strict=True)
     )
     configuration = folder / "slurm.conf"
     configuration.write_text(f"""
@@ -104,10 +111,18 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
+EnforcePartLimits=ALL
 SchedulerParameters=batch_sched_delay=0,sched_interval=2
-{nodes}PartitionName=short Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+{nodes}PartitionName=short Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
+PartitionName=single Nodes={NODES[0]} MaxTime=INFINITE State=UP
 """)
     return configuration
+
+
+def _name_hosts(folder: Path) -> Path:
+    hosts = folder / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()} {' '.join(NODES)}\n")
+    return hosts
 
 
 def _daemon(stack: contextlib.ExitStack, folder: Path, *command: str, name: str = "") -> None:

@@ -24,7 +24,7 @@ from stoker.launch.line import Ssh
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(not slurm_cluster.is_possible(), reason="no Slurm, or not root"),
+    pytest.mark.skipif(not slurm_cluster.is_possible(), reason="no Slurm, or not root, or no namespaces"),
 ]
 CANARY = "hf_canarycanarycanarycanary"
 
@@ -79,6 +79,23 @@ def test_a_run_is_requeued_then_followed_by_another_job_and_ends_with_the_same_w
     assert seen == ""
 
 
+def test_a_run_of_two_nodes_is_requeued_and_ends_with_the_weights_of_one_process(slurm: Slurm, tmp_path: Path) -> None:
+    made = queued_run.make(tmp_path, queued_run.words(steps=40, session="30m", where="nodes: 2"))
+    queue = queued_run.queue(tmp_path, made)
+    queue.start(made)
+    (job,) = queued_run.jobs(queue)
+    queued_run.until(lambda: queued_run.steps(tmp_path) >= 10, slurm, tmp_path)
+    slurm.say("scancel", "--batch", "--signal=USR1", job)
+    queued_run.until(lambda: slurm.job(job)["JobState"] == "PENDING", slurm, tmp_path)
+    queued_run.until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED"), slurm, tmp_path)
+
+    verdicts = [words[5:] for words in queued_run.segments(tmp_path) if words[-1] != "started"]
+    assert verdicts == [["requeue"], ["ended", "0", "by-itself"]]
+    assert sorted(queued_run.parts(tmp_path)) == ["n1 train", "n1 train", "n2 join", "n2 join"]
+    assert queued_run.worlds(tmp_path) == [2, 2]
+    assert tiny_run.weights_sha(queued_run.run_dir(tmp_path).final) == queued_run.uninterrupted(tmp_path)
+
+
 class LoginNode(Ssh):
     """Reached by ssh; its login shells know where Slurm is."""
 
@@ -114,5 +131,18 @@ def test_a_job_that_waits_says_why_and_is_taken_out_of_the_queue(
 def test_what_the_cluster_does_not_have_is_told_in_its_own_words(slurm: Slurm, tmp_path: Path) -> None:
     made = queued_run.make(tmp_path, queued_run.words(steps=4, session="30m", native="qos: nosuch, gres: 'gpu:9'"))
     with pytest.raises(StokerError, match=r"(?i)generic resource|gres") as caught:
+        queued_run.queue(tmp_path, made).start(made)
+    assert caught.value.code == "STK741"
+
+
+@pytest.mark.parametrize(("nodes", "partition"), [(3, "short"), (2, "single")])
+def test_more_nodes_than_there_are_is_told_in_its_own_words(
+    slurm: Slurm, tmp_path: Path, nodes: int, partition: str
+) -> None:
+    text = queued_run.words(steps=4, session="30m", where=f"nodes: {nodes}").replace(
+        "partition: short", f"partition: {partition}"
+    )
+    made = queued_run.make(tmp_path, text)
+    with pytest.raises(StokerError, match=r"(?i)node (configuration|count)") as caught:
         queued_run.queue(tmp_path, made).start(made)
     assert caught.value.code == "STK741"

@@ -156,8 +156,13 @@ def _term(found: Found, part: str, seconds: float) -> str:
 def _link(found: Found) -> dict[str, str]:
     if found.asked.devices == 1:
         return {"link": ""}
-    speed = search.hardware(found.inputs.machine).link_bytes_per_second / 1e9
-    return {"link": messages.text("explain.link", speed=f"{speed:.0f}")}
+    on = search.hardware(found.inputs.machine)
+    said = ""
+    if found.way.step.devices_per_node > 1:
+        said += messages.text("explain.link", speed=f"{on.link_bytes_per_second / 1e9:.0f}")
+    if found.inputs.machine.nodes > 1:
+        said += messages.text("explain.network", speed=f"{on.network_bytes_per_second / 1e9:.3g}")
+    return {"link": said}
 
 
 def _time(found: Found) -> list[str]:
@@ -182,7 +187,7 @@ def _time(found: Found) -> list[str]:
 
 def _money(found: Found) -> list[str]:
     offer = found.inputs.offer
-    cost = money.cost(found.seconds, found.asked.devices, offer)
+    cost = money.cost(found.seconds, found.asked.devices, offer, found.inputs.machine.nodes)
     if offer is None or cost is None:
         return [messages.text("compare.no_price")]
     return [
@@ -216,7 +221,8 @@ def _disk(found: Found) -> list[str]:
 
 def _platforms(found: Found) -> list[str]:
     name, devices = found.inputs.machine.name, found.asked.devices
-    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk)]
+    nodes = found.inputs.machine.nodes
+    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes)]
 
 
 def _between(around: Interval, low: str, high: str) -> str:

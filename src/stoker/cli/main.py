@@ -174,11 +174,20 @@ def bundle(
 def replan(
     name: Existing,
     step: Annotated[int, typer.Argument(metavar="STEP", help="The step at which memory ran out.")] = 0,
+    nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Instead: the machines that train now.")] = None,
 ) -> None:
-    """After a run ran out of memory: plan it with less, same batch and length. The supervisor does this itself."""
+    """After a run ran out of memory or lost a machine: plan it anew, same batch and length. The supervisor does so."""
     from stoker.cli import replan as body
 
-    body.replan(name, step)
+    body.replan(name, step, nodes)
+
+
+@app.command(hidden=True)
+def join(run: RunName, set_: Overrides = None) -> None:
+    """Take part in a run that another machine decides about. `stoker train` starts this on every further machine."""
+    from stoker.cli import join as body
+
+    body.join(run, set_ or [])
 
 
 @app.command(hidden=True)

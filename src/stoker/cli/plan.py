@@ -21,7 +21,7 @@ from stoker.launch import drawing, gather
 from stoker.plan import compare, make, money
 from stoker.plan.compare import Change, Goal
 from stoker.plan.make import Inputs, make_plan
-from stoker.plan.plan import Cost, Plan
+from stoker.plan.plan import Cost, Plan, Resume
 
 _PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")
 _APART = [
@@ -129,10 +129,13 @@ def _page(run_file: RunFile, asked: Asked) -> None:
 def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
     inputs = gather.inputs(run_file, None, gather.machine(card, run_file.run))
     found = make.find(inputs)
+    made = make_plan(inputs)
     if as_json:
-        console.data_json({**to_json(make_plan(inputs)), "explanation": explain.sections(found)})
-    else:
-        explain.show(found)
+        console.data_json({**to_json(made), "explanation": explain.sections(found)})
+        return
+    explain.show(found)
+    if made.resume:
+        console.data(resume(made.resume))
 
 
 def _listing(run_file: RunFile, goal: Goal, target: Path | None, asked: Asked) -> None:
@@ -141,20 +144,36 @@ def _listing(run_file: RunFile, goal: Goal, target: Path | None, asked: Asked) -
     here = compare.here(inputs, found.name, max(1, len(found.devices)))
     rows = compare.ranked(compare.compare(inputs, cards.cards()), goal)
     changes = compare.ways_out(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
+    going_on = _resume_here(inputs)
     if asked.as_json:
-        console.data_json(listing.to_json(run_file.run, here, rows, changes, goal))
+        table = listing.to_json(run_file.run, here, rows, changes, goal)
+        console.data_json({**table, "resume": going_on.model_dump() if going_on else None})
     else:
         listing.show(run_file.run, here, rows, changes, goal, everything=asked.everything)
+        if going_on:
+            console.data("")
+            console.data(messages.text("compare.resume", said=resume(going_on)))
     if target:
         drawing.draw(listing.to_json(run_file.run, here, rows, changes, goal), target)
         console.talk("compare.drawn", path=target)
+
+
+def _resume_here(inputs: Inputs) -> Resume | None:
+    """How a run that was begun goes on on this machine, if it does."""
+    if inputs.earlier is None:
+        return None
+    try:
+        return make_plan(inputs).resume
+    except StokerError:  # the table has a row for that
+        return None
 
 
 def ways_out(inputs: Inputs, made: Plan) -> list[Change]:
     """What would make it fit, where it does not."""
     if made.fits != "no":
         return []
-    return compare.ways_out(inputs, cards.cards(), _card(inputs.machine), made.batch.devices)
+    count = made.batch.devices // inputs.machine.nodes
+    return compare.ways_out(inputs, cards.cards(), _card(inputs.machine), count)
 
 
 def _card(machine: Machine) -> cards.Card | None:
@@ -211,7 +230,17 @@ def _figures(made: Plan) -> list[tuple[str, str]]:
     ]
     if made.cost:
         rows.append(("plan.cost", _cost(made.cost)))
+    if made.resume:
+        rows.append(("plan.resume", resume(made.resume)))
     return rows
+
+
+def resume(found: Resume) -> str:
+    """How the run goes on, in the words of the trainer's own verdict."""
+    said = messages.text("train.tier", tier=found.tier, step=found.step)
+    if not found.changed:
+        return said
+    return f"{said} {messages.text('train.tier_changed', changed=', '.join(found.changed))}"
 
 
 def _cost(cost: Cost) -> str:
@@ -244,8 +273,16 @@ def _model_fields(made: Plan) -> dict[str, str]:
     }
 
 
+def _require_tier(run: Run, plan: Plan) -> None:
+    """What the trainer would refuse for `save.resume` is refused before anything starts."""
+    if plan.resume and run.save.resume == "exact" and plan.resume.tier != "EXACT":
+        changed = ", ".join(plan.resume.changed) or plan.device
+        raise StokerError("STK420", tier=plan.resume.tier, changed=changed)
+
+
 def require_possible(run: Run, plan: Plan) -> None:
     """It fits, the card is one PyTorch runs on, and a budget in money has a price to be counted by."""
+    _require_tier(run, plan)
     if run.budget.money and plan.limits.money_seconds is None:
         raise StokerError("STK671", currency=values.money(run.budget.money)[1], card=plan.card)
     for one in plan.reasons:

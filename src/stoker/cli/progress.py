@@ -18,7 +18,7 @@ _RECENT_STEPS = 20
 _KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
 """Events of which the newest counts, and where it is kept."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
-_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning"}
+_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler"}
 _INPUT_BOUND_SHARE = 0.2
 """Above this share of waiting for data, the loader is what limits the run."""
 
@@ -37,7 +37,7 @@ class Progress:
     end: dict[str, Any] = field(default_factory=dict)
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
-    """What the supervisor did: restart, replan, passed_over, limit, warning."""
+    """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
     losses: list[float] = field(default_factory=list)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     read_bytes: int = 0

@@ -39,9 +39,11 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
         with there.awake(console.talk):
             sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
             if sent is not None:
-                console.talk("remote.starting", host=there.name)
+                console.talk("remote.starting", host=there.label)
                 there.start(sent)
-                console.talk("remote.started", name=run_dir.name, host=there.name)
+                console.talk("remote.started", name=run_dir.name, host=there.label)
+                for host in there.left_on:
+                    console.talk("remote.left_on", host=host)
         if isinstance(there, Kernel) and not detach:
             sys.exit(chain.follow(there, run_dir.name))
 
@@ -59,7 +61,7 @@ def _sent(  # what the user gave
     sent = package.make(name, run_file, overrides)
     place.record(run_dir, there.name)
     with console.status() as status:
-        status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.name))
+        status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
     return sent
 
@@ -76,12 +78,12 @@ def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) ->
 def _is_under_way(there: Place, run_dir: RunDir) -> bool:
     """Whether there is nothing to start: it runs there, or is done."""
     with console.status() as status:
-        status.show(messages.text("remote.looking", host=there.name))
+        status.show(messages.text("remote.looking", host=there.label))
         found = there.status(run_dir.name)
     if found is None or found["state"] not in ("queued", "running", "done"):
         return False
     key = "remote.done" if found["state"] == "done" else "remote.already"
-    console.talk(key, name=run_dir.name, host=there.name, step=found["step"])
+    console.talk(key, name=run_dir.name, host=there.label, step=found["step"])
     if found["state"] == "done":
         there.settle(run_dir.name)
     return True
@@ -92,7 +94,7 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
     try:
         local.check_engine()
     except StokerError:
-        console.talk("remote.not_prepared", host=there.name)
+        console.talk("remote.not_prepared", host=there.label)
         return
     ensure_prepared(run_dir)
 
@@ -100,7 +102,8 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
 def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> None:
     """Show the plan for that machine, what it costs and which clocks run; then ask."""
     if (facts := there.facts()) is not None:
-        plan = make_plan(gather.inputs(run_file, run_dir, probe.to_machine(facts), there.surroundings()))
+        machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
+        plan = make_plan(gather.inputs(run_file, run_dir, machine, there.surroundings()))
         show(plan)
         require_possible(run_file.run, plan)
         _tell_balance(there, plan)
@@ -159,7 +162,7 @@ def forward(name: str, on: str | None, words: Sequence[str]) -> None:
 def pull(there: Place, name: str) -> None:
     """Bring a run from the machine it is on."""
     with console.status() as status:
-        status.show(messages.text("remote.looking", host=there.name))
+        status.show(messages.text("remote.looking", host=there.label))
         run_dir = there.get(name)
     progress = Progress(run_dir)
     progress.skim()

@@ -1,4 +1,4 @@
-"""`stoker replan`: after a run ran out of memory, the next rung of the ladder. Started by the supervisor."""
+"""`stoker replan`: the next rung of the ladder after a run ran out of memory, or other machines. By the supervisor."""
 
 from contextlib import closing
 
@@ -7,17 +7,17 @@ from stoker.errors import StokerError
 from stoker.launch import gather
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan, Rung
-from stoker.rundir import files, layout
+from stoker.rundir import files, layout, nodes
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
 
-def replan(name: str, step: int) -> None:
-    """Write a plan that needs less memory with the same batch and length, and note both."""
+def replan(name: str, step: int, together: str | None) -> None:
+    """Write a plan that needs less memory, or is for other machines, with the same batch and length; note both."""
     run_dir = layout.find(name)
     with closing(EventLog(run_dir.events_file)) as events:
         try:
-            before, after = _replan(run_dir, step)
+            before, after = _replan(run_dir, step) if together is None else _regroup(run_dir, set(together.split(",")))
         except StokerError as error:
             events.error(error, "supervisor")
             raise
@@ -36,10 +36,26 @@ def _replan(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
     )
     noted = before.model_copy(update={"out_of_memory": [*before.out_of_memory, failed]})
     files.write_json(run_dir.plan_file, noted.model_dump())
+    return before, _again(run_dir)
+
+
+def _regroup(run_dir: RunDir, together: set[str]) -> tuple[Plan, Plan]:
+    """The plan for those machines of the run that are named; where there is none, all stays as it was."""
+    before, record = files.read_record(run_dir.plan_file, Plan), nodes.read(run_dir.nodes_file)
+    assert record is not None
+    nodes.write(run_dir.nodes_file, record.only(together))
+    try:
+        return before, _again(run_dir)
+    except StokerError:
+        nodes.write(run_dir.nodes_file, record)
+        raise
+
+
+def _again(run_dir: RunDir) -> Plan:
     run_file = run_dir.file()
-    after = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run)))
+    after = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run, run_dir)))
     files.write_json(run_dir.plan_file, after.model_dump())
-    return before, after
+    return after
 
 
 def _cut(plan: Plan) -> dict[str, object]:
@@ -49,6 +65,7 @@ def _cut(plan: Plan) -> dict[str, object]:
         "accumulation": plan.batch.accumulation,
         "gradient_checkpointing": plan.gradient_checkpointing,
         "strategy": plan.strategy,
+        "devices": plan.batch.devices,
     }
 
 

@@ -13,12 +13,14 @@ from stoker.cli.replan import changes
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
-from stoker.launch import gather, keeping, training
+from stoker.launch import gather, keeping, muster, training
 from stoker.launch.reasons import reason
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import files, layout
 from stoker.rundir.layout import RunDir
+
+_CAUSES = {"compute": "straggler.compute", "data": "straggler.data"}
 
 
 def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
@@ -61,7 +63,8 @@ def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     returning.check(run_dir, run_file.run)
     ensure_prepared(run_dir)
     returning.bring(run_dir, run_file.run)
-    machine = gather.machine(None, run_file.run)
+    muster.gathered(run_dir, run_file.run, console.talk)
+    machine = gather.machine(None, run_file.run, run_dir)
     plan = make_plan(gather.inputs(run_file, run_dir, machine))
     require_possible(run_file.run, plan)
     files.write_json(run_dir.plan_file, plan.model_dump())
@@ -120,12 +123,23 @@ def _tell_interventions(progress: Progress) -> None:
             console.talk("train.replanned", changes=changes(event["before"], event["after"]))
         elif event["event"] == "passed_over":
             console.talk("train.passed_over", step=event["step"])
+        elif event["event"] == "lost":
+            console.talk("train.lost", **{**_who(event), "reason": reason(event["reason"])})
+        elif event["event"] == "straggler":
+            cause = messages.text(_CAUSES[event["cause"]])
+            console.talk("train.straggler", **_who(event), times=f"{event['times']:.1f}", cause=cause)
         elif event["event"] == "warning":
             share = round(100 * event["spent_seconds"] / event["limit_seconds"])
             console.talk("train.warning", word=f"budget.{event['reason']}", share=share)
         else:
             console.talk("train.limit", limit=reason(event["reason"]))
     progress.interventions.clear()
+
+
+def _who(event: dict[str, Any]) -> dict[str, Any]:
+    """Which rank at which step, and where that is not this machine alone, on which one."""
+    rank = messages.text("train.rank", rank=event["rank"]) if event["rank"] is not None else ""
+    return {"who": " · ".join(filter(None, (event["node"], rank))), "step": event["step"]}
 
 
 def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:

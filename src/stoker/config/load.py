@@ -257,8 +257,11 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         conflict(("save", "best"), "STK135")
     if run.save.best and run.train.eval_every == "never":
         conflict(("train", "eval_every"), "STK135")
-    if run.where.place == "ssh" and not run.where.host:
+    several = run.where.hosts or []
+    if run.where.place == "ssh" and not run.where.host and not several:
         conflict(("where", "host"), "STK136")
+    if several and (run.where.host or len(set(several)) < len(several)):
+        conflict(("where", "hosts"), "STK140")
     for block, methods in (("lora", ("lora", "qlora")), ("quantization", ("qlora",))):
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = ", ".join(f"`{one}`" for one in methods)

@@ -127,8 +127,7 @@ _SUBMITTED = (
     "usage",
     "version",
     "ignore_pbs",
-    # One machine: the plan says how many processes train there.
-    "nodes",
+    # The plan says how many processes train on each machine.
     "ntasks",
     "ntasks_per_core",
     "ntasks_per_gpu",
@@ -271,6 +270,7 @@ OWNED: dict[str, dict[str, str]] = {
         "output": "name",
         "time": "where.session",
         "time_min": "where.session",
+        "nodes": "where.nodes",
         **dict.fromkeys(_SUBMITTED, JOB),
     },
     "kaggle": {

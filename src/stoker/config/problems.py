@@ -90,6 +90,10 @@ _EXAMPLES = {
     "save.store": "`s3://bucket/prefix`",
     "where": "`{gpus: all}`",
     "where.host": "`my-box`",
+    "where.hosts": "`[box-1, box-2]`",
+    "where.hosts[]": "`box-1`",
+    "where.nodes": "`2`",
+    "where.interface": "`eth1`",
     "budget": "`{money: 50 CNY, time: 12h}`",
     "native": "`{trainer: {neftune_noise_alpha: 5}}`",
     "native.trainer": "`{neftune_noise_alpha: 5}`",
@@ -135,6 +139,8 @@ _ELSEWHERE = {
     "warmup_ratio": "train.warmup",
     "stage": "train.objective",
     "num_gpus": "where.gpus",
+    "num_nodes": "where.nodes",
+    "nnodes": "where.nodes",
 }
 """Names other tools use for words of ours."""
 

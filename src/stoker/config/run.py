@@ -259,6 +259,14 @@ class Where(_Section):
     """The kind of machine."""
     host: NonEmpty | None = None
     """Name of a host added with `stoker hosts add`."""
+    hosts: Annotated[list[NonEmpty], Field(min_length=2)] | None = None
+    """Names of several such hosts that train together. The first one has the run directory and decides."""
+    nodes: Annotated[int, Field(ge=1), NotTruth] = 1
+    """On a queue, how many machines one job takes."""
+    elastic: bool = False
+    """Whether a run of several machines goes on with those that remain when one is lost."""
+    interface: NonEmpty | None = None
+    """Network interface by which several machines talk, such as `eth1`. Default: the one in a network all share."""
     gpus: Annotated[
         Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")]
         | Annotated[Annotated[str, Field(pattern=values.DEVICES_PATTERN)], Tag("text")],
@@ -271,7 +279,7 @@ class Where(_Section):
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
         Discriminator(_auto_kind),
     ] = "auto"
-    """On a CPU, how many processes train together. With GPUs there is one for each."""
+    """On a CPU, how many processes train together on each machine. With GPUs there is one for each."""
     micro: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
         Discriminator(_auto_kind),

@@ -1,7 +1,7 @@
 """What happens around the steps, and when: the life of a training process.
 
-open run directory, read plan                                   train.main
-newest verified checkpoint?  -> tier                            train.main            event: attempt
+open run directory, read plan, join the other ranks             train.main, parallel
+newest verified checkpoint?  -> tier; to machines without it    train.main, spread    event: attempt
 build model, trainer                                            models, trainer
 on_train_begin      rehearse: longest batch, eval, save         Rehearsal             event: rehearsal
 for each step                                                   (transformers' loop)
@@ -38,9 +38,9 @@ _FULL_LIST = 1024
 
 
 class StopRequest:
-    """Asked for by a signal or by the run directory's stop file; read at the step boundary."""
+    """Asked for by a signal or, on the first rank, by the run directory's stop file; read at the step boundary."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path | None) -> None:
         self._file = file
         self._signalled = False
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
@@ -54,7 +54,7 @@ class StopRequest:
     def requested(self) -> bool:
         """Whether to commit and end now."""
         # Not `Path.exists`: it raises where the disk is gone.
-        return self._signalled or os.path.exists(self._file)  # noqa: PTH110
+        return self._signalled or (self._file is not None and os.path.exists(self._file))  # noqa: PTH110
 
 
 class Schedule(TrainerCallback):

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from stoker.engine import parallel
 from stoker.rundir import files
@@ -158,18 +159,20 @@ def _load_optimizer(
 
 
 def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
-    """A saved value; sharded as its parameter is, where it has the parameter's shape.
+    """A saved value; where it has the shape of a sharded parameter, this rank's rows of it, and no others are read.
 
-    Copied: else it would stay part of the file, which rotation takes away, or of the whole tensor, of all shards.
+    Copied: else it would stay part of the file, which rotation takes away.
     """
     if "tensor" not in item:
         return item["value"]
-    tensor = tensors.get_tensor(item["tensor"])
-    if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
-        on_device = tensor.to(parameter.device)
-        shard = distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        return shard.clone()
-    return tensor.clone()
+    stored = tensors.get_slice(item["tensor"])
+    if not isinstance(parameter, DTensor) or tuple(stored.get_shape()) != parameter.shape:
+        return stored[...].clone()
+    mesh, placements = parameter.device_mesh, parameter.placements
+    sizes, starts = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    part = stored[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+    own = part.to(parameter.device, copy=True, memory_format=torch.contiguous_format)
+    return DTensor.from_local(own, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
 def _rng_index(tensors: Tensors) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,13 +28,10 @@ _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator
 class StepGuard:
     """Looks at every step's loss and gradient norm, in order."""
 
-    def __init__(self, guard: Guard, path: Path, resumed_step: int) -> None:
+    def __init__(self, guard: Guard, past: "Past") -> None:
         """Remember the losses before the step to go on from, so that a resume judges as the whole run would."""
         self._spike = guard.spike
-        self._recent: deque[float] = deque(maxlen=_RECENT)
-        if guard.spike is not None:
-            before = sorted((step, event["loss"]) for step, event in events.steps(path).items() if step <= resumed_step)
-            self._recent.extend(loss for _, loss in before[-_RECENT:] if isinstance(loss, float))
+        self._recent: deque[float] = deque(past.losses, maxlen=_RECENT)
 
     def check(self, step: int, loss: float, norm: float | None, *, scaled: bool) -> None:
         """Refuse a bad step.
@@ -72,10 +70,24 @@ class Heartbeat:
                 self._path.touch()
 
 
-def passed_over(path: Path) -> frozenset[int]:
-    """The steps that the supervisor had passed over, by number from 1."""
+@dataclass(frozen=True)
+class Past:
+    """What the events say about the steps so far."""
+
+    passed_over: tuple[int, ...]
+    """Steps that the supervisor had passed over, by number from 1."""
+    losses: tuple[float, ...]
+    """Of the newest steps before the one to go on from, where a guard compares with them."""
+
+
+def read_past(guard: Guard, path: Path, resumed_step: int) -> Past:
+    """The past of a run, from its events."""
     found = (event for event in events.skim(path) if event["event"] == "passed_over" and events.is_whole(event))
-    return frozenset(event["step"] for event in found)
+    passed_over = tuple(event["step"] for event in found)
+    if guard.spike is None:
+        return Past(passed_over, ())
+    before = sorted((step, event["loss"]) for step, event in events.steps(path).items() if step <= resumed_step)
+    return Past(passed_over, tuple(loss for _, loss in before[-_RECENT:] if isinstance(loss, float)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ Options come from `plan.native` as they are. Options the installed engine refuse
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,20 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-def build(run: Run, plan: Plan, folder: Path) -> Any:
-    """The model as training starts with it."""
+def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) -> Any:
+    """The model as training starts with it; one that will be sharded and goes on, from its checkpoint at once.
+
+    Weights of a type that stays are mapped, not read: a rank that keeps rows of them reads no others.
+    """
     torch.manual_seed(run.train.seed)
     # Left alone, bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
     placement = {"device_map": {"": "cpu"}} if plan.strategy == "fsdp2" else {}
-    model = _from_shape(plan) if isinstance(run.model, Shape) else load_base(run, plan, folder, **placement)
+    if checkpoint and plan.strategy == "fsdp2" and run.tune.method == "full":
+        model = _from_checkpoint(run, plan, checkpoint, **placement)
+    elif isinstance(run.model, Shape):
+        model = _from_shape(plan)
+    else:
+        model = load_base(run, plan, folder, **placement)
     model.config.use_cache = False
     if run.tune.method == "full":
         return model
@@ -84,21 +92,41 @@ def _from_shape(plan: Plan) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
+def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
+    """The model of a checkpoint: its own configuration says what a shape's options said."""
+    reading.require_safetensors(folder)
+    shape = isinstance(run.model, Shape)
+    stated = {"attn_implementation": plan.attention, "dtype": "float32"} if shape else plan.native.model
+    with reading.named("STK512", path=folder):
+        model = _from_files(folder, {**_options(stated), **placement, "local_files_only": True})
+    for buffer in model.buffers():  # sharding copies parameters only, and rotation takes the file away
+        buffer.data = buffer.data.clone()
+    return model
+
+
+def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
+    if (index := Path(path) / weights.INDEX_NAME).is_file():
+        weights.listed(index)  # transformers would follow names that lead out
+    return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
+
+
+def _options(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `from_pretrained` as the plan has them, the type by its name."""
+    # A plan may come from a stranger's run directory.
+    allowed = {name: value for name, value in stated.items() if name not in NEVER}
+    return {**allowed, "dtype": dtype(allowed["dtype"])}
+
+
 def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     """The trained model a run starts from, in the precision and bits the plan states."""
-    options = {**plan.native.model, **placement}
-    for name in NEVER:  # a plan may come from a stranger's run directory
-        options.pop(name, None)
-    options["dtype"] = dtype(options["dtype"])
+    options = {**_options(plan.native.model), **placement}
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
     path = inputs.model_path(run.model, folder)
-    if (index := Path(path) / weights.INDEX_NAME).is_file():
-        weights.listed(index)  # transformers would follow names that lead out
     with reading.named("STK413", model=run.model):
         try:
-            return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, **options)
+            return _from_files(path, options)
         except TypeError as error:
             raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
 

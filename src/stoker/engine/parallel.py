@@ -8,6 +8,7 @@ word); `zero2` and `zero3` are DeepSpeed's. `require_strategy` compares what was
 import datetime
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -31,7 +32,7 @@ from stoker.rundir.events import EventLog
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "mps": "gloo"}
 _TIMEOUT = datetime.timedelta(minutes=30)
 """After which ranks that compute together give each other up."""
-_WAIT = datetime.timedelta(days=2)
+PATIENCE = datetime.timedelta(days=2)
 """After which they give up the first one's writing and reading of files."""
 
 _MEETING_SECONDS = 600.0
@@ -50,6 +51,8 @@ class Ranks:
     """The group in which ranks wait for what the first one decides or writes."""
     interleaved: bool = False
     """Neighbouring micro batches on different ranks at one time, as sharding needs it; else a range for each rank."""
+    first_here: bool = True
+    """Whether this is the first process on its machine."""
 
     @property
     def first(self) -> bool:
@@ -82,13 +85,31 @@ class Ranks:
         dist.all_reduce(said, dist.ReduceOp.MAX, group=self.control)
         return [bool(flag) for flag in said]
 
-    def follow(self, numbers: Sequence[int]) -> list[int]:
-        """Numbers as the first rank has them."""
+    def everyone(self, flag: bool) -> list[bool]:  # noqa: FBT001  # a vote, no option
+        """Every rank's flag."""
+        return self.anyone([flag and rank == self.rank for rank in range(self.world)])
+
+    def follow(self, numbers: Sequence[int], leader: int = 0) -> list[int]:
+        """Numbers as the first rank has them, or another one."""
         if self.world == 1:
             return list(numbers)
         said = torch.tensor(numbers, dtype=torch.int64)
-        dist.broadcast(said, src=0, group=self.control)
+        dist.broadcast(said, src=leader, group=self.control)
         return [int(number) for number in said]
+
+    def hear(self, text: str, leader: int = 0) -> str:
+        """Text, at least a letter, as the first rank has it, or another one."""
+        if self.world == 1:
+            return text
+        own = bytearray(text.encode())
+        (size,) = self.follow([len(own)], leader)
+        said = torch.frombuffer(own if self.rank == leader else bytearray(size), dtype=torch.uint8)
+        dist.broadcast(said, src=leader, group=self.control)
+        return said.numpy().tobytes().decode()
+
+    def meet(self) -> None:
+        """Until every rank has come this far."""
+        self.anyone([True])
 
     def wait(self) -> None:
         """Until the first rank has come this far, so that nobody's patience ends in a collective meanwhile."""
@@ -104,9 +125,21 @@ class Ranks:
 ALONE = Ranks()
 
 
+def take_place() -> int:
+    """The rank of this process. Torchrun numbers those of one machine; of several, each knows its first one's number.
+
+    Corrected before accelerate and transformers look, which take rank and world from the same variables. The device
+    still follows from the place on the machine.
+    """
+    if env.read(env.STORE):
+        env.put(env.RANK, str(int(env.read(env.FIRST_RANK)) + int(env.read(env.LOCAL_RANK))))
+        env.put(env.WORLD_SIZE, env.read(env.RANKS))
+    return int(env.read(env.RANK, "0"))
+
+
 @contextmanager
 def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
-    """This process' place among the ranks; a process group where there are several."""
+    """This process' place among the ranks (see `take_place`); a process group where there are several."""
     world = int(env.read(env.WORLD_SIZE, "1"))
     if world != plan.batch.devices:
         raise StokerError(
@@ -119,23 +152,46 @@ def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
     meeting = Path(env.read(env.RENDEZVOUS))
     if plan.device == "cuda":
         torch.cuda.set_device(int(env.read(env.LOCAL_RANK)))
-    store = meeting / f"store-{env.read(env.RESTART_COUNT, '0')}"
+    first_here = int(env.read(env.LOCAL_RANK)) == 0
     try:
         with _meeting(rank, events_file):
             dist.init_process_group(
-                _BACKENDS[plan.device], init_method=f"file://{store}", rank=rank, world_size=world, timeout=_TIMEOUT
+                _BACKENDS[plan.device], **_place(meeting, rank, world), rank=rank, world_size=world, timeout=_TIMEOUT
             )
-            control = dist.new_group(backend="gloo", timeout=_WAIT)
-        yield Ranks(rank, world, control, interleaved=plan.strategy != "ddp")
+            control = dist.new_group(backend="gloo", timeout=PATIENCE)
+        yield Ranks(rank, world, control, interleaved=plan.strategy != "ddp", first_here=first_here)
     except RuntimeError as error:
         if is_lost(error):
             raise StokerError("STK423", rank=rank, reason=str(error).splitlines()[0]) from error
         raise
+    else:
+        # Where it failed, the last pulses stay for the supervisor.
+        if first_here:
+            shutil.rmtree(meeting, ignore_errors=True)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        if rank == 0:
-            shutil.rmtree(meeting, ignore_errors=True)
+
+
+def _place(meeting: Path, rank: int, world: int) -> dict[str, Any]:
+    """Where ranks find each other: a file on one machine; on several, the first rank listens for the others."""
+    if place := env.read(env.STORE):
+        host, _, port = place.rpartition(":")
+        return {"store": _store((host.strip("[]"), int(port)), rank, world)}
+    return {"init_method": f"file://{meeting / 'store'}-{env.read(env.RESTART_COUNT, '0')}"}
+
+
+def _store(address: tuple[str, int], rank: int, world: int) -> Any:
+    options: dict[str, Any] = {"wait_for_workers": False, "timeout": datetime.timedelta(seconds=_MEETING_SECONDS)}
+    if rank == 0:
+        try:
+            # Left alone, the store listens on every address of the machine.
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+            listener = socket.create_server(address, family=family)
+        except OSError as error:
+            raise StokerError("STK424", address="{}:{}".format(*address), reason=error.strerror) from error
+        options |= {"is_master": True, "master_listen_fd": listener.detach()}
+    return dist.TCPStore(*address, world, **options)  # type: ignore[attr-defined]  # not listed there
 
 
 @contextmanager

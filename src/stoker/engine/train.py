@@ -4,9 +4,12 @@ It decides nothing: every choice is in plan.json. Started again, it goes on from
 """
 
 import copy
+import dataclasses
+import hashlib
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from contextlib import nullcontext, suppress
@@ -20,14 +23,15 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
 from stoker.config.run import Run
-from stoker.engine import callbacks, guard, models, parallel, program, reading, saving
+from stoker.engine import callbacks, guard, models, parallel, program, pulse, reading, saving, spread
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
 from stoker.engine.parallel import Ranks
+from stoker.engine.pulse import Pulse
 from stoker.engine.saving import Job, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.facts.machine import installed
-from stoker.plan import order
+from stoker.plan import moves, order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared
@@ -50,6 +54,7 @@ class Opened:
     plan: Plan
     report: Report
     ranks: Ranks
+    pulse: Pulse
     events: EventLog
     """Nowhere but on the first rank."""
 
@@ -61,9 +66,10 @@ def main(path: Path) -> int:
     """Train until done or asked to stop, alone in the run directory."""
     run_dir = RunDir(path)
     plan = files.read_record(run_dir.plan_file, Plan)
+    rank = parallel.take_place()
     try:
-        _log_apart(run_dir)
-        return _alone(run_dir, plan)
+        _log_apart(run_dir, rank)
+        return _alone(run_dir, plan, rank)
     except Exception as error:
         number = saving.error_number(error)
         if isinstance(error, StokerError) or number not in files.DISK_ERRORS:
@@ -82,10 +88,12 @@ def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
     )
 
 
-def _alone(run_dir: RunDir, plan: Plan) -> int:
+def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
     torch.set_num_threads(plan.threads)
-    stop = callbacks.StopRequest(run_dir.stop_file)
+    # Files are looked at by the first rank: other machines need not have them.
+    stop = callbacks.StopRequest(run_dir.stop_file if rank == 0 else None)
     with (
+        pulse.beating(rank, cuda=plan.device == "cuda") as beat,
         parallel.joined(plan, run_dir.events_file) as ranks,
         lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone,
     ):
@@ -93,12 +101,11 @@ def _alone(run_dir: RunDir, plan: Plan) -> int:
             # Said in this attempt's log only: the events belong to the one that trains.
             sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
             return EXIT_USER
-        return _train(_open(run_dir, plan, ranks), stop)
+        return _train(_open(run_dir, plan, ranks, beat), stop)
 
 
-def _log_apart(run_dir: RunDir) -> None:
+def _log_apart(run_dir: RunDir, rank: int) -> None:
     """Every rank but the first, which inherits the attempt's, has a log of its own."""
-    rank = int(env.read(env.RANK, "0"))
     if rank and env.read(env.ATTEMPT):
         with run_dir.log_file(int(env.read(env.ATTEMPT)), rank).open("ab") as log:
             os.dup2(log.fileno(), sys.stdout.fileno())
@@ -121,8 +128,9 @@ def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
 def _stopped(opened: Opened, step: int) -> int:
     """Ended early, with a committed checkpoint of that step."""
     opened.events.write("end", status="stopped", step=step)
-    with suppress(OSError):  # a disk that is read-only by now
-        opened.run_dir.stop_file.unlink(missing_ok=True)
+    if opened.ranks.first:
+        with suppress(OSError):  # a disk that is read-only by now
+            opened.run_dir.stop_file.unlink(missing_ok=True)
     # torchrun knows success and failure only; the light world reads the event.
     return EXIT_STOPPED if opened.ranks.world == 1 else EXIT_DONE
 
@@ -149,6 +157,7 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
         raise _refused(opened.run_dir, opened.plan, saver.refused)
     if step >= opened.plan.steps.total:
         saver.require_checked()
+        opened.ranks.meet()  # every machine has checked its data
     return step, trainer.state.best_global_step, trainer.due
 
 
@@ -166,7 +175,8 @@ def _loop(trainer: ExactTrainer, saver: Saver, found: Checkpoint | None) -> None
             raise
 
 
-def _open(run_dir: RunDir, plan: Plan, ranks: Ranks) -> Opened:
+def _open(run_dir: RunDir, plan: Plan, ranks: Ranks, beat: Pulse) -> Opened:
+    beat.mark = "open"
     run = run_dir.run()
     report = prepared.read_report(run_dir.data)
     if report is None:
@@ -174,38 +184,45 @@ def _open(run_dir: RunDir, plan: Plan, ranks: Ranks) -> Opened:
     prepared.check_sizes(run_dir.data, "train", report.train)
     if report.eval is not None:
         prepared.check_sizes(run_dir.data, "eval", report.eval)
-    if ranks.first and files.folder_bytes(run_dir.data) <= _READ_AT_START_BYTES:
+    if ranks.first_here and files.folder_bytes(run_dir.data) <= _READ_AT_START_BYTES:
         prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else Path(os.devnull))
-    return Opened(run_dir, run, plan, report, ranks, events, _fingerprint(run_dir, run, plan))
+    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan))
+    return Opened(run_dir, run, plan, report, ranks, beat, events, fingerprint)
+
+
+def _of_all(ranks: Ranks, plan: Plan, report: Report, fingerprint: dict[str, str]) -> dict[str, str]:
+    """The fingerprint of all ranks together: where machines differ, it says how. They must train the same."""
+    decided = json.dumps(plan.model_dump(mode="json", exclude={"env", "argv"}), sort_keys=True)
+    trains = {
+        "plan.json": hashlib.sha256(decided.encode()).hexdigest(),
+        "data": report.digest,
+        "model": fingerprint["base"],
+    }
+    own = json.dumps({"node": env.read(env.NODE, socket.gethostname()), "trains": trains, "fingerprint": fingerprint})
+    everyone = [json.loads(ranks.hear(own, leader)) for leader in range(ranks.world)]
+    for rank, one in enumerate(everyone):
+        for what, digest in one["trains"].items():
+            if digest != everyone[0]["trains"][what]:
+                raise StokerError("STK425", rank=rank, node=one["node"], what=what)
+    parts = {name: [one["fingerprint"][name] for one in everyone] for name in fingerprint}
+    return {name: one[0] if len(set(one)) == 1 else ", ".join(one) for name, one in parts.items()}
 
 
 def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
     cuda = plan.device == "cuda"
-    libraries = ["transformers", "accelerate", "peft", "bitsandbytes", "flash_attn"]
-    libraries += ["deepspeed"] if plan.native.deepspeed else []
+    libraries = (*moves.LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        **installed(tuple(libraries)),
+        **installed(libraries),
         "base": models.base_digest(run, run_dir.folder()),
-        "precision": plan.precision,
-        "attention": plan.attention,
-        "arrange": plan.arrange,
-        # One process alone and several that keep whole gradients add up alike, where they do it in the canonical order.
-        "strategy": "ddp" if plan.exact and plan.strategy == "single" else plan.strategy,
-        "devices": "any" if plan.exact else str(plan.batch.devices),
-        "sharding": json.dumps([plan.native.fsdp, plan.native.deepspeed], sort_keys=True),
-        "micro": str(plan.batch.micro),
-        "checkpointing": str(plan.gradient_checkpointing),
-        "exact": str(plan.exact),
-        "deterministic": str(plan.deterministic),
+        **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
-        "compile": str(plan.native.trainer.get("torch_compile", False)),
     }
 
 
@@ -231,10 +248,14 @@ def _newest(opened: Opened) -> Checkpoint | None:
     """The checkpoint to go on from; none only where there never was one. The first rank looks, the others follow."""
     folder = opened.run_dir.checkpoints
     found = _look(opened, folder) if opened.ranks.first else None
-    (step,) = opened.ranks.follow([found.step if found else -1])
-    if opened.ranks.first or step < 0:
-        return found
-    return next(one for one in checkpoints.committed(folder) if one.step == step)
+    return spread.from_first(folder, found, opened.ranks)
+
+
+def _past(opened: Opened, found: Checkpoint | None) -> guard.Past:
+    """What the events say, as the first rank reads them: other machines have none."""
+    path, step = opened.run_dir.events_file, found.step if found else 0
+    own = guard.read_past(opened.plan.guard, path, step) if opened.ranks.first else guard.Past((), ())
+    return guard.Past(**json.loads(opened.ranks.hear(json.dumps(dataclasses.asdict(own)))))
 
 
 def _look(opened: Opened, folder: Path) -> Checkpoint | None:
@@ -279,15 +300,12 @@ def _tier(opened: Opened, found: Checkpoint | None) -> str:
     """How exactly the run goes on, said honestly."""
     if found is not None and _other_training(opened, found):
         return "OTHER"
-    same = found is None or found.commit.fingerprint == opened.fingerprint
-    provable = opened.plan.device == "cpu" or (opened.plan.device == "cuda" and opened.plan.deterministic)
-    return "EXACT" if same and provable else "SAMPLE-EXACT"
+    return moves.tier(opened.plan, _changed(opened, found))
 
 
 def _changed(opened: Opened, found: Checkpoint | None) -> list[str]:
     """`micro: 4 -> 2` for each part of the fingerprint that differs."""
-    before = found.commit.fingerprint if found else opened.fingerprint
-    return [f"{k}: {before.get(k)} -> {v}" for k, v in opened.fingerprint.items() if before.get(k) != v]
+    return moves.changed(found.commit.fingerprint if found else opened.fingerprint, opened.fingerprint)
 
 
 def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:
@@ -311,8 +329,10 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
 
 def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Checkpoint | None) -> ExactTrainer:
     run, plan, report, data = opened.run, opened.plan, opened.report, opened.run_dir.data
+    opened.pulse.mark = "build"
+    past = _past(opened, found)
     tokenizer = models.load_tokenizer(data / "tokenizer")
-    model = models.build(run, plan, opened.run_dir.folder())
+    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None)
     arrangement = Arrangement(
         kind=plan.arrange,
         micro=plan.batch.micro,
@@ -321,7 +341,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
     sequence_order = Order(report.digest, run.train.seed, report.train.sequences, plan.batch.effective)
-    steps_guard = guard.StepGuard(plan.guard, opened.run_dir.events_file, found.step if found else 0)
+    steps_guard = guard.StepGuard(plan.guard, past)
     recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
     around = [callbacks.Schedule(plan, stop, opened.ranks, saver), recorder]
     if run.save.best:
@@ -345,8 +365,9 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     if not trainer.model_accepts_loss_kwargs:
         raise StokerError("STK414", model=type(model).__name__)
     recorder.trainer = trainer
-    trainer.passed_over = guard.passed_over(opened.run_dir.events_file)
+    trainer.passed_over = frozenset(past.passed_over)
     trainer.heartbeat = guard.Heartbeat(opened.run_dir.heartbeat_file if opened.ranks.first else None)
+    trainer.pulse = opened.pulse
 
     def begin() -> None:
         _rehearse(opened, trainer, saver, first=found is None)
@@ -393,8 +414,8 @@ def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
     if opened.ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
         _recall(opened, saver)
-        if files.folder_bytes(opened.run_dir.data) > _READ_AT_START_BYTES:
-            saver.require(lambda: prepared.check_digests(opened.run_dir.data, opened.report))
+    if opened.ranks.first_here and files.folder_bytes(opened.run_dir.data) > _READ_AT_START_BYTES:
+        saver.require(lambda: prepared.check_digests(opened.run_dir.data, opened.report))
     return saver
 
 
@@ -417,9 +438,10 @@ def _recall(opened: Opened, saver: Saver) -> None:
 def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
     """Copy the step's state to the host and have it written; a run that ends waits for it."""
     started = time.perf_counter()
+    opened.pulse.mark = "save"
     saver.wait()
-    # Nobody's patience may end in a collective while the first rank still writes.
-    opened.ranks.wait()
+    # Nobody's patience may end in a collective while the first rank still writes; every machine's data is in order.
+    opened.ranks.meet()
     copied = trainer.copied(keep=opened.ranks.first)
     if opened.ranks.first:
         job = Job(
@@ -490,6 +512,7 @@ def _result(opened: Opened, best: int | None) -> Checkpoint:
 def _rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
     """The longest batch forward and backward, an eval batch and, in a new run, a save; nothing of it stays."""
     longest = opened.report.train.longest
+    opened.pulse.mark = "rehearsal"
     _part(opened, "step", lambda: _rehearse_step(opened, trainer, longest, first=first))
     if opened.report.eval is not None:
         longest_eval = opened.report.eval.longest

@@ -32,6 +32,7 @@ from stoker.engine import checkpoint, exact, guard, models, parallel, reading, z
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.parallel import Ranks
+from stoker.engine.pulse import Pulse
 from stoker.engine.saving import Copied
 from stoker.plan.plan import Plan
 
@@ -94,6 +95,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.passed_over: frozenset[int] = frozenset()
         """Steps that do no update, by number from 1."""
         self.heartbeat = guard.Heartbeat(None)
+        self.pulse = Pulse()
         self.last_item: StepItem | None = None
         self.last_losses: torch.Tensor | None = None
         self.last_norm: torch.Tensor | None = None
@@ -116,9 +118,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The next step, and how long the loop waited for it. Its trained tokens are counted in the item."""
+        self.pulse.step, self.pulse.mark = self.state.global_step + 1, "data"
         started = time.perf_counter()
         item = next(epoch_iterator)
         self.wait_seconds = time.perf_counter() - started
+        self.pulse.waited(self.wait_seconds)
         return [item], None
 
     # ---- the step
@@ -144,7 +148,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         model.train()
         ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
         losses = torch.zeros(inputs.leaves, device=self.args.device)
+        self.pulse.begin()
         for turn, micro in enumerate(inputs.micro_batches):
+            self.pulse.mark = f"micro {turn + 1}"
             own = turn < len(inputs.numbers)
             number = inputs.numbers[turn] if own else inputs.leaves
             exact.seed_stream(self.args.seed, inputs.step, number)
@@ -158,11 +164,15 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             if tree is not None and (own or ranks.interleaved):
                 node = (turn * ranks.world, ranks.world.bit_length() - 1) if ranks.interleaved else (number, 0)
                 tree.add(*node, exact.take_gradients(self._trainable))
+        if tree is not None and not ranks.interleaved:
+            self.pulse.computed(len(inputs.micro_batches))
+        self.pulse.mark = "sum"
         if tree is not None:
             exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
         self.last_item = inputs
         self.last_losses = ranks.gather(losses)
         self.tokens += inputs.tokens
+        self.pulse.mark = "update"
         return self.last_losses.sum()
 
     def _pass_over(self, inputs: StepItem) -> torch.Tensor:
@@ -231,6 +241,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Mean loss over the trained tokens of the eval split; resumes and device counts do not change it."""
+        self.pulse.mark = "eval"
         started = time.perf_counter()
         try:
             loss = self.token_loss(self._until_stopped(self._eval_items))
@@ -305,6 +316,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Put the weights back: from safetensors, or not at all."""
         folder = Path(resume_from_checkpoint)
+        if Path(self.model.config.name_or_path) == folder:
+            return  # built from it
         reading.require_safetensors(folder)
         with reading.named("STK512", path=folder):
             super()._load_from_checkpoint(resume_from_checkpoint, model)

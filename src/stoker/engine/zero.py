@@ -54,6 +54,8 @@ class ZeroState(State):
     def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
         """Hand each rank its parts, and go on counting."""
         states = self._begin()
+        if not index["parameters"]:
+            return  # no update was done yet
         for name, parameter in self.model.named_parameters():
             for field in _FIELDS if name in index["parameters"] else ():
                 _set(parameter, tensors.get_tensor(index["parameters"][name][field]["tensor"]), field)
@@ -93,6 +95,7 @@ def _set(parameter: Any, value: torch.Tensor, field: str) -> None:
         safe_set_full_optimizer_state(parameter, value, field)
         return
     part = safe_get_local_optimizer_state(parameter, field)
-    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    padded = torch.nn.functional.pad(value.flatten(), (0, part.numel() * world - value.numel()))
-    part.copy_(padded[rank * part.numel() : (rank + 1) * part.numel()].view_as(part))
+    first = torch.distributed.get_rank() * part.numel()
+    own = value.flatten()[first : first + part.numel()]
+    part.zero_()
+    part.view(-1)[: own.numel()].copy_(own)

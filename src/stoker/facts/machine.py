@@ -78,17 +78,20 @@ class Machine(BaseModel):
     packages: dict[str, str]
     """Installed packages of those a plan asks for, with versions."""
     python: str
+    nodes: int = 1
+    """How many such machines train together. Devices, processors and memory are those of one."""
     examined: bool
     """False for a machine made up from the catalogue: processors, memory and packages are assumed there."""
 
     @classmethod
-    def of_card(cls, card: Card, count: int = 1, memory_gb: float | None = None) -> "Machine":
+    def of_card(cls, card: Card, count: int = 1, memory_gb: float | None = None, nodes: int = 1) -> "Machine":
         """A machine with `count` of a card, to plan before there is one.
 
         Args:
             card: A card of the catalogue.
             count: How many of them.
             memory_gb: Memory of each, where the card is sold with several; else the smallest.
+            nodes: How many such machines train together.
         """
         memory_bytes = int(memory_gb * 2**30) if memory_gb else card.memory_bytes
         device = {
@@ -109,6 +112,7 @@ class Machine(BaseModel):
             driver="",
             packages={},
             python=platform.python_version(),
+            nodes=nodes,
             examined=False,
         )
 

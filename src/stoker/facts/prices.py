@@ -38,9 +38,9 @@ class Offer(BaseModel):
     source: str
     note: str
 
-    def billed(self, count: int) -> int:
-        """Cards that are paid for where so many are wanted: whole machines only."""
-        return -(-count // self.gpu_count) * self.gpu_count
+    def billed(self, count: int, nodes: int = 1) -> int:
+        """Cards that are paid for where so many are wanted, evenly on so many nodes: whole machines only."""
+        return -(-count // nodes // self.gpu_count) * self.gpu_count * nodes
 
     def age_days(self, today: datetime.date | None = None) -> int:
         """Days since the source was refreshed."""

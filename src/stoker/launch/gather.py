@@ -17,19 +17,28 @@ from stoker.facts.platforms import Platform
 from stoker.facts.shapes import ResolvedShape
 from stoker.launch import mirrors
 from stoker.launch.deadline import deadline
-from stoker.plan import data, money
+from stoker.plan import choices, data, money
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
+from stoker.plan.moves import Earlier
 from stoker.plan.plan import Plan, Rung
-from stoker.rundir import checkpoints, files, layout, prepared
+from stoker.rundir import checkpoints, files, layout, nodes, prepared
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
 
-def machine(card: str | None, run: Run) -> Machine:
-    """This machine, or one with as many of a card as the run asks for."""
-    return Machine.of_card(cards.find(card), _last(run.where.gpus)) if card else examine()
+def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
+    """This machine, or one with as many of a card as the run asks for; as often as train together."""
+    if card:
+        return several(Machine.of_card(cards.find(card), _last(run.where.gpus)), run)
+    together = nodes.read(run_dir.nodes_file) if run_dir else None
+    return examine().model_copy(update={"nodes": len(together.present) if together else 1})
+
+
+def several(one: Machine, run: Run) -> Machine:
+    """As many of a machine as the run asks for."""
+    return one.model_copy(update={"nodes": choices.nodes(run)})
 
 
 def _last(gpus: int | str) -> int:
@@ -66,6 +75,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
     platform = elsewhere.platform if elsewhere else platforms.here() if on.examined else None
     run = _with_deepspeed(run_file)
     report = _report(run_file, run_dir)
+    begun = run_dir or _begun(run_file)
     shape = _shape(run_file)
     card = on.devices[0].card if on.devices else None
     offer = money.offer(run, card, max(1, _count(run.where.gpus, len(on.devices))))
@@ -77,13 +87,20 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         data=_data(run_file, report),
         offer=offer,
         vocab=vocab,
-        micro=_micro(run_dir),
-        out_of_memory=_out_of_memory(run_dir),
+        earlier=_earlier(begun),
+        out_of_memory=_out_of_memory(begun),
         deadline=deadline() if run_dir is not None and not elsewhere else None,
         place=_place(run, platform),
         platform=platform,
         network=elsewhere.network if elsewhere else mirrors.told(),
+        nodes=_names(run_dir) if not elsewhere else (),
     )
+
+
+def _names(run_dir: RunDir | None) -> tuple[str, ...]:
+    """The machines that train together here."""
+    together = nodes.read(run_dir.nodes_file) if run_dir else None
+    return together.present if together else ()
 
 
 def _place(run: Run, platform: Platform | None) -> str:
@@ -146,10 +163,22 @@ def _shape(run_file: RunFile) -> ResolvedShape:
         return _shape(load.load(earlier))
 
 
-def _micro(run_dir: RunDir | None) -> int | None:
-    """The micro batch of the newest checkpoint."""
+def _begun(run_file: RunFile) -> RunDir | None:
+    """The directory of this very run, where there is one: what is planned is then how it goes on."""
+    try:
+        run_dir = layout.find(str(run_file.run.name))
+        return None if layout.changed_words(run_dir.run(), run_file.run) else run_dir
+    except StokerError:
+        return None
+
+
+def _earlier(run_dir: RunDir | None) -> Earlier | None:
+    """The newest checkpoint; the trainer reads it through, a plan does not."""
     committed = checkpoints.committed(run_dir.checkpoints) if run_dir is not None else []
-    return int(committed[-1].commit.fingerprint["micro"]) if committed else None
+    if not committed:
+        return None
+    commit = committed[-1].commit
+    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version)
 
 
 def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:

@@ -42,6 +42,11 @@ class Package:
     prepared: bool
     """Whether the data is prepared."""
 
+    @property
+    def joining(self) -> tuple[str, ...]:
+        """What stands behind `stoker` on a machine that only takes part."""
+        return ("join", *(word for word in self.words[1:] if word != "--detach"))
+
     def digest(self, name: str) -> str:
         """SHA-256 of a file."""
         return self.digests.get(name) or files.sha256(self.files[name])

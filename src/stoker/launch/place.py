@@ -24,6 +24,8 @@ class Place(abc.ABC):
     """Somewhere else that trains."""
 
     name: str
+    machines: int = 1
+    """How many machines like the one of `facts` train together there."""
 
     @abc.abstractmethod
     def facts(self) -> BoxFacts | None:
@@ -58,6 +60,16 @@ class Place(abc.ABC):
         """End what costs money, by the verb that can be undone."""
 
     # ---- what not every place has
+
+    @property
+    def label(self) -> str:
+        """What people are told: its name, or the names of all machines that train together."""
+        return self.name
+
+    @property
+    def left_on(self) -> list[str]:
+        """Rented machines of it that nobody switches off when the run has ended."""
+        return []
 
     @contextlib.contextmanager
     def awake(self, tell: Tell) -> Iterator[None]:  # noqa: ARG002  # for those that are to be switched on
@@ -104,7 +116,22 @@ def find(run: Run, on: str | None) -> Place:
         from stoker.launch.sky import Task
 
         return Task(run)
+    if run.where.hosts and on is None:
+        return _machines(run, run.where.hosts)
     return _machine(run, word)
+
+
+def _machines(run: Run, names: Sequence[str]) -> Place:
+    """Several machines reached by ssh that train together."""
+    from stoker.launch import hosts
+    from stoker.launch.fleet import Fleet
+    from stoker.launch.line import Ssh
+    from stoker.launch.ssh import Box
+
+    if run.where.place != "ssh":
+        raise StokerError("STK772", place=run.where.place)
+    found = [hosts.find(name) for name in names]
+    return Fleet([Box(Ssh(host), host, run) for host in found], run.where.interface)
 
 
 def _machine(run: Run, word: str | None) -> Place:

@@ -1,11 +1,14 @@
 """A Slurm queue: the login node is a box like others; a run there is a job, and one job after another until it is done.
 
 The job's script is written out readable: options, the run's own lines, then `slurm.sh`, the same for every run. A job
-whose time is up commits and is requeued; where that is not allowed it submits its successor.
+whose time is up commits and is requeued; where that is not allowed it submits its successor. A job of several nodes has
+`stoker train` on the first one, by the script itself, which Slurm tells of the end, and `stoker join` on the others.
 """
 
 import math
 import re
+import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
@@ -13,15 +16,20 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from stoker import env
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, StokerError
+from stoker.launch import interfaces
 from stoker.launch import package as packages
 from stoker.launch.found import BoxFacts
 from stoker.launch.hosts import Host
 from stoker.launch.line import Here, Line
 from stoker.launch.package import Package
 from stoker.launch.ssh import Box
+from stoker.rundir import nodes
+from stoker.rundir.layout import RunDir
+from stoker.rundir.nodes import Node
 
 _LEAST_NOTICE_SECONDS, _MOST_NOTICE_SECONDS = 120, 600
 _NOTICE_SHARE = 0.05
@@ -32,6 +40,7 @@ _GPU_OPTIONS = {"gres", "gpus", "gpus_per_node", "gpus_per_task", "gpus_per_sock
 _FIELDS = "%i|%T|%r|%S|%e|%N"
 """Number, state, reason, start, end, nodes."""
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"}
+_MUSTER_SECONDS = 120.0
 
 
 class Queue(Box):
@@ -100,11 +109,15 @@ class Queue(Box):
             f"run={quote(folder)}",
             f"fruitless_most={_FRUITLESS_MOST}",
             f"cd {quote(f'{self.base}/{package.folder}')} || exit 2",
-            f"train=({' '.join(map(quote, self._python('-m', 'stoker', *words)))})",
+            self._command("train", words),
+            *([self._command("join", package.joining)] if self._run.where.nodes > 1 else []),
             "",
         ]
         common = resources.files("stoker.launch").joinpath("slurm.sh").read_text(encoding="utf-8")
         return "\n".join(lines) + common.partition("\n")[2]  # the first line is for shellcheck
+
+    def _command(self, name: str, words: Sequence[str]) -> str:
+        return f"{name}=({' '.join(map(quote, self._python('-m', 'stoker', *words)))})"
 
     def _options(self, name: str) -> Iterator[tuple[str, str]]:
         """What sbatch is asked for: ours, then the run file's `native.slurm`."""
@@ -112,8 +125,10 @@ class Queue(Box):
         yield "job-name", _job_name(name)
         yield "output", quote(f"{self.run_folder(name)}/logs/slurm-%j.log")
         yield "open-mode", "append"
-        yield "nodes", "1"
-        yield "ntasks", "1"
+        yield "nodes", str(where.nodes)
+        yield "ntasks-per-node", "1"
+        if where.elastic:
+            yield "no-kill", ""  # else a lost node ends the job of all, and Slurm requeues it
         yield "signal", f"B:USR1@{self.notice_seconds}"
         yield "requeue", ""
         if where.session:
@@ -175,6 +190,49 @@ class Queue(Box):
 
     def stop_meter(self) -> None:
         """A queue bills jobs; none is left when a run has ended."""
+
+
+# ---- on the first node of a job that has several
+
+
+def muster(run_dir: RunDir, run: Run) -> None:
+    """Write down where the nodes of this job meet: by which interface of each, and at which port of this one."""
+    count = int(env.read(env.SLURM_JOB_NUM_NODES, "1"))
+    if count != run.where.nodes:
+        raise StokerError("STK746", asked=run.where.nodes, count=count)
+    names = sorted(_said("scontrol", "show", "hostnames").split(), key=lambda name: name != env.read(env.NODE))
+    chosen = interfaces.common({name: _interfaces(name) for name in names}, run.where.interface)
+    found = [Node(name=name, address=one.address, interface=one.name) for name, one in chosen.items()]
+    with socket.create_server((found[0].address, 0)) as free:
+        port = free.getsockname()[1]
+    nodes.write(run_dir.nodes_file, nodes.of(found, port, env.read(env.MEETING)))
+
+
+def _interfaces(node: str) -> list[interfaces.Interface]:
+    """Of a node of this job. One is asked at a time: srun mixes what several say in pieces of a kilobyte."""
+    options = ["--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--export=ALL"]
+    return interfaces.parse(_said("srun", *options, "sh", "-c", interfaces.SCRIPT))
+
+
+def _said(*command: str) -> str:
+    """What a command of Slurm's says in a job."""
+    try:
+        done = subprocess.run(  # noqa: S603  # fixed words, and names Slurm gave
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_MUSTER_SECONDS,
+            env=env.child_environment({"PYTHON": sys.executable}),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        raise StokerError("STK747", command=command[0], reason=str(reason).strip()) from error
+    return done.stdout
+
+
+# ---- small things
 
 
 def _job_name(run: str) -> str:

@@ -1,5 +1,6 @@
-# shellcheck shell=bash disable=SC2154  # `run`, `train` and `fruitless_most` stand above, in the part of the run's own
-# From here on every job of Stoker's is the same. Above: `run`, its folder; `train`, the command; what it may take.
+# shellcheck shell=bash disable=SC2154  # `run`, `train`, `join`, `fruitless_most` stand above, in the run's own part
+# From here on every job of Stoker's is the same. Above: `run`, its folder; `train`, the command; what it may take; and in
+# a job of several nodes `join`, the command of those that are not the first.
 
 # When the queue takes the node back: the supervisor keeps time for a last checkpoint. Slurm says it itself from 23.02.
 end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
@@ -23,6 +24,18 @@ asked=
 trap 'asked=limit' USR1
 trap 'if [ "$ends" ] && [ "$(date +%s)" -ge "$ends" ]; then asked=limit; else asked=cancelled; fi' TERM
 
+# The first node trains as ever; on each other one somebody takes part who does as the first says.
+joins=
+if [ "${join[*]}" ]; then
+  export STOKER_NODE=$SLURMD_NODENAME STOKER_MEETING=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+  others=$((SLURM_JOB_NUM_NODES - 1))
+  # shellcheck disable=SC2016  # for the shell there
+  srun --nodes="$others" --ntasks="$others" --ntasks-per-node=1 --exclude="$STOKER_NODE" --export=ALL --input=none \
+    --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 \
+    bash -c 'trap "" TERM; STOKER_NODE=$SLURMD_NODENAME exec "$@"' join "${join[@]}" &
+  joins=$!
+fi
+
 # TERM goes to every process of a job. Who waits for the supervisor must not die of it.
 (trap '' TERM; exec "${train[@]}") &
 pid=$!
@@ -35,6 +48,7 @@ while kill -0 "$pid" 2>/dev/null; do
 done
 wait "$pid"
 code=$?
+[ -z "$joins" ] || kill "$joins" 2>/dev/null  # nobody is left to tell them what to do
 
 # 75 is: stopped, and the newest checkpoint stands. Everything else is over: done, or for somebody to look at.
 again=no
@@ -60,9 +74,10 @@ if [ "$fruitless" -ge "$fruitless_most" ]; then
   exit 1
 fi
 
-# The same job once more; where that is not allowed, another one that follows it.
+# The same job once more; where that is not allowed, another one that follows it. The requeue ends every process of this
+# job by TERM, and would end who asks for it before he has his answer.
 note requeue
-scontrol requeue "$SLURM_JOB_ID" && exit 0
+(trap '' TERM; exec scontrol requeue "$SLURM_JOB_ID") && exit 0
 follow=(env -u SLURM_RESTART_COUNT sbatch --parsable --dependency="afterany:$SLURM_JOB_ID" "$run/slurm/job.sh")
 next=$("${follow[@]}") && note next "$next" && exit 0
 note refused "$code"

@@ -96,6 +96,12 @@ if [ -e $logs/launch.pid ] && [ ! -e $logs/launch.code ]; then
 fi
 if [ -e {run}/manifest.json ]; then echo known; fi
 """
+_END = """
+children=$(ps -o pid= --ppid {pid} 2>/dev/null || pgrep -P {pid} || true)
+kill -TERM $children {pid} 2>/dev/null || true
+for i in $(seq 30); do kill -0 {pid} 2>/dev/null || exit 0; sleep 0.5; done
+kill -KILL $children {pid} 2>/dev/null || true
+"""
 _STANDING = """
 date -u +'now %Y-%m-%dT%H:%M:%S+00:00'
 cd {run} 2>/dev/null || exit 0
@@ -127,6 +133,8 @@ class Box(Place):
         self._woken: Woken | None = None
         self._mark = ""
         self._launched = ""
+        self.node = ""
+        """Its name among several machines that train together."""
 
     # ---- what is where
 
@@ -279,14 +287,21 @@ class Box(Place):
         return {
             env.RUNS.name: f"{self.base}/runs",
             env.LANG.name: messages.language(),
+            **({env.NODE.name: self.node} if self.node else {}),
         }
 
     def start(self, package: Package) -> None:
         """Start `stoker train` there in a session of its own, and wait a little for what it says."""
+        self.launch(package, package.words)
+        self._await_start(package.name)
+        self.keep()
+
+    def launch(self, package: Package, words: Sequence[str]) -> None:
+        """Start `stoker WORDS` there in a session of its own."""
         self._with_card()
         logs = f"{self.run_folder(package.name)}/logs"
         python = [f"{self.base}/envs/{self._mark}/bin/python", "-X", "utf8"]  # its own, whatever is installed later
-        command = ["sh", "-c", _LAUNCH, logs, *python, "-m", "stoker", *package.words]
+        command = ["sh", "-c", _LAUNCH, logs, *python, "-m", "stoker", *words]
         lines = [
             _START.format(logs=quote(logs), folder=quote(f"{self.base}/{package.folder}")),
             self.network().exports(),
@@ -295,9 +310,25 @@ class Box(Place):
             self._detached(command),
         ]
         self.line.run("\n".join(lines), secrets={**self.environment(), **self._secrets()})
-        self._await_start(package.name, logs)
+
+    def keep(self) -> None:
+        """It was started: where it was switched on for that, it stays on."""
         if self._woken is not None:
             self._woken.keep()
+
+    def is_launched(self, run: str) -> bool:
+        """Whether what was launched there last still runs."""
+        return self._launching(run) is not None
+
+    def end_launch(self, run: str) -> None:
+        """End what an earlier launch left waiting there."""
+        if (pid := self._launching(run)) is not None:
+            self.line.run(_END.format(pid=pid))
+
+    def write(self, path: str, text: str) -> None:
+        """A file there that nobody else may read."""
+        folder = path.rpartition("/")[0]
+        self.line.run(f"umask 077; mkdir -p {quote(folder)}; cat > {quote(path)} <<'END'\n{text}END")
 
     def _shown(self, run: str) -> str:
         """Lines that let the platform's own TensorBoard show the run, where it has one."""
@@ -308,8 +339,9 @@ class Box(Place):
         source = f"{self.run_folder(run)}/logs/tensorboard"
         return f"mkdir -p {quote(source)} {quote(folder)} && ln -sfn {quote(source)} {quote(f'{folder}/{run}')} || true"
 
-    def _await_start(self, run: str, logs: str) -> None:
+    def _await_start(self, run: str) -> None:
         """Mistakes show in the first seconds; what takes longer, such as preparing data, goes on without us."""
+        logs = f"{self.run_folder(run)}/logs"
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
             code, _, said = self.line.run(

@@ -1,10 +1,11 @@
-"""The on-box supervisor: `python -m stoker.launch.supervisor RUN_DIR`. Standard library only, one file.
+"""The on-box supervisor: `python -m stoker.launch.supervisor RUN_DIR`. Standard library only.
 
 Starts the trainer detached, watches its files, starts it again after what may pass, stops at limits, never for ever:
     supervisor.json    its heartbeat: pid, state, attempt, step, restarts, reason, next retry
-    events.jsonl       restart, warning, limit, passed_over, and why it gave up
+    events.jsonl       restart, warning, limit, passed_over, lost, straggler, and why it gave up
 What needs more than files and processes it starts: a new plan, a copy in the store, the meter's end as a `stoker`
-subcommand, the question for a spot notice as `notices.py`, the file beside this one.
+subcommand, the question for a spot notice as `notices.py`. One process is watched by this file alone; for several there
+are `ranks.py`, and `head.py` where they are on several nodes, which do as this one says (`node.py`).
 """
 
 import contextlib
@@ -25,7 +26,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from stoker.launch.head import Head
+    from stoker.launch.ranks import Ranks
 
 EXIT_DONE, EXIT_USER, EXIT_SURPRISE, EXIT_STOPPED = 0, 1, 2, 75
 
@@ -33,6 +38,8 @@ _OUT_OF_MEMORY = "STK408"
 _BAD_STEP = {"STK405", "STK416", "STK672"}
 _MAY_PASS = {"STK407", "STK413", "STK421"}
 """Disk and model hub: a mistake before the first step, a failure of the surroundings after it."""
+_TAKEN = "STK424"
+"""The port at which ranks meet was free a moment ago; the next attempt takes another."""
 _AT_WORK = {"attempt", "rehearsal", "step", "eval", "checkpoint", "save_failed"}
 """Events of a trainer that has its model; before, it may have to fetch one."""
 _PEER = "STK402"
@@ -44,11 +51,17 @@ _FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
 _DEVICE = re.compile(r"CUDA error|NCCL error|ECC error|fallen off the bus|device lost|hipError")
 _RANK_SIGNAL = re.compile(r"exitcode\s*: -(\d+)")
 _RANK_SURPRISE = re.compile(r"exitcode\s*: 2\b")
+_FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: (\d+)\)", re.DOTALL)
+"""In the words of torchrun."""
+_WATCHED = {"silent", "node", "hang"}
+"""Reasons seen from outside: what the lost rank's own processes say then is how we ended them."""
 _TAIL_BYTES = 1 << 16
 _ENDLESS = 1e9
 """Seconds: no step, save or run lasts longer."""
 _LOOKER_SECONDS = 0.2
 """Who looks whether the lock is held takes it for less."""
+_LAST_WORDS_SECONDS = 3.0
+"""For torchrun to say how its ranks ended."""
 _SURPRISES = 3
 """Of the supervisor itself."""
 _HAS_PROC = Path("/proc/self/stat").exists()
@@ -95,6 +108,18 @@ class Settings:
     """Beyond a limit, for a trainer that was asked to stop: what a save may take at worst."""
     silent_seconds: float = 30.0
     """Then one without a sign of life for so long is ended; one that gives signs or is writing has `stop_seconds`."""
+    rank_silent_seconds: float = 30.0
+    """Of several ranks one without a pulse, and without any work, for so long is lost."""
+    blame_seconds: float = 3.0
+    """Who merely lost the others ends at once; who brought it about may be heard of a moment later."""
+    stacks_seconds: float = 1.0
+    """For ranks to write down where they are, before they are ended."""
+    part_seconds: float = 15.0
+    """For the ranks of other nodes to end after the head's."""
+    join_seconds: float = 600.0
+    """For a node that is away to join."""
+    elastic_seconds: float = 60.0
+    """The same where the run may go on without it."""
 
 
 class Trainer(Protocol):
@@ -111,6 +136,7 @@ class Adopted:
 
     def __init__(self, pid: int, run_dir: Path) -> None:
         self.pid = pid
+        self.meeting = _environment(pid).get("STOKER_RENDEZVOUS")
         self._run_dir = run_dir
 
     def poll(self) -> int | None:
@@ -131,6 +157,8 @@ class Ended:
     """The newest step it did, or went on from."""
     bad_step: int | None = None
     hung: bool = False
+    lost: str = ""
+    """Why a rank or a node was given up, where nobody could say so by himself."""
     starved: bool = False
     """Whether the kernel killed for want of memory meanwhile."""
     tail: str = ""
@@ -153,7 +181,7 @@ class Verdict:
     """What to do after an attempt, and why."""
 
     act: str
-    """done, stopped, retry, replan, pass_over or fail."""
+    """done, stopped, retry, replan, pass_over, away or fail."""
     reason: str
 
 
@@ -179,16 +207,29 @@ def judge(ended: Ended, *, skip: bool, trained: bool) -> Verdict:
 
 
 def _judge_rest(ended: Ended, *, trained: bool) -> Verdict:
+    if ended.lost:
+        return Verdict("retry", ended.lost)
     if ended.signal:
         return Verdict("retry", ended.signal)
     named = [code for code in ended.codes if code != _LOST]
     own = [code for code in named if code != _PEER] or named
     if own and ended.code == EXIT_USER:
-        may_pass = trained and set(own) <= _MAY_PASS
+        may_pass = set(own) <= {_TAKEN} or (trained and set(own) <= _MAY_PASS)
         return Verdict("retry" if may_pass else "fail", own[0])
     if ended.codes and not _RANK_SURPRISE.search(ended.tail):
         return Verdict("retry", "lost")
     return Verdict("retry", "device" if _DEVICE.search(ended.tail) else "surprise")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A rank that brought an attempt to its end."""
+
+    rank: int | None
+    node: str
+    step: int
+    reason: str
+    """A signal, an error's code, surprise, dead, silent, node, hang, or lost: that it did not find the others."""
 
 
 @dataclass
@@ -199,7 +240,7 @@ class Status:
     host: str = field(default_factory=socket.gethostname)
     """The machine it is on: others may share the folder."""
     state: str = "starting"
-    """starting, running, waiting, planning, stopping, copying, done, stopped or failed."""
+    """starting, running, waiting, planning, stopping, copying, done, stopped or failed; waiting for nodes, too."""
     attempt: int = 0
     trainer_pid: int | None = None
     step: int = 0
@@ -224,6 +265,10 @@ class Status:
     """When a budget or the platform ends it."""
     stored_step: int | None = None
     """Newest checkpoint whose copy in the store was verified."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """The machines of a run of several: joined, lost or away."""
+    lost: dict[str, Any] | None = None
+    """The newest rank that brought an attempt to its end: rank, node, step, reason."""
 
 
 class Supervisor:
@@ -273,6 +318,16 @@ class Supervisor:
         self._copy_failures = 0
         self._refused: int | None = None
         self._meeting: str | None = None
+        self._passed = 0.0
+        self._head: Head | None = None
+        self._ranks: Ranks | None = None
+        self._pulses: dict[str, list[Event]] = {}
+        self._step = 0
+        self._reports: dict[str, Event] = {}
+        self._errors: list[Event] = []
+        self._blamed: list[Lost] = []
+        self._blamed_at = 0.0
+        self._is_ended = False
         self._warned: set[tuple[str, float]] = set()
         self._telling: subprocess.Popen[bytes] | None = None
         self._notices: subprocess.Popen[bytes] | None = None
@@ -286,7 +341,7 @@ class Supervisor:
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), lambda *_: self._ask("signal"))
-        with self._asking_for_notices():
+        with self._asking_for_notices(), self._lines_to_nodes():
             if not self._known_trainer() and (reason := self._limit()):
                 return self._refuse(reason)
             while (code := self._decide(self._train_once())) is None:
@@ -310,8 +365,10 @@ class Supervisor:
                 self._stop_file.unlink()
 
     def _train_once(self) -> Verdict:
+        if unmet := self._gather():
+            return unmet
         self._attempt = Ended(0, step=self.status.committed_step)
-        starved = _oom_kills()
+        starved = oom_kills()
         try:
             trainer = self._begin()
         except OSError:  # no room for a log, no process to be had
@@ -322,20 +379,28 @@ class Supervisor:
         ended = self._attempt
         ended.code = code
         self._follow_events()
+        ended.tail = log_tail(self._log)
+        ended.starved = ended.signal == "SIGKILL" and oom_kills() > starved
+        self._conclude()
         with self._bearing():
             self._end_group(trainer.pid, gone=True)
         if self._meeting:
             shutil.rmtree(self._meeting, ignore_errors=True)
-        ended.tail = _tail(self._log)
-        ended.starved = ended.signal == "SIGKILL" and _oom_kills() > starved
         self.status.trainer_pid = None
         return judge(ended, skip=self._guard == "skip", trained=self.status.step > 0)
 
     def _begin(self) -> Trainer:
+        trainer: Trainer
         left = self._known_trainer()
+        if left and self._head:  # the other nodes' ranks ended with their line
+            self._end_group(left)
+            self._until(lambda: not members(None, self.run_dir, self._scope), self.settings.part_seconds)
+            left = 0
         self.status.attempt = max(self.status.attempt, _attempts(self.run_dir))
+        self._watch_anew()
         if left:
-            trainer: Trainer = Adopted(left, self.run_dir)
+            adopted = Adopted(left, self.run_dir)
+            self._meeting, trainer = adopted.meeting, adopted
         else:
             self.status.attempt += 1
             trainer = self._start(self)
@@ -349,15 +414,26 @@ class Supervisor:
 
     def _start_trainer(self) -> Trainer:
         self._meeting = meeting_place(self.plan)
-        return start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
+        if self._head is None:
+            return start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
+        here = self._place()
+        text = (self.run_dir / "plan.json").read_text(encoding="utf-8")
+        trainer = start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting, here)
+        order = {"start": self.status.attempt, "plan": text, "store": here.get("STOKER_STORE")}
+        for name in self._names:
+            self._order({**order, "first_rank": self._first_rank(name), "world": self.plan["batch"]["devices"]}, name)
+        return trainer
 
     def _look(self, trainer: Trainer) -> None:
         """One look at a living trainer."""
+        now = time.monotonic()
+        self._passed, self._looked_at = min(now - self._looked_at, 10 * self.settings.look_seconds), now
         for act in (
             self._follow_events,
             self._warn,
             self._heed,
-            lambda: self._end_hung(trainer.pid),
+            lambda: self._watch_ranks(trainer),
+            lambda: self._end_hung(trainer),
             self._beat,
             self._store_newest,
         ):
@@ -400,10 +476,12 @@ class Supervisor:
                 if _wants_news():
                     self._telling = self._stoker("settle", "settle.log", "--warning", word)
 
-    def _end_hung(self, pid: int) -> None:
-        if self._hangs(pid) or self._is_overdue():
+    def _end_hung(self, trainer: Trainer) -> None:
+        if self._hangs(trainer.pid) or self._is_overdue():
             self._attempt.hung = True
-            self._end_group(pid)
+            if self._ranks and (behind := self._ranks.behind()):
+                self._blame(behind["rank"], behind["node"], "hang")
+            self._end_attempt(trainer)
 
     def _is_overdue(self) -> bool:
         """A budget or a deadline is passed, and the trainer that was asked to stop is not about to commit.
@@ -431,6 +509,8 @@ class Supervisor:
             return self._finish("done", "", EXIT_DONE)
         if verdict.act == "stopped":
             return self._stopped()
+        if verdict.act == "away":
+            return self._give_up_on(verdict.reason)
         if not self._asked:
             verdict = self._prepared(verdict)
         if self._asked and verdict.act != "fail":
@@ -483,10 +563,10 @@ class Supervisor:
         """Ever longer: before the try that follows so many failures."""
         return min(self.settings.longest_wait_seconds, self.settings.first_wait_seconds * 2.0 ** min(times - 1, 20))
 
-    def _replan(self) -> bool:
+    def _replan(self, *words: str, reason: str = "memory") -> bool:
         """The next rung of the ladder, by `stoker replan`; False where there is none, or it takes too long."""
-        self._say("planning", "memory")
-        planning = self._stoker("replan", "replan.log", str(self._attempt.step))
+        self._say("planning", reason)
+        planning = self._stoker("replan", "replan.log", str(self._attempt.step), *words)
         until = time.monotonic() + self.settings.plan_seconds
         while planning.poll() is None and time.monotonic() < until and not self._wanted():
             self._wait(self.settings.look_seconds)
@@ -517,6 +597,12 @@ class Supervisor:
         self._note("error", program="supervisor", error={"code": code, "where": "", "fields": fields})
         return self._finish("failed", verdict.reason, EXIT_SURPRISE)
 
+    def _give_up_on(self, names: str) -> int:
+        """Nodes that do not come."""
+        fields = {"node": names, "seconds": round(self.settings.join_seconds)}
+        self._note("error", program="supervisor", error={"code": "STK795", "where": "", "fields": fields})
+        return self._finish("failed", "away", EXIT_USER)
+
     def _refuse(self, reason: str) -> int:
         """A limit was reached before the first attempt could begin."""
         fields = {"reason": reason, "spent": round(self._spent_seconds)}
@@ -525,6 +611,7 @@ class Supervisor:
 
     def _finish(self, state: str, reason: str, code: int) -> int:
         self.status.asked = self._asked
+        self._part(state)
         if not self._store_last(failed=state == "failed") and state != "failed":
             reason = "store"
         self._say(state, reason)
@@ -573,6 +660,7 @@ class Supervisor:
             self._progress(int(event["step"]))
         elif kind == "error" and event["program"] == "train":
             error = event["error"]
+            self._errors.append(error)
             ended.codes.append(str(error["code"]))
             if error["code"] in _BAD_STEP:
                 ended.bad_step = int(error["fields"]["step"])
@@ -594,15 +682,13 @@ class Supervisor:
 
         Signs are events, the heartbeat file, a checkpoint that grows; before the model is there, any work.
         """
-        now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, 10 * self.settings.look_seconds), now
         if self._heard:
             self._heard, self._silent, self._idle = False, 0.0, 0.0
             return False
         signs, before, used = self._signs_of_life(), self._signs, 0 if self._alive else _used(pid)
         self._alive = self._alive or signs[0] != before[0]
-        self._silent = self._silent + passed if signs == before else 0.0
-        self._idle = self._idle + passed if used and used == self._used else 0.0
+        self._silent = self._silent + self._passed if signs == before else 0.0
+        self._idle = self._idle + self._passed if used and used == self._used else 0.0
         self._signs, self._used = signs, used
         return self._idle > self.settings.hang_floor_seconds or self._silent > self._patience_seconds()
 
@@ -618,6 +704,251 @@ class Supervisor:
 
     def _median_step_seconds(self) -> float:
         return statistics.median(self._step_seconds) if self._step_seconds else 0.0
+
+    # ---- several ranks
+
+    def _watch_anew(self) -> None:
+        """Nothing is known yet of the ranks of the next attempt."""
+        self._pulses, self._reports, self._errors, self._blamed = {}, {}, [], []
+        self._step, self._is_ended, self._ranks = 0, False, None
+        if self.plan.get("strategy", "single") != "single":
+            from stoker.launch.ranks import Ranks  # not needed for one process, which this file watches alone
+
+            self._ranks = Ranks(self.settings.rank_silent_seconds)
+
+    def _watch_ranks(self, trainer: Trainer) -> None:
+        """Find a rank that is gone or silent, here or on another node, and end them all."""
+        self._listen()
+        if self._ranks is None or self._is_ended:
+            return
+        self._pulses[self._node] = read_pulses(self._meeting)
+        self._examine(self._ranks)
+        if slow := self._ranks.straggler():
+            told = {key: slow[key] for key in ("rank", "step", "times", "cause", "seconds", "others_seconds")}
+            self._note("straggler", node=slow["node"] or self._node, **told)
+        if self._culprit():
+            self._end_attempt(trainer)
+
+    def _examine(self, ranks: "Ranks") -> None:
+        """Look through the newest pulses of all nodes."""
+        newest = [pulse for pulses in self._pulses.values() for pulse in pulses]
+        self._step = max([self._step, *(pulse["step"] for pulse in newest)])
+        ranks.see(newest, self._passed)
+        if found := ranks.lost():
+            self._blame(found[0]["rank"], found[0]["node"], found[1])
+
+    def _blame(self, rank: int | None, node: str, reason: str) -> None:
+        """Somebody is lost, at the step that the furthest rank is in: its own pulse may be older by some."""
+        if not self._blamed:
+            self._blamed_at = time.monotonic()
+        self._blamed.append(Lost(rank, node or self._node, max(self._attempt.step, self._step), reason))
+
+    def _culprit(self, *, final: bool = False) -> Lost | None:
+        """Who brought it about: the first who did not merely lose the others; such a one may still be heard of."""
+        own = [one for one in self._blamed if one.reason != "lost"]
+        if not own and not final and time.monotonic() - self._blamed_at < self.settings.blame_seconds:
+            return None
+        return next(iter(own or self._blamed), None)
+
+    def _end_attempt(self, trainer: Trainer) -> None:
+        """Have every rank write down where it is, then end them all."""
+        self._is_ended = True
+        if self._ranks is None:
+            self._end_group(trainer.pid)
+            return
+        if (culprit := self._culprit(final=True)) and culprit.reason != "lost":
+            self._tell_lost(culprit)
+        self._order({"end": self.status.attempt})
+        dump_stacks(self._pulses.get(self._node, []))
+        self._wait(self.settings.stacks_seconds)
+        end_ranks(trainer, self.run_dir, self._scope, self._wait)
+
+    def _conclude(self) -> None:
+        """After an attempt of several ranks: end what is left of it, and judge by what the culprit itself says."""
+        ended, here = self._attempt, self._node
+        if self._ranks is None:
+            return
+        own = report(ended.code, ended.tail, 0, ended.codes)
+        self._reports[here] = {**own, "starved": ended.starved, "asked": self._is_ended}
+        self._pulses.pop(here, None)
+        self._blame_by(here, self._reports[here])
+        self._hear_out(self._ranks)
+        culprit = None if ended.status else self._culprit(final=True)
+        if culprit is None or ended.hung:
+            return
+        self._tell_lost(culprit)
+        if culprit.reason in _WATCHED or culprit.node not in self._reports:
+            ended.lost = culprit.reason
+        else:
+            said = self._reports[culprit.node]
+            ended.code, ended.tail, ended.starved = said["code"], said["tail"], said["starved"]
+
+    def _tell_lost(self, lost: Lost) -> None:
+        """Once an attempt, say who was lost; an error that has a code speaks for itself."""
+        is_said = (self.status.lost or {}).get("attempt") == self.status.attempt
+        if not is_said and lost.rank is not None and not lost.reason.startswith("STK"):
+            self.status.lost = {**asdict(lost), "attempt": self.status.attempt}
+            self._note("lost", **asdict(lost))
+
+    # ---- several nodes
+
+    @property
+    def _names(self) -> list[str]:
+        """Those that take part, in the order of their ranks; this one first."""
+        return list(self.plan.get("nodes") or ())
+
+    @property
+    def _scope(self) -> str:
+        """This node's name, for what is told apart from other nodes' processes on the same machine."""
+        return self._names[0] if self._head else ""
+
+    @property
+    def _node(self) -> str:
+        return self._scope or self.status.host
+
+    @contextlib.contextmanager
+    def _lines_to_nodes(self) -> Iterator[None]:
+        """To those that take part, and those that may come back."""
+        if not self._names:
+            yield
+            return
+        from stoker.launch.head import Head  # needed by runs of several nodes only
+
+        record = _read_json(self.run_dir / "nodes.json")
+        self.status.nodes = {node["name"]: "away" for node in record["nodes"]} | {self._names[0]: "joined"}
+        with Head(record) as self._head:
+            yield
+
+    def _gather(self) -> Verdict | None:
+        """Wait for the nodes of the plan; an elastic one is made anew for those that are there, or back again."""
+        if self._head is None:
+            return None
+        began, tried = time.monotonic(), self._names
+        while True:
+            self._listen()
+            joined = {self._names[0], *self._head.joined()}
+            here = [name for name in self.status.nodes if name in joined]
+            missing = [name for name in self._names if name not in joined]
+            waited = time.monotonic() - began
+            is_time = not missing or waited >= self.settings.elastic_seconds
+            if self.plan.get("elastic") and here != tried and is_time:
+                tried = here
+                with self._bearing():
+                    self._replan("--nodes", ",".join(here), reason="node")
+            elif not missing:
+                return None
+            elif self._wanted():
+                return Verdict("stopped", "asked")
+            elif waited >= self.settings.join_seconds:
+                return Verdict("away", ", ".join(missing))
+            else:
+                if self.status.reason != "away":
+                    self._say("waiting", "away")
+                self._beat()
+                self._wait(self.settings.look_seconds)
+
+    def _place(self) -> dict[str, str]:
+        """What this node's ranks are told; a fresh port for each attempt, at which all ranks meet."""
+        node = _read_json(self.run_dir / "nodes.json")["nodes"][0]
+        store = f"{node['address']}:{_free_port(node['address'])}" if len(self._names) > 1 else ""
+        return place(node, 0, self.plan["batch"]["devices"], store)
+
+    def _first_rank(self, name: str) -> int:
+        return self._names.index(name) * int(self.plan["batch"]["devices"]) // len(self._names)
+
+    def _order(self, order: Event, *names: str) -> None:
+        """To one of the others, or all; a line that is lost is heard of as such."""
+        for name in names or self._names:
+            if self._head and name != self._names[0]:
+                with contextlib.suppress(OSError):
+                    self._head.tell(name, order)
+
+    def _listen(self) -> None:
+        """Take what other nodes said."""
+        for said in self._head.look() if self._head else []:
+            with contextlib.suppress(*_FOREIGN):
+                self._hear(said["node"], said)
+
+    def _hear(self, node: str, said: Event) -> None:
+        is_ours = node in self._names and node not in self._reports
+        if "joined" in said:
+            self.status.nodes[node] = "joined"
+        elif "lost" in said:
+            self.status.nodes[node] = "lost"
+            if is_ours:
+                self._blame(self._first_rank(node), node, "node")
+        elif said.get("attempt") != self.status.attempt or not is_ours:
+            return
+        elif "ended" in said:
+            self._take_errors(node, said["errors"])
+            self._keep_logs(said["logs"])
+            self._reports[node] = said
+            self._pulses.pop(node, None)  # it has none any more
+            self._blame_by(node, said)
+        else:
+            self._pulses[node] = [_pulse(one) for one in said["ranks"]]
+
+    def _blame_by(self, node: str, said: Event) -> None:
+        """What a node's own processes say of their end; that they were killed says nothing where we did so."""
+        codes = [str(code) for code in said["codes"]]
+        if said["code"] in (EXIT_DONE, EXIT_STOPPED) or (said["asked"] and said["signal"] == "SIGKILL"):
+            return
+        if said["signal"]:
+            reason = said["signal"]
+        elif codes and not _RANK_SURPRISE.search(said["tail"]):
+            reason = next((code for code in codes if code not in (_LOST, _PEER)), "lost")
+        else:
+            reason = "surprise"
+        self._blame(said["rank"], node, reason)
+
+    def _take_errors(self, node: str, errors: list[Event]) -> None:
+        """An error that a rank wrote down on its own node; in a folder that nodes share it was seen already."""
+        self._follow_events()
+        for error in errors:
+            if error not in self._errors:
+                self._note("error", program="train", node=node, error=error)
+        self._follow_events()
+
+    def _keep_logs(self, logs: dict[str, str]) -> None:
+        """The end of the logs of another node's ranks, with their stacks, beside those of this one's."""
+        for rank, text in logs.items():
+            path = log_file(self.run_dir, self.status.attempt, int(rank))
+            with contextlib.suppress(OSError):
+                if not path.exists():  # nodes may share the folder
+                    path.write_text(text, encoding="utf-8")
+
+    def _hear_out(self, ranks: "Ranks") -> None:
+        """Until the other nodes have ended, or too long; after a failure here the culprit may still be heard of."""
+
+        def is_found() -> bool:
+            self._examine(ranks)
+            return self._culprit() is not None
+
+        def are_gone() -> bool:
+            return all(name in self._reports or self.status.nodes[name] != "joined" for name in self._names[1:])
+
+        if self._attempt.code not in (EXIT_DONE, EXIT_STOPPED) and not self._is_ended:
+            self._until(is_found, self.settings.blame_seconds)
+            self._order({"end": self.status.attempt})
+        self._until(are_gone, self.settings.part_seconds)
+        if not are_gone():
+            self._order({"end": self.status.attempt})
+
+    def _part(self, state: str) -> None:
+        """The others need not wait for what becomes of the store; each ends its line."""
+        if self._head:
+            self._order({"over": state}, *self._head.joined())
+            until = time.monotonic() + self.settings.part_seconds
+            while self._head.joined() and time.monotonic() < until:
+                self._wait(min(self.settings.look_seconds, 0.1))
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._head and time.monotonic() < until:
+            self._listen()
+            if done():
+                return
+            self._wait(min(self.settings.look_seconds, 0.1))
 
     # ---- limits
 
@@ -804,8 +1135,8 @@ class Supervisor:
     def _end_group(self, pid: int, *, gone: bool = False) -> None:
         """Nothing of an attempt outlives it: an orphaned rank would hold the lock and go on writing."""
         is_strangers = gone and bool(_words(pid))  # the number is in use again, so nothing of its old group is left
-        for number in _members(None if is_strangers else pid, self.run_dir):
-            _kill(number)
+        for number in members(None if is_strangers else pid, self.run_dir, self._scope):
+            kill(number)
 
     def _note(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the one who waits for room
@@ -826,14 +1157,36 @@ def meeting_place(plan: dict[str, Any]) -> str | None:
     return tempfile.mkdtemp(prefix="stoker-") if plan["strategy"] != "single" else None
 
 
-def start_trainer(run_dir: Path, plan: dict[str, Any], attempt: int, meeting: str | None) -> "subprocess.Popen[bytes]":
-    """The plan's program in a session of its own, with files for its words: a closed terminal changes nothing."""
-    log = log_file(run_dir, attempt)
+def place(node: dict[str, str], first_rank: int, world: int, store: str) -> dict[str, str]:
+    """What the ranks of a node are told of the others."""
+    told = {"STOKER_NODE": node["name"]}
+    if node["interface"]:
+        told |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), node["interface"])
+    if store:
+        told |= {"STOKER_STORE": store, "STOKER_FIRST_RANK": str(first_rank), "STOKER_RANKS": str(world)}
+    return told
+
+
+def start_trainer(
+    run_dir: Path, plan: dict[str, Any], attempt: int, meeting: str | None, here: dict[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """The plan's program in a session of its own, with files for its words: a closed terminal changes nothing.
+
+    Args:
+        run_dir: The run directory.
+        plan: What to start, and with which environment.
+        attempt: Its number.
+        meeting: Where the ranks of this machine meet.
+        here: What `place` tells the ranks of a node.
+    """
+    here = here or {}
+    log = log_file(run_dir, attempt, int(here.get("STOKER_FIRST_RANK", 0)))
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         **plan["env"],
         "TENSORBOARD_LOGGING_DIR": str(run_dir / "logs" / "tensorboard"),
         "STOKER_ATTEMPT": str(attempt),
+        **here,
     }
     if meeting:
         settings["STOKER_RENDEZVOUS"] = meeting
@@ -865,12 +1218,80 @@ def _words(pid: int) -> list[str]:
     return raw.decode("utf-8", "replace").split("\0") if raw else []
 
 
-def _members(group: int | None, run_dir: Path) -> list[int]:
-    """Living processes of an attempt: its group, and ranks of torchrun, which have groups of their own."""
+def members(group: int | None, run_dir: Path, node: str = "") -> list[int]:
+    """Living processes of an attempt: its group, and ranks of torchrun, which have groups of their own.
+
+    Several nodes may be one machine, with one folder, as a queue of one has them: only this one's are told then.
+    """
     if os.name == "nt":
         return [] if group is None else [group]
+
+    def is_ours(pid: int, words: list[str]) -> bool:
+        return _trains(words, run_dir) and (not node or _environment(pid).get("STOKER_NODE") == node)
+
     living = _in_proc() if _HAS_PROC else _asked_ps()
-    return [pid for pid, pgid, words in living if pid != os.getpid() and (pgid == group or _trains(words, run_dir))]
+    return [pid for pid, pgid, words in living if pid != os.getpid() and (pgid == group or is_ours(pid, words))]
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """With what a process was started; nothing where this system does not say."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return dict(word.split("=", 1) for word in raw.split("\0") if "=" in word)
+
+
+def read_pulses(meeting: str | None) -> list[Event]:
+    """The newest pulse of each rank of this machine, whether its process lives, and what that has used so far."""
+    found = []
+    for path in sorted(Path(meeting).glob("pulse-*.json")) if meeting else []:
+        with contextlib.suppress(*_FOREIGN):
+            pulse = _read_json(path)
+            pid = int(pulse["pid"])
+            found.append(_pulse({**pulse, "alive": os.name == "nt" or bool(_words(pid)), "used": _used(pid)}))
+    return found
+
+
+def _pulse(said: Event) -> Event:
+    """A pulse as ours are, or an error."""
+    figures = {key: [_figure(value) for value in said[key]] for key in ("own_seconds", "data_seconds")}
+    numbers = {key: int(said[key]) for key in ("rank", "pid", "step", "used")}
+    words = {key: str(said[key]) for key in ("node", "mark")}
+    return {**figures, **numbers, **words, "at": float(said["at"]), "alive": bool(said["alive"])}
+
+
+def dump_stacks(pulses: list[Event]) -> None:
+    """Have ranks write into their logs where they are; one without a pulse would end instead."""
+    for pulse in pulses:
+        if os.name != "nt" and _words(pulse["pid"]):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pulse["pid"], signal.SIGUSR2)
+
+
+def end_ranks(trainer: Trainer, run_dir: Path, node: str, wait: Callable[[float], None] = time.sleep) -> None:
+    """End the ranks of this node; who started them has a moment to say how they ended."""
+    for pid in members(trainer.pid, run_dir, node):
+        if pid != trainer.pid:
+            kill(pid)
+    until = time.monotonic() + _LAST_WORDS_SECONDS
+    while trainer.poll() is None and time.monotonic() < until:
+        wait(0.05)
+    for pid in members(trainer.pid, run_dir, node):
+        kill(pid)
+
+
+def report(code: int, tail: str, first_rank: int, codes: list[str]) -> Event:
+    """How the processes of a node ended, by the code and the words of who started them."""
+    found = _FIRST_FAILED.search(tail)
+    rank = first_rank + int(found.group(1)) if found else None
+    said = {"code": code, "tail": tail, "rank": rank, "codes": codes}
+    return {**said, "signal": Ended(code, codes=codes, tail=tail).signal}
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        return int(server.getsockname()[1])
 
 
 def _in_proc() -> Iterator[tuple[int, int, list[str]]]:
@@ -906,7 +1327,8 @@ def _used(pid: int) -> int:
     return sum(map(int, ticks)) + sum(map(int, moved))
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
+    """End a process without asking it."""
     if os.name == "nt":
         subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], capture_output=True, check=False)  # noqa: S603, S607
         return
@@ -916,7 +1338,7 @@ def _kill(pid: int) -> None:
         return
 
 
-def _oom_kills() -> int:
+def oom_kills() -> int:
     """How often the kernel killed in this container for want of memory."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
@@ -931,9 +1353,9 @@ def _oom_kills() -> int:
 # ---- files
 
 
-def log_file(run_dir: Path, attempt: int) -> Path:
-    """The log of an attempt."""
-    return run_dir / "logs" / f"train-{attempt}-rank0.log"
+def log_file(run_dir: Path, attempt: int, rank: int = 0) -> Path:
+    """The log of an attempt, by the rank that writes there."""
+    return run_dir / "logs" / f"train-{attempt}-rank{rank}.log"
 
 
 def _attempts(run_dir: Path) -> int:
@@ -982,7 +1404,8 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
         file.write(line.encode())
 
 
-def _tail(path: Path) -> str:
+def log_tail(path: Path) -> str:
+    """The end of a log; nothing where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

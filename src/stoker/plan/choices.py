@@ -33,6 +33,11 @@ def _because(value: T, about: str, key: str, **fields: Any) -> Choice[T]:
     return Choice(value, Reason(about=about, key=key, fields=fields))
 
 
+def nodes(run: Run) -> int:
+    """How many machines a run asks for."""
+    return len(run.where.hosts or ()) or run.where.nodes
+
+
 def machine(run: Run, found: Machine) -> Choice[Machine]:
     """The part of the machine that trains: its GPUs, those that were asked for, or the processor."""
     wanted = run.where.gpus
@@ -52,18 +57,18 @@ def machine(run: Run, found: Machine) -> Choice[Machine]:
 
 def _shared(run: Run, found: Machine) -> Machine:
     """A processor's threads are shared by the processes that train on it."""
-    return found.model_copy(update={"threads": max(1, found.threads // processes(run, found))})
+    return found.model_copy(update={"threads": max(1, found.threads // (processes(run, found) // found.nodes))})
 
 
 def processes(run: Run, machine: Machine) -> int:
-    """How many processes train: one for each GPU, or as many as were asked for on a CPU."""
+    """How many processes train, over all machines: one for each GPU, or as many as were asked for on a CPU."""
     asked = run.where.processes
     if machine.kind == "cpu" and asked != "auto":
-        return int(asked)
+        return int(asked) * machine.nodes
     count = max(1, len(machine.devices))
     if asked not in ("auto", count):
         raise StokerError("STK218", asked=asked, count=count)
-    return count
+    return count * machine.nodes
 
 
 def _chosen(wanted: int | str, devices: tuple[Device, ...]) -> tuple[int, list[Device]]:

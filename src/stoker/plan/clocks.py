@@ -30,16 +30,20 @@ class Stay:
     """The largest disk that outlives a session, where the run does not fit it."""
 
 
-def stays(card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int]) -> list[Stay]:
+def stays(
+    card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int], nodes: int = 1
+) -> list[Stay]:
     """Every platform that has so many of a card, with its clocks; those that cost nothing first."""
     hours = seconds[0] / 3600, seconds[2] / 3600
-    found = [_stay(platform, hours, kept_bytes(disk), free=free) for platform, free in _having(card, devices)]
+    found = [_stay(platform, hours, kept_bytes(disk), free=free) for platform, free in _having(card, devices, nodes)]
     return sorted(found, key=lambda stay: not stay.free)
 
 
-def reasons(card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int]) -> list[Reason]:
+def reasons(
+    card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int], nodes: int = 1
+) -> list[Reason]:
     """What the clocks of platforms mean for a run, in sentences."""
-    return [one for stay in stays(card, devices, seconds, disk) for one in _said(stay, kept_bytes(disk))]
+    return [one for stay in stays(card, devices, seconds, disk, nodes) for one in _said(stay, kept_bytes(disk))]
 
 
 def kept_bytes(disk: dict[str, int]) -> int:
@@ -66,12 +70,12 @@ def sessions_reason(stay: Stay) -> Reason:
 
 
 @functools.cache
-def _having(card: str, devices: int) -> tuple[tuple[Platform, bool], ...]:
-    """Platforms that lend a card or have an offer of it, and whether that is free."""
+def _having(card: str, devices: int, nodes: int) -> tuple[tuple[Platform, bool], ...]:
+    """Platforms that lend a card, one machine at a time, or have an offer of it, and whether that is free."""
     found: list[tuple[Platform, bool]] = []
     clouds = {offer.cloud for offer in prices.offers(card)}
     for platform in platforms.platforms():
-        lent = [one for one in platform.cards if one.card == card and one.count >= devices]
+        lent = [one for one in platform.cards if one.card == card and one.count >= devices and nodes == 1]
         if lent:
             found.append((platform, lent[0].free))
         elif platform.name in clouds:

@@ -1,4 +1,10 @@
-"""What devices send each other in a step, and how long that takes without anything to hide behind."""
+"""What devices send each other in a step, and how long that takes without anything to hide behind.
+
+Within a node and between nodes parts of a collective go on side by side, so the slower of the two counts. A gather over
+n devices in nodes of k: (k - 1) / k of the bytes reach each device inside; (nodes - 1) / nodes of them enter each node,
+over the lines of its k devices together. Where slices are exchanged nothing is added up on the way: each device sends
+(n - k) / n of its bytes out over its own line. Time to get a message under way is not counted.
+"""
 
 from dataclasses import dataclass
 
@@ -46,10 +52,15 @@ def traffic(step: Step, work: Work, links: Links) -> Traffic:
     if step.strategy == "single" or (replicas == 1 and step.strategy != "zero3"):
         return Traffic(blocking=blocking)
     if step.strategy == "ddp":
-        return Traffic(blocking=blocking, last=2 * _gather(step, work.trained_bytes, replicas, links))
+        gather = _gather(step, work.trained_bytes, replicas, links)
+        if step.canonical and replicas > step.devices_per_node:
+            # After the last micro batch, so beside nothing.
+            sums = most_sums(step.accumulation, replicas)
+            return Traffic(blocking=blocking, end=sums * _exchange(step, work.trained_bytes, replicas, links) + gather)
+        return Traffic(blocking=blocking, last=2 * gather)
     shared = min(step.shard_devices, replicas)
     gather = _gather(step, work.gathered_bytes, shared, links)
-    reduce = _gather(step, work.trained_bytes, shared, links)
+    reduce = (_exchange if step.canonical else _gather)(step, work.trained_bytes, shared, links)
     across = 2 * _gather(step, work.trained_bytes / shared, replicas // shared, links, apart=True)
     if step.strategy in ("fsdp2", "zero3"):
         hooks = _HOOKS[step.strategy] * step.shape.layers / step.pipeline_parallel
@@ -71,6 +82,30 @@ def _gather(step: Step, size: float, devices: int, links: Links, *, apart: bool 
     inside = size * (near - 1) / near / links.inside
     between = size * (nodes - 1) / nodes / (links.between * near) if nodes > 1 else 0.0
     return max(inside, between)
+
+
+def _exchange(step: Step, size: float, devices: int, links: Links) -> float:
+    """Seconds until each device has its slice of all devices' `size` bytes."""
+    near = min(devices, step.devices_per_node)
+    return max(size * (near - 1) / devices / links.inside, size * (devices - near) / devices / links.between)
+
+
+def most_sums(leaves: int, ranks: int) -> int:
+    """How many sums of the canonical tree one rank holds at most, with so many leaves for each of the ranks.
+
+    A power of two of leaves makes one; a rank whose leaves start or end between the tree's nodes holds several.
+    """
+    return max(_sums(rank * leaves, (rank + 1) * leaves) for rank in range(ranks))
+
+
+def _sums(first: int, last: int) -> int:
+    """Whole nodes of the tree, the largest there are, that make up the leaves [first, last)."""
+    count = 0
+    while first < last:
+        size = 1 << (last - first).bit_length() - 1
+        first += min(size, first & -first or size)
+        count += 1
+    return count
 
 
 def _tensor_parallel(step: Step, work: Work, links: Links) -> float:

@@ -14,7 +14,7 @@ from stoker.errors import StokerError
 from stoker.facts import prices
 from stoker.facts.cards import Card
 from stoker.facts.machine import Machine
-from stoker.plan import clocks, make, money
+from stoker.plan import choices, clocks, make, money
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found, Inputs
 from stoker.plan.plan import Cost
@@ -32,6 +32,7 @@ class Row:
 
     card: str
     devices: int
+    """Over all nodes."""
     found: Found | None
     """None where it was refused."""
     refused: StokerError | None
@@ -57,7 +58,8 @@ class Row:
         """Platforms that have it, with their clocks."""
         if self.found is None:
             return []
-        return clocks.stays(self.card, self.devices, self.found.seconds, self.found.disk)
+        nodes = self.found.inputs.machine.nodes
+        return clocks.stays(self.card, self.devices, self.found.seconds, self.found.disk, nodes)
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,13 @@ def compare(inputs: Inputs, cards: Iterable[Card], counts: Sequence[int] = COUNT
 
 
 def on(inputs: Inputs, card: Card, count: int) -> Row:
-    """The row of one card and count."""
+    """The row of one card and count, on each of the run's nodes."""
     # How many processes is a word for processors; on GPUs there is one for each.
     where = inputs.run.where.model_copy(update={"gpus": count, "processes": "auto"})
     run = inputs.run.model_copy(update={"where": where})
     offer = money.offer(run, card.name, count)
-    there = dataclasses.replace(inputs, run=run, machine=Machine.of_card(card, count), offer=offer)
-    return here(there, card.name, count)
+    machine = Machine.of_card(card, count, nodes=choices.nodes(run))
+    return here(dataclasses.replace(inputs, run=run, machine=machine, offer=offer), card.name, count)
 
 
 def here(inputs: Inputs, name: str, count: int) -> Row:
@@ -96,7 +98,7 @@ def here(inputs: Inputs, name: str, count: int) -> Row:
         found = make.find(inputs)
     except StokerError as refused:
         return Row(card=name, devices=count, found=None, refused=refused, cost=None)
-    cost = money.cost(found.seconds, found.asked.devices, inputs.offer)
+    cost = money.cost(found.seconds, found.asked.devices, inputs.offer, inputs.machine.nodes)
     return Row(card=name, devices=found.asked.devices, found=found, refused=None, cost=cost)
 
 
@@ -167,7 +169,7 @@ def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None = None, co
         inputs: What does not fit.
         cards: The catalogue.
         card: The card it does not fit on; None where it fits on none, or not on a processor.
-        count: How many of it.
+        count: How many of it on each node.
     """
     found = _milder(inputs, [card] if card else cards, [count] if card else COUNTS)
     if card:

@@ -14,9 +14,24 @@ from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import budget, checks, choices, clocks, ending, memory, money, native, ranges, search, spot, strategy
+from stoker.plan import (
+    budget,
+    checks,
+    choices,
+    clocks,
+    ending,
+    memory,
+    money,
+    moves,
+    native,
+    ranges,
+    search,
+    spot,
+    strategy,
+)
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
+from stoker.plan.moves import Earlier
 from stoker.plan.order import Order
 from stoker.plan.plan import (
     Batch,
@@ -50,8 +65,8 @@ class Inputs:
     offer: Offer | None = None
     vocab: int | None = None
     """The tokenizer's size, once it is known; else the run file's or the shape's."""
-    micro: int | None = None
-    """The micro batch of an earlier attempt: kept while it fits, because the bits of a step follow from it."""
+    earlier: Earlier | None = None
+    """What the run goes on from: how its steps were cut is kept while it fits, because their bits follow from it."""
     out_of_memory: tuple[Rung, ...] = ()
     """Rungs that ran out of memory on this machine: what estimates say of them is wrong."""
     deadline: str | None = None
@@ -62,6 +77,8 @@ class Inputs:
     """The platform the machine is on, where it is one we know."""
     network: Network = field(default_factory=Network)
     """How the machine reaches what it loads, where somebody asked."""
+    nodes: tuple[str, ...] = ()
+    """Names of the machines that train together, the deciding one first, once they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +150,8 @@ def find(inputs: Inputs) -> Found:
     precision = choices.precision(run, machine)
     attention = choices.attention(run, machine, precision.value)
     arrange = choices.arrangement(run, attention.value)
-    workers = choices.workers(run, machine, devices)
-    between_failures = failures.seconds_between(inputs.place, len(machine.devices))
+    workers = choices.workers(run, machine, devices // machine.nodes)
+    between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)
     asked = Asked(
         run=run,
@@ -147,7 +164,7 @@ def find(inputs: Inputs) -> Found:
         arrange=arrange.value,
         devices=devices,
         share=share,
-        earlier_micro=inputs.micro,
+        earlier=inputs.earlier,
         out_of_memory=tuple(rung for rung in inputs.out_of_memory if rung.card == machine.name),
     )
     way = search.find(asked)
@@ -192,13 +209,15 @@ def make_plan(inputs: Inputs) -> Plan:
         strategy=way.strategy,
     )
     seconds = found.seconds
-    cost = money.cost(seconds, devices, inputs.offer)
+    cost = money.cost(seconds, devices, inputs.offer, machine.nodes)
     limits = budget.limits(run, cost, inputs.deadline)
-    taken = spot.compare(run, machine.name, seconds[0], cost, memory.checkpoint_bytes(way.step), devices)
-    return Plan(
+    taken = spot.compare(run, machine, seconds[0], cost, memory.checkpoint_bytes(way.step), devices)
+    made = Plan(
         name=run.name or "run",
         card=machine.name,
         device=machine.kind,
+        nodes=list(inputs.nodes),
+        elastic=run.where.elastic,
         batch=batch,
         precision=asked.precision,
         strategy=way.strategy,
@@ -235,20 +254,23 @@ def make_plan(inputs: Inputs) -> Plan:
         reasons=[
             _batch_reason(batch),
             *(choice.reason for choice in found.choices),
-            *_way_reasons(inputs, way, asked.out_of_memory),
-            strategy.reason(run, way.strategy),
+            *_way_reasons(inputs, asked, way),
+            strategy.reason(run, way.strategy, kept=search.keeps_bits(asked, way)),
             *_machine_reasons(machine),
             *budget.reasons(run, limits, cost),
             *ending.reasons(run, inputs.platform),
             *spot.reasons(taken, cost),
             *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),
             *_support_reasons(machine, supported=found.supported),
-            *clocks.reasons(machine.name, devices, seconds, disk),
+            *_network_reasons(machine, way),
+            *clocks.reasons(machine.name, devices, seconds, disk, machine.nodes),
         ],
-        argv=_program(way.strategy, devices),
+        argv=_program(way.strategy, devices // machine.nodes),
         env={**_environment(run, machine, way.strategy), **inputs.network.environment},
         native=native.options(run, decisions),
     )
+    resume = moves.resume(inputs.earlier, made, machine)
+    return made.model_copy(update={"resume": resume, "reasons": [*made.reasons, *moves.reasons(resume, made)]})
 
 
 def _share(batch: int, devices: int) -> int:
@@ -264,10 +286,11 @@ def _check_host(machine: Machine, way: Way) -> None:
     """Main memory takes a checkpoint whole, and where weights are shared out, the whole model for every process."""
     if not machine.examined or machine.kind != "cuda":
         return
-    needed = way.step.devices * memory.whole_weight_bytes(way.step)
+    here = way.step.devices_per_node
+    needed = here * memory.whole_weight_bytes(way.step)
     if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
-        raise StokerError("STK220", needed=next(gib), available=next(gib), devices=way.step.devices)
+        raise StokerError("STK220", needed=next(gib), available=next(gib), devices=here)
     copy = memory.checkpoint_bytes(way.step)
     if copy > machine.memory_bytes:
         raise StokerError("STK225", copy=f"{copy / 1e9:.0f}", memory=f"{machine.memory_bytes / 1e9:.0f}")
@@ -298,12 +321,15 @@ def _pace(found: Found) -> Speed:
     )
 
 
-def _way_reasons(inputs: Inputs, way: Way, failed: tuple[Rung, ...]) -> list[Reason]:
-    reasons = [
-        Reason(about="batch.micro", key=_micro_key(inputs, way), fields={"micro": way.micro, "word": "where.micro"})
-    ]
+def _way_reasons(inputs: Inputs, asked: Asked, way: Way) -> list[Reason]:
+    before = inputs.earlier.micro if inputs.earlier else 0
+    fields = {"micro": way.micro, "word": "where.micro", "before": before, "share": asked.share}
+    key = _micro_key(inputs, asked, way)
+    reasons = [Reason(about="batch.micro", key=key, fields={**fields, "card": inputs.machine.name})]
     if inputs.run.where.gradient_checkpointing != "auto":
         key = "why.asked"
+    elif search.keeps_bits(asked, way):
+        key = "why.checkpointing.as_before" if way.checkpointing else "why.checkpointing.off_as_before"
     else:
         key = "why.checkpointing.on" if way.checkpointing else "why.checkpointing.off"
     reasons.append(Reason(about="gradient_checkpointing", key=key, fields={"word": "where.gradient_checkpointing"}))
@@ -311,18 +337,24 @@ def _way_reasons(inputs: Inputs, way: Way, failed: tuple[Rung, ...]) -> list[Rea
         key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
         reasons.append(Reason(about="fits", key=key, fields=_gib(way, inputs.machine)))
     return reasons + [
-        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in failed
+        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in asked.out_of_memory
     ]
 
 
-def _micro_key(inputs: Inputs, way: Way) -> str:
+def _micro_key(inputs: Inputs, asked: Asked, way: Way) -> str:
     if inputs.run.where.micro != "auto":
         return "why.asked"
     if way.verdict == "no":
         return "why.micro.smallest"
-    if way.micro == inputs.micro:
-        return "why.micro.earlier"
+    if inputs.earlier and inputs.earlier.micro:
+        return _moved_micro_key(inputs.earlier.micro, asked.share, way.micro)
     return "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.fastest"
+
+
+def _moved_micro_key(before: int, share: int, now: int) -> str:
+    if now == before:
+        return "why.micro.earlier"
+    return "why.micro.divides" if share % before else "why.micro.fits"
 
 
 def _gib(way: Way, machine: Machine) -> dict[str, str]:
@@ -372,15 +404,26 @@ def _support_reasons(machine: Machine, *, supported: bool) -> list[Reason]:
     return [Reason(about="fits", key="why.card.old", fields=fields)]
 
 
-def _program(chosen: str, devices: int) -> list[str]:
-    """The training program; several processes by torchrun, which meet in a file: nothing listens on the network."""
+def _network_reasons(machine: Machine, way: Way) -> list[Reason]:
+    """What is taken for the line between several machines."""
+    if machine.nodes == 1 or machine.kind != "cuda":
+        return []
+    here, on = way.step.devices_per_node, way.on
+    rate = on.network_bytes_per_second * (1 if on.own_port else here)
+    key = "why.network.own" if on.own_port else "why.network.shared"
+    fields = {"nodes": machine.nodes, "cards": here, "gigabits": f"{rate * 8 / 1e9:.0f}"}
+    return [Reason(about="nodes", key=key, fields=fields)]
+
+
+def _program(chosen: str, here: int) -> list[str]:
+    """The training program; several processes by torchrun, which starts those of one machine: it meets in a file."""
     program = ["-m", "stoker.engine.train"]
     if chosen == "single":
         return program
     meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"]
     # Asked to end, ranks finish their step and commit; torchrun would kill them after 30 seconds.
     meeting += ["--shutdown-timeout", "1800"]
-    return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(devices), *meeting, *program]
+    return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(here), *meeting, *program]
 
 
 def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
@@ -391,11 +434,13 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if chosen != "single":
-        # On one machine ranks talk over loopback only, and torchrun opens no store of its own to the network.
-        loopback = _LOOPBACK.get(machine.system, "lo")
-        settings |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, "PYTHONUTF8": "1"}
-        settings |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        # Torchrun opens no store of its own to the network.
+        settings |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUTF8": "1"}
         settings |= {"DS_ACCELERATOR": "cpu"} if machine.kind == "cpu" else {}
+    if chosen != "single" and machine.nodes == 1:
+        # On one machine ranks talk over loopback only; of several, each knows its own interface.
+        loopback = _LOOPBACK.get(machine.system, "lo")
+        settings |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     if chosen != "single" and machine.name.startswith(_NO_PEER_ACCESS):
         settings |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
     if machine.kind == "cuda":
@@ -404,6 +449,8 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
     if run.train.deterministic and machine.kind == "cuda":
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined):
-        # Torch uses every card it sees. By UUID: CUDA may number cards otherwise than the driver does.
-        settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(device.uuid for device in machine.devices)
+        # Torch uses every card it sees. By UUID: CUDA may number cards otherwise than the driver does; on several
+        # machines by number, which all have.
+        names = [device.uuid if machine.nodes == 1 else str(device.index) for device in machine.devices]
+        settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(names)
     return settings

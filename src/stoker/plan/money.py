@@ -20,11 +20,11 @@ def offer(run: Run, card: str | None, count: int) -> Offer | None:
     return prices.cheapest(card, count, currency) if card else None
 
 
-def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None) -> Cost | None:
-    """What the training time costs: expected, least, most."""
+def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None, nodes: int = 1) -> Cost | None:
+    """What the training time costs on devices of so many nodes: expected, least, most."""
     if price is None:
         return None
-    billed = price.billed(devices)
+    billed = price.billed(devices, nodes)
     expected, least, most = (each / 3600 * price.price_per_hour * billed for each in seconds)
     own = price.cloud == OWN
     return Cost(

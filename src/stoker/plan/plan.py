@@ -192,6 +192,19 @@ class Rung(_Part):
     """The step it got to."""
 
 
+class Resume(_Part):
+    """How the run goes on from its newest checkpoint, as far as a plan can know. The trainer has the last word."""
+
+    step: int
+    """The checkpoint's step."""
+    tier: Literal["EXACT", "SAMPLE-EXACT", "OTHER"]
+    """How exactly: to the last bit, but for rounding, or as another training."""
+    changed: list[str]
+    """`micro: 4 -> 2` for each part of the numeric fingerprint that differs."""
+    unseen: list[str]
+    """Parts of the fingerprint that are compared only when it starts."""
+
+
 class Reason(_Part):
     """Why something was decided."""
 
@@ -236,6 +249,10 @@ class Plan(_Part):
     """The card, or the processor."""
     device: Literal["cuda", "mps", "cpu"]
     """The kind of device."""
+    nodes: list[str] = []
+    """The machines that train together, the deciding one first; empty for a run of one machine."""
+    elastic: bool = False
+    """Whether the run goes on with those that remain when a machine is lost."""
     batch: Batch
     """How the batch is split."""
     precision: Literal["bf16", "fp16", "fp32"]
@@ -260,6 +277,8 @@ class Plan(_Part):
     """The data."""
     model: ModelPlan
     """The model."""
+    resume: Resume | None = None
+    """How it goes on from an earlier attempt; nothing where there is none, or nothing left to train."""
     intervals: Intervals
     """When to save and to evaluate."""
     limits: Limits = Limits()

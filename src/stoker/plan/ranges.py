@@ -12,7 +12,9 @@ from stoker.plan.step import Step
 
 def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Interval:
     """Ratios measured / predicted of measurements like this step on this card."""
-    if card is None or card.kind != "cuda" or (figure == "speed" and _is_guessed(card.name)):
+    if card is None or card.kind != "cuda":
+        return intervals.assumed(figure)
+    if figure == "speed" and (_is_guessed(card.name) or _is_far(step, card.name)):
         return intervals.assumed(figure)
     return intervals.interval(figure, method(step), sharing(step), intervals.card_class(card))
 
@@ -29,6 +31,12 @@ def sharing(step: Step) -> str:
     if step.devices == 1:
         return "single"
     return "sharded" if step.state_parts > 1 else "replicated"
+
+
+def _is_far(step: Step, card: str) -> bool:
+    """Whether nodes work together as in no measurement: over a shared port, or with the whole model on each device."""
+    together = step.devices > step.devices_per_node
+    return together and (sharing(step) == "replicated" or not speed.hardware(cards.find(card)).own_port)
 
 
 @functools.cache

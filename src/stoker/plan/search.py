@@ -15,8 +15,9 @@ from stoker.errors import StokerError
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import choices, layers, memory, ranges, speed, strategy
+from stoker.plan import choices, layers, memory, moves, ranges, speed, strategy
 from stoker.plan.memory import Estimate
+from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
 from stoker.plan.speed import Hardware, Pace
 from stoker.plan.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
@@ -30,6 +31,7 @@ _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Verdict, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
+_SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,8 @@ class Asked:
     devices: int
     share: int
     """Sequences per device and step."""
-    earlier_micro: int | None = None
+    earlier: Earlier | None = None
+    """What the run goes on from."""
     out_of_memory: tuple[Rung, ...] = ()
     """What ran out of memory on this machine: estimates that say otherwise are wrong."""
 
@@ -95,15 +98,46 @@ class Way:
 
 
 def find(asked: Asked) -> Way:
-    """The fastest way that surely fits; else one that may; else the smallest. An earlier micro batch goes first."""
+    """The fastest way that surely fits; else one that may; else the smallest.
+
+    A way that keeps the bits of an earlier attempt goes before all others, one that keeps its micro batch before those
+    that fit as well: random streams are numbered by micro batches.
+    """
     ways = list(_ways(asked))
     if asked.out_of_memory:
         return _next_rung(asked, ways)
-    earlier = [way for way in ways if way.micro == asked.earlier_micro]
+    exact = [way for way in ways if keeps_bits(asked, way)]
+    if found := _fastest(exact, "yes") or _fastest(exact, "tight"):
+        return found
+    earlier = [way for way in ways if asked.earlier and way.micro == asked.earlier.micro]
     for verdict in _BEST_FIRST:
         if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
             return found
     return min(ways, key=lambda way: way.memory.allocated)
+
+
+def keeps_bits(asked: Asked, way: Way) -> bool:
+    """Whether a way computes the bits that the earlier attempt would have, on the same device."""
+    parts = moves.cut(
+        strategy=way.strategy,
+        exact=strategy.exact(asked.run, way.strategy),
+        devices=asked.devices,
+        micro=way.micro,
+        checkpointing=way.checkpointing,
+    )
+    earlier = _comparable(asked)
+    return earlier is not None and earlier.keeps(parts)
+
+
+def _comparable(asked: Asked) -> Earlier | None:
+    """The earlier attempt, if all that is decided before the way is as it was and equal settings mean equal bits."""
+    machine, earlier = asked.machine, asked.earlier
+    device = machine.devices[0].name if machine.kind == "cuda" else machine.name
+    parts = {"device": device, "precision": asked.precision, "attention": asked.attention, "arrange": asked.arrange}
+    same = (
+        moves.provable(machine.kind, deterministic=asked.run.train.deterministic) and earlier and earlier.keeps(parts)
+    )
+    return earlier if same else None
 
 
 def _next_rung(asked: Asked, ways: list[Way]) -> Way:
@@ -138,15 +172,20 @@ def usable_share(machine: Machine) -> float:
 
 def hardware(machine: Machine) -> Hardware:
     """The devices of a machine as the roofline sees them."""
-    return speed.hardware(machine.card) if machine.card else speed.processor(machine.threads)
+    if machine.card is None:
+        return speed.processor(machine.threads)
+    return speed.hardware(machine.card, per_node=len(machine.devices))
 
 
 def _ways(asked: Asked) -> Iterator[Way]:
     run, machine = asked.run, asked.machine
     stated = run.where.gradient_checkpointing
     recompute = (False, True) if stated == "auto" else (bool(stated),)
-    sizes = choices.micro_candidates(run, machine, asked.share, asked.earlier_micro)
+    sizes = choices.micro_candidates(run, machine, asked.share, asked.earlier.micro if asked.earlier else None)
     strategies = strategy.candidates(run, machine, asked.devices, asked.precision)
+    earlier = _comparable(asked)
+    if strategies == ["single"] and run.where.strategy == "auto" and earlier and earlier.keeps(_SHARDED):
+        strategies = ["single", "fsdp2"]  # shards on one device keep the bits of shards on several
     for chosen, checkpointing in itertools.product(strategies, recompute):
         yield from reversed(_sizes(asked, chosen, sizes, checkpointing=checkpointing))
 
@@ -178,7 +217,8 @@ def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> S
     """A step of ours: what `engine.train` will do with these choices."""
     run, precision = asked.run, asked.precision
     accumulation = asked.share // micro
-    sets = memory.gradient_sets(accumulation, exact=strategy.exact(run, chosen))
+    exact = strategy.exact(run, chosen)
+    sets = memory.gradient_sets(accumulation, exact=exact)
     return Step(
         shape=asked.shape,
         micro=micro,
@@ -199,6 +239,8 @@ def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> S
         strategy=_STRATEGIES[chosen],
         devices=asked.devices,
         shard_devices=asked.devices,
+        devices_per_node=asked.devices // asked.machine.nodes,
+        canonical=exact,
         expandable=asked.machine.kind == "cuda",
     )
 

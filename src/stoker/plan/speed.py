@@ -34,9 +34,12 @@ _CUT = 3.5
 _ADAM_BYTES = 28
 """Weight, gradient and two averages read, and all but the gradient written."""
 _NETWORK = {"Volta": 12.5e9, "Ampere": 25e9, "Hopper": 50e9, "Blackwell": 50e9}
-"""Bytes per second and card between nodes with NVLink: an InfiniBand or RoCE adapter for each card, of its time."""
+"""Bytes per second and card between nodes with NVLink: an InfiniBand or RoCE adapter for each card, of its time.
+
+Ampere's is that of the clusters behind the published rows (llm-foundry: 1,600 Gb/s RoCE a node of eight).
+"""
 _ETHERNET = 3.125e9
-"""Between other nodes: 25 Gb/s for each card."""
+"""Between other nodes: one port of 25 Gb/s, which a node's cards share. No published row tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ class Hardware:
     """One way, to main memory."""
     network_bytes_per_second: float = _ETHERNET
     """One way and per device, between nodes."""
+    own_port: bool = False
+    """Whether each device has its own line to other nodes; else those of a node share one."""
     fp8_flops: float = 0.0
     """0 where the card has none."""
 
@@ -74,14 +79,16 @@ class Pace:
     """Seconds of a step by part; their sum is the step."""
 
 
-def hardware(card: Card, link: Link = "card") -> Hardware:
+def hardware(card: Card, link: Link = "card", per_node: int = 1) -> Hardware:
     """A card of the catalogue.
 
     Args:
         card: The card.
         link: How cards of a node are linked, where not as the card's own figure says.
+        per_node: How many of it share a node's port, where they have none of their own.
     """
     one_way, nvlink = _link(card, link)
+    port = _NETWORK.get(card.architecture) if nvlink else None
     half = card.half_tflops or _least_half_tflops(card)
     return Hardware(
         kind=card.kind,
@@ -92,7 +99,8 @@ def hardware(card: Card, link: Link = "card") -> Hardware:
         link_bytes_per_second=one_way,
         peer=nvlink or (link != "slow" and not card.name.startswith(_GEFORCE)),
         host_bytes_per_second=_pcie(card),
-        network_bytes_per_second=_NETWORK.get(card.architecture, _ETHERNET) if nvlink else _ETHERNET,
+        network_bytes_per_second=port or _ETHERNET / per_node,
+        own_port=port is not None,
         fp8_flops=(card.fp8_tflops or 0.0) * 1e12,
     )
 

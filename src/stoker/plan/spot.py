@@ -4,6 +4,7 @@ import math
 
 from stoker.config.run import Run
 from stoker.facts import failures, prices
+from stoker.facts.machine import Machine
 from stoker.plan import saving
 from stoker.plan.plan import Cost, Reason, Spot
 
@@ -14,14 +15,16 @@ _WRITE_BYTES_PER_SECOND = 5e8
 _LEAST_SAVE_SECONDS = 1.0
 
 
-def compare(run: Run, card: str, seconds: float, cost: Cost | None, checkpoint_bytes: int, devices: int) -> Spot | None:
+def compare(
+    run: Run, machine: Machine, seconds: float, cost: Cost | None, checkpoint_bytes: int, devices: int
+) -> Spot | None:
     """The expected cost on spot machines beside the one on demand; None where they are not allowed or have no price."""
-    offer = prices.cheapest_spot(card, devices) if run.where.spot else None
+    offer = prices.cheapest_spot(machine.name, devices // machine.nodes) if run.where.spot else None
     if cost is None or offer is None or offer.spot_price_per_hour is None:
         return None
     between = failures.seconds_between(PLACE, devices)
     lasts = expected_seconds(seconds, between, failures.restart_seconds(), checkpoint_bytes / _WRITE_BYTES_PER_SECOND)
-    amount = lasts / 3600 * offer.spot_price_per_hour * offer.billed(devices)
+    amount = lasts / 3600 * offer.spot_price_per_hour * offer.billed(devices, machine.nodes)
     return Spot(
         amount=round(amount, 4),
         currency=offer.currency,

@@ -89,6 +89,8 @@ class Step:
     shard_devices: int = 1
     """Devices a model is shared out over: all, or those of one node where the rest are replicas."""
     devices_per_node: int = 8
+    canonical: bool = False
+    """Whether gradients are added in one order (`engine.exact`): each device gets its slice of every sum, and adds."""
     offload: Offload = "none"
     """What lives in main memory: the optimizer's state, or weights too."""
     tensor_parallel: int = 1

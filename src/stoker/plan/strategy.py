@@ -40,10 +40,12 @@ def candidates(run: Run, machine: Machine, devices: int, precision: str) -> list
     return ["ddp"] if alone else ["ddp", "fsdp2"]
 
 
-def reason(run: Run, chosen: str) -> Reason:
-    """Why this one."""
+def reason(run: Run, chosen: str, *, kept: bool = False) -> Reason:
+    """Why this one; `kept`: because it was so before."""
     if run.where.strategy != _AUTO:
         return Reason(about="strategy", key="why.asked", fields={"word": "where.strategy"})
+    if kept and chosen == "fsdp2":
+        return Reason(about="strategy", key="why.strategy.earlier", fields={"strategy": chosen})
     return Reason(about="strategy", key=_REASONS.get(chosen, "why.asked"), fields={"word": "native.deepspeed"})
 
 
@@ -67,6 +69,9 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
         found.append(("train.optimizer", run.train.optimizer, "ddp"))
     if strategy == "fsdp2" and exact(run, strategy) and devices & (devices - 1):
         found.append(("train.exact", messages.text("strategy.no_power_of_two", devices=devices), "ddp"))
+    if strategy != "fsdp2" and machine.nodes > 1:
+        asked = ", ".join(run.where.hosts) if run.where.hosts else str(machine.nodes)
+        found.append(("where.hosts" if run.where.hosts else "where.nodes", asked, "fsdp2"))
     if strategy != "fsdp2" and run.train.exact is True:
         found.append(("train.exact", "true", "fsdp2"))
     if strategy != "fsdp2" and run.train.on_bad_step == "skip":

@@ -27,6 +27,7 @@ Kinds and their fields (a reader ignores what it does not know):
     passed_over attempt, step, reason: a bad step that does no update from now on
     warning     attempt, reason (time | money), spent_seconds, limit_seconds: most of a budget is spent
     limit       attempt, reason (time | money | deadline | notice), stops_at: the supervisor asks the trainer to stop
+    link        from, to, bytes_per_second, skew_seconds: a way between two nodes, as it was measured before the start
     settled     state (waiting | verified | last_minute | stopping | stayed | again), reason,
                 copy (store | pulled | nothing | nowhere), verb (stop | release): by `stoker settle`
     error       program, error (StokerError.to_json)

@@ -142,6 +142,11 @@ class RunDir:
         return self.path / "place.json"
 
     @property
+    def nodes_file(self) -> Path:
+        """The machines of a run that uses several."""
+        return self.path / "nodes.json"
+
+    @property
     def stop_file(self) -> Path:
         """Its presence asks the trainer to commit and end; works from any system and over any line."""
         return self.path / "stop"

@@ -392,6 +392,11 @@ CONFLICTS: Table = {
         MODEL + "data: {train: a, eval: 2%}\nsave: {best: eval_loss}\ntrain: {eval_every: never}\n",
         [err("STK135", "run.yaml:4: train.eval_every")],
     ),
+    "one host and several": (
+        BOTH + "where: {place: ssh, host: a, hosts: [a, b]}\n",
+        [err("STK140", "run.yaml:3: where.hosts", "where.host")],
+    ),
+    "a host twice": (BOTH + "where: {place: ssh, hosts: [a, b, a]}\n", [err("STK140", "run.yaml:3: where.hosts")]),
     "ssh to nowhere": (BOTH + "where: {place: ssh}\n", [err("STK136", "run.yaml:3: where.host", "stoker hosts")]),
 }
 

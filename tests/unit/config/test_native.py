@@ -78,5 +78,6 @@ def test_sbatchs_own_options_pass_and_words_of_the_job_are_refused_by_name() -> 
     assert problems("{slurm: {partition: gpu, gres: 'gpu:a100:2', cpus_per_task: 8, mem: 64G, tres_per_task: x}}") == []
     assert problems("{slurm: {partion: gpu}}") == [("STK111", "partion")]
     assert problems("{slurm: {time: 60}}") == [("STK110", "time")]
-    words = ("signal", "requeue", "wrap", "export", "nodes", "chdir")
+    assert problems("{slurm: {nodes: 2}}") == [("STK110", "nodes")]
+    words = ("signal", "requeue", "wrap", "export", "ntasks", "chdir")
     assert [problems(f"{{slurm: {{{word}: x}}}}") for word in words] == [[("STK138", word)] for word in words]

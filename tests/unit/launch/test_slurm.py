@@ -12,12 +12,14 @@ import pytest
 
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import hosts, place
+from stoker.launch import group, hosts, place, slurm
 from stoker.launch.found import BoxFacts
 from stoker.launch.hosts import Host
 from stoker.launch.package import Package
 from stoker.launch.slurm import Queue
 from stoker.launch.ssh import Box
+from stoker.rundir import nodes
+from stoker.rundir.layout import RunDir
 
 PACKAGE = Package("night", {}, "inputs/night", ("train", "run.yaml", "--set", "x=a b", "--detach"), {}, prepared=True)
 RUN_FILE = "model: a/b\ndata: {train: rows.jsonl}\n"
@@ -79,6 +81,15 @@ def test_a_job_asks_for_the_cards_of_the_run_unless_native_does() -> None:
     assert options("where: {gpus: '0,2'}\n")["gres"] == "gpu:3"
     assert "gres" not in options("where: {gpus: 0}\n")
     assert "gres" not in options("native: {slurm: {gpus_per_node: 2}}\n")
+
+
+def test_a_job_has_as_many_nodes_as_the_run_asks_for_and_one_task_on_each() -> None:
+    asked = options("where: {nodes: 4, gpus: 8}\n")
+    assert [asked[name] for name in ("nodes", "ntasks-per-node", "gres")] == ["4", "1", "gpu:8"]
+    assert "no-kill" not in asked
+    assert "no-kill" in options("where: {nodes: 4, elastic: true}\n")
+    assert options("")["nodes"] == "1"
+    assert "join=(" not in queue().script(PACKAGE, [])
 
 
 @pytest.mark.parametrize("value", ['"a\\nrm -rf /"', "{a: b}", "", '"\\e[0m"'])
@@ -155,6 +166,8 @@ def test_a_host_with_a_queue_gets_jobs_unless_the_machine_itself_is_meant(
 TRAINER = """#!/bin/sh
 # Stands for `stoker train`: works until it is asked to stop, commits, and ends with the code it was told.
 cd "$STOKER_RUNS/night"
+echo "$$ $STOKER_NODE $STOKER_MEETING" > "$5-er"
+[ "$5" = train ] || exec sleep 30  # takes part until it is ended
 touch working
 step=$(sed -n 's/^ "committed_step": \\([0-9]*\\).*/\\1/p' supervisor.json 2>/dev/null)
 for i in $(seq 100); do [ -e stop ] || [ "$UNASKED" ] && break; sleep 0.1; done
@@ -165,10 +178,25 @@ exit ${CODE:-75}
 """
 
 
+SRUN = """#!/bin/sh
+# Stands for `srun`: does on this machine what is to be done on the node n2. Asked to end, it kills that; but not when
+# the controller has told it that the whole job is cancelled.
+echo srun "$1" "$2" "$3" "$4" >> "CALLS"
+while [ "${1#--}" != "$1" ]; do shift; done
+trap '[ "$CANCELLED" ] || kill -9 $there' TERM
+SLURMD_NODENAME=n2 "$@" &
+there=$!
+wait
+"""
+
+
+ON_THE_FIRST_OF_TWO = {"SLURMD_NODENAME": "n1", "SLURM_JOB_NUM_NODES": "2"}
+
+
 class Job:
     """A job's script with Slurm's commands simulated: each notes its words and ends with the code it is told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, words: str = "") -> None:
         self.folder, self.run = folder, folder / "base" / "runs" / "night"
         (self.run / "slurm").mkdir(parents=True)
         (folder / "base" / "inputs" / "night").mkdir(parents=True)
@@ -177,7 +205,8 @@ class Job:
             said = {"squeue": "${END:-2099-01-01T20:00:00}", "sbatch": "18"}.get(name, "")
             text = f'#!/bin/sh\necho {name} "$@" >> "{folder}/calls"\necho {said}\nexit ${{{name}:-0}}\n'
             self._program(folder / "bin" / name, text)
-        script = queue(base=str(folder / "base")).script(PACKAGE, [])
+        self._program(folder / "bin" / "srun", SRUN.replace("CALLS", f"{folder}/calls"))
+        script = queue(words, base=str(folder / "base")).script(PACKAGE, [])
         (self.run / "slurm" / "job.sh").write_text(script.replace("#!/bin/bash -l", "#!/bin/bash"))
 
     def _program(self, path: Path, text: str) -> None:
@@ -191,7 +220,7 @@ class Job:
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         process = subprocess.Popen(
             ["bash", str(self.run / "slurm" / "job.sh")],
-            env={**os.environ, "PATH": path, "SLURM_JOB_ID": "17", **settings},
+            env={**os.environ, "PATH": path, "SLURM_JOB_ID": "17", **ON_THE_FIRST_OF_TWO, **settings},
             start_new_session=True,
         )
         if number is not None:
@@ -204,9 +233,13 @@ class Job:
 
     @property
     def calls(self) -> list[str]:
-        """Of commands that change the queue."""
+        """Of commands that change the queue or start something elsewhere."""
         lines = (self.folder / "calls").read_text().splitlines()
         return [line for line in lines if not line.startswith("squeue")]
+
+    def who(self, part: str) -> list[str]:
+        """Number of the process that had a part, its node, and the meeting."""
+        return (self.run / f"{part}-er").read_text().split()
 
     @property
     def last(self) -> list[str]:
@@ -227,6 +260,14 @@ def test_a_job_whose_time_is_up_is_requeued(job: Job) -> None:
     assert job(signal.SIGUSR1) == 0
     assert job.calls == ["scontrol requeue 17"]
     assert job.last[3:] == ["0", "5", "requeue"]
+
+
+@pytest_bash
+def test_a_requeue_that_ends_the_processes_of_the_job_at_once_is_no_refusal(job: Job) -> None:
+    scontrol = job.folder / "bin" / "scontrol"
+    scontrol.write_text(scontrol.read_text().replace("exit ", "kill -TERM 0\nexit "))
+    assert job(signal.SIGUSR1) == 0
+    assert job.calls == ["scontrol requeue 17"]
 
 
 @pytest_bash
@@ -305,3 +346,82 @@ def test_the_supervisor_is_told_when_the_node_is_taken_back(job: Job) -> None:
     assert job(TZ="Asia/Shanghai") == 0
     assert (job.run.parent / "deadline").read_text() == "2099-01-01T20:00:00+08:00\n"
     assert (job.run.parent / "words").read_text() == "-X utf8 -m stoker train run.yaml --set x=a b\n"
+
+
+# ---- several nodes
+
+
+@pytest.fixture
+def job_of_two(tmp_path: Path) -> Job:
+    return Job(tmp_path / "two", "where: {nodes: 2}\n")
+
+
+@pytest_bash
+def test_a_job_of_two_nodes_trains_on_the_first_and_somebody_takes_part_on_the_other(job_of_two: Job) -> None:
+    assert job_of_two(signal.SIGUSR1, SLURM_RESTART_COUNT="3") == 0
+    assert job_of_two.calls == ["srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --exclude=n1", "scontrol requeue 17"]
+    assert job_of_two.who("train")[1:] == ["n1", "17.3"]
+    assert job_of_two.who("join")[1:] == ["n2", "17.3"]
+    until = time.monotonic() + 10
+    while (lives := bool(group.words(int(job_of_two.who("join")[0])))) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not lives
+
+
+@pytest_bash
+def test_who_takes_part_outlives_the_signal_of_a_cancellation(job_of_two: Job) -> None:
+    """Else the first node could not commit."""
+    slow = TRAINER.replace("rm -f stop\n", 'rm -f stop; sleep 1; kill -0 "$(cut -d " " -f 1 join-er)" && touch lived\n')
+    job_of_two._program(job_of_two.folder / "base" / "env" / "bin" / "python", slow)
+    assert job_of_two(signal.SIGTERM, CANCELLED="1") == 75
+    os.kill(int(job_of_two.who("join")[0]), signal.SIGKILL)
+    assert (job_of_two.run / "lived").exists()
+
+
+@pytest_bash
+def test_a_job_of_one_node_has_nobody_take_part(job: Job) -> None:
+    assert job(UNASKED="1", CODE="0") == 0
+    assert job.calls == []
+    assert len(job.who("train")) == 1
+
+
+INTERFACES = '[{"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]}]'
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Answers for every node of this job, which runs on n2."""
+    program = tmp_path / "bin" / "srun"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{INTERFACES}'\n")
+    program.with_name("scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
+    for one in (program, program.with_name("scontrol")):
+        one.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_NUM_NODES": "2", "STOKER_NODE": "n2", "STOKER_MEETING": "17.3"}.items():
+        monkeypatch.setenv(name, value)
+    return program
+
+
+@pytest_bash
+def test_the_nodes_of_a_job_meet_at_the_one_that_asks(srun: Path, tmp_path: Path) -> None:
+    slurm.muster(RunDir(tmp_path), load.parse(f"{RUN_FILE}where: {{nodes: 2, interface: lo}}\n", "run.yaml"))
+    found = nodes.read(tmp_path / "nodes.json")
+    assert found is not None
+    assert (found.meeting, found.head.name, found.present) == ("17.3", "n2", ("n2", "n1"))
+    assert {(one.address, one.interface) for one in found.nodes} == {("127.0.0.1", "lo")}
+    assert found.port > 0
+
+
+@pytest_bash
+def test_a_job_with_another_number_of_nodes_is_refused(srun: Path, tmp_path: Path) -> None:
+    with pytest.raises(StokerError, match="STK746"):
+        slurm.muster(RunDir(tmp_path), load.parse(f"{RUN_FILE}where: {{nodes: 3}}\n", "run.yaml"))
+
+
+@pytest_bash
+def test_what_srun_says_is_told(srun: Path, tmp_path: Path) -> None:
+    srun.write_text("#!/bin/sh\necho 'srun: error: n1 is down' >&2\nexit 1\n")
+    with pytest.raises(StokerError, match="n1 is down") as caught:
+        slurm.muster(RunDir(tmp_path), load.parse(f"{RUN_FILE}where: {{nodes: 2}}\n", "run.yaml"))
+    assert caught.value.code == "STK747"

@@ -20,7 +20,7 @@ import pytest
 from metadata_server import simulated
 
 from stoker import errors
-from stoker.launch import notices, supervisor
+from stoker.launch import head, notices, ranks, supervisor
 from stoker.launch.supervisor import Ended, Settings, Supervisor, judge
 from stoker.rundir import events
 
@@ -641,7 +641,7 @@ def test_a_group_that_may_not_be_signalled_does_not_end_the_supervisor(monkeypat
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", kill)
-    supervisor._kill(1)
+    supervisor.kill(1)
 
 
 def test_the_next_attempt_follows_the_new_plan(
@@ -952,7 +952,7 @@ def test_a_rank_the_kernel_killed_for_memory_asks_for_a_new_plan(
     """torchrun itself ends with 1 and says in its log what became of the rank."""
     asked = pushed(monkeypatch, lambda _: "")
     kills = itertools.count()
-    monkeypatch.setattr(supervisor, "_oom_kills", lambda: next(kills))
+    monkeypatch.setattr(supervisor, "oom_kills", lambda: next(kills))
     watching = stand_in("if attempt == 1: go(3); print('  exitcode  : -9 (pid: 17)'); sys.exit(1)\nfinish()")
     assert watching.run() == 0
     assert len(asked) == 1
@@ -1039,6 +1039,10 @@ def test_a_line_cut_short_by_a_kill_is_kept_apart(tmp_path: Path) -> None:
         (Ended(2, tail="RuntimeError: CUDA error: unspecified launch failure"), "retry", "device"),
         (Ended(2, tail="KeyError"), "retry", "surprise"),
         (Ended(1, codes=["STK416"], bad_step=3), "fail", "bad_step"),
+        (Ended(-9, codes=["STK423"], lost="silent"), "retry", "silent"),
+        (Ended(-9, codes=["STK423", "STK408"], lost="node"), "replan", "memory"),
+        (Ended(1, codes=["STK424", "STK423"]), "retry", "STK424"),
+        (Ended(1, codes=["STK425", "STK423"]), "fail", "STK425"),
         (Ended(0), "retry", "surprise"),
     ],
 )
@@ -1047,12 +1051,14 @@ def test_what_will_repeat_is_told_from_what_may_pass(ended: Ended, act: str, rea
     assert (verdict.act, verdict.reason) == (act, reason)
 
 
-@pytest.mark.parametrize("module", [supervisor, notices])
+@pytest.mark.parametrize("module", [supervisor, notices, head, ranks])
 def test_it_needs_the_standard_library_only(module: ModuleType) -> None:
+    """And of our own files those that need no more, and only for several processes."""
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
+    own = {head.__name__, ranks.__name__} if module is supervisor else set()
+    assert {name.partition(".")[0] for name in imported - own} <= sys.stdlib_module_names
 
 
 def test_its_exit_codes_are_those_of_the_house() -> None:

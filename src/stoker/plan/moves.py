@@ -1,0 +1,126 @@
+"""Going on from an earlier attempt, perhaps elsewhere: what decides the bits of a step, and how exactly it goes on.
+
+The trainer compares whole fingerprints and has the last word (`engine.train`). A plan says the same before the start,
+as far as it can be seen without torch.
+"""
+
+import json
+from dataclasses import dataclass
+
+from stoker.facts.machine import Machine
+from stoker.plan import order
+from stoker.plan.plan import Plan, Reason, Resume
+
+LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
+"""Whose versions are part of the fingerprint; DeepSpeed's is where it trains."""
+_UNSEEN = ("instructions", "driver", "cuda", "base")
+"""Parts of the fingerprint that only the trainer knows."""
+_ASSUMED = ("torch", *LIBRARIES, "deepspeed", "threads")
+"""Likewise of a machine that is not here."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The newest checkpoint a run goes on from."""
+
+    step: int
+    fingerprint: dict[str, str]
+    data_digest: str
+    order_version: int
+
+    @property
+    def micro(self) -> int:
+        """Its micro batch."""
+        return int(self.fingerprint.get("micro", 0))
+
+    def keeps(self, parts: dict[str, str]) -> bool:
+        """Whether these parts of the fingerprint are as they were."""
+        return all(self.fingerprint.get(key) == value for key, value in parts.items())
+
+
+def cut(*, strategy: str, exact: bool, devices: int, micro: int, checkpointing: bool) -> dict[str, str]:
+    """The fingerprint's parts that follow from how a step is cut to the hardware."""
+    return {
+        # One process alone and several that keep whole gradients add up alike, where they do it in the canonical order.
+        "strategy": "ddp" if exact and strategy == "single" else strategy,
+        "devices": "any" if exact else str(devices),
+        "micro": str(micro),
+        "checkpointing": str(checkpointing),
+    }
+
+
+def decided(plan: Plan) -> dict[str, str]:
+    """All parts of the fingerprint that a plan decides."""
+    return {
+        "precision": plan.precision,
+        "attention": plan.attention,
+        "arrange": plan.arrange,
+        **cut(
+            strategy=plan.strategy,
+            exact=plan.exact,
+            devices=plan.batch.devices,
+            micro=plan.batch.micro,
+            checkpointing=plan.gradient_checkpointing,
+        ),
+        "sharding": json.dumps([plan.native.fsdp, plan.native.deepspeed], sort_keys=True),
+        "exact": str(plan.exact),
+        "deterministic": str(plan.deterministic),
+        "threads": str(plan.threads),
+        "compile": str(plan.native.trainer.get("torch_compile", False)),
+    }
+
+
+def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """`micro: 4 -> 2` for each part of a fingerprint that differs."""
+    keys = {**now, **before}
+    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if before.get(key) != now.get(key)]
+
+
+def provable(device: str, *, deterministic: bool) -> bool:
+    """Whether equal fingerprints mean equal bits there."""
+    return device == "cpu" or (device == "cuda" and deterministic)
+
+
+def tier(plan: Plan, differences: list[str]) -> str:
+    """How exactly a run goes on with the same data, said honestly."""
+    same = not differences and provable(plan.device, deterministic=plan.deterministic)
+    return "EXACT" if same else "SAMPLE-EXACT"
+
+
+def resume(earlier: Earlier | None, plan: Plan, machine: Machine) -> Resume | None:
+    """How a planned attempt goes on, as far as a plan can know; nothing where there is nothing to go on from."""
+    if earlier is None or earlier.step >= plan.steps.total:
+        return None
+    unseen = _UNSEEN if machine.examined else (*_UNSEEN, *_ASSUMED)
+    before, now = (
+        {key: value for key, value in parts.items() if key not in unseen}
+        for parts in (earlier.fingerprint, {**_seen(machine, plan), **decided(plan)})
+    )
+    differences = changed(before, now)
+    other = earlier.order_version != order.VERSION or plan.data.digest not in ("", earlier.data_digest)
+    return Resume(
+        step=earlier.step,
+        tier="OTHER" if other else tier(plan, differences),
+        changed=differences,
+        unseen=[key for key in earlier.fingerprint if key in unseen],
+    )
+
+
+def _seen(machine: Machine, plan: Plan) -> dict[str, str]:
+    """The device and the versions that a look at the machine finds."""
+    device = machine.devices[0].name if machine.kind == "cuda" else plan.card
+    libraries = ("torch", *LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
+    versions = {name: machine.packages[name] for name in libraries if name in machine.packages}
+    return {"device": device, **versions}
+
+
+def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
+    """Why no more is claimed where nothing differs, and what is not known yet."""
+    if found is None:
+        return []
+    keys = []
+    if found.tier == "SAMPLE-EXACT" and not found.changed:
+        keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
+    if found.tier == "EXACT":
+        keys.append("why.resume.unseen")
+    return [Reason(about="resume", key=key, fields={"unseen": ", ".join(found.unseen)}) for key in keys]

@@ -1,0 +1,113 @@
+"""How exactly a run that was begun goes on is said before anything starts: `stoker plan`, in words and as JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import LANGUAGES, CommandLine
+
+from stoker.cli import plan as command
+from stoker.config import load
+from stoker.errors import StokerError
+from stoker.launch import gather
+from stoker.plan import moves
+from stoker.plan.make import make_plan
+from stoker.plan.order import VERSION
+from stoker.rundir import checkpoints, layout
+from stoker.rundir.layout import RunDir
+
+TEXT = """
+model: Qwen/Qwen2.5-0.5B
+data: {train: rows.jsonl, tokens: 1000000}
+tune: {method: lora}
+train: {batch: 32, steps: 100, deterministic: true}
+where: {gpus: 1}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "mine.yaml").write_text(TEXT, encoding="utf-8")
+    return tmp_path / "mine.yaml"
+
+
+def begin(runs: Path, path: Path, card: str) -> None:
+    """A run directory with the checkpoint of step 40 that training on this card leaves."""
+    run_file = load.load(str(path))
+    run_dir = RunDir(runs / "mine")
+    layout.write(run_dir, run_file, [])
+    machine = gather.machine(card, run_file.run)
+    made = make_plan(gather.inputs(run_file, None, machine))
+    fingerprint = {"device": machine.devices[0].name, "driver": "12080", **moves.decided(made)}
+    facts = {"data_digest": "", "order_version": VERSION, "world": 1, "fingerprint": fingerprint}
+    with checkpoints.writing(run_dir.checkpoints, 40, **facts) as folder:
+        (folder / "state.json").write_text("{}", encoding="utf-8")
+
+
+def plan(stoker: CommandLine, path: Path, *words: str) -> dict[str, Any]:
+    done = stoker("plan", str(path), "--json", *words)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_a_run_that_was_never_begun_has_no_tier(stoker: CommandLine, path: Path) -> None:
+    assert plan(stoker, path, "--card", "T4")["resume"] is None
+    assert plan(stoker, path)["resume"] is None
+    assert "EXACT" not in stoker("plan", str(path), "--card", "T4").out
+
+
+def test_the_page_of_a_card_says_the_tier_and_what_differs(stoker: CommandLine, runs: Path, path: Path) -> None:
+    begin(runs, path, "A100")
+    same = plan(stoker, path, "--card", "A100")
+    assert (same["resume"]["tier"], same["resume"]["step"], same["resume"]["changed"]) == ("EXACT", 40, [])
+    other = plan(stoker, path, "--card", "T4")
+    assert other["resume"]["tier"] == "SAMPLE-EXACT"
+    assert f"micro: {same['batch']['micro']} -> {other['batch']['micro']}" in other["resume"]["changed"]
+    assert other["batch"]["effective"] == 32
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_words_are_those_of_the_trainer_s_own_verdict(
+    stoker: CommandLine, runs: Path, path: Path, language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stoker import messages
+    from stoker.cli import console
+
+    begin(runs, path, "A100")
+    monkeypatch.setattr(console.stdout, "_width", 400)
+    for words in (("--card", "T4"), ("--explain", "T4")):
+        said = stoker("plan", str(path), *words, language=language).out
+        assert messages.text("train.tier", tier="SAMPLE-EXACT", step=40) in said
+        assert "device: NVIDIA A100" in said
+        assert "-> Tesla T4" in said
+
+
+def test_the_table_says_how_it_goes_on_here(stoker: CommandLine, runs: Path, path: Path) -> None:
+    path.write_text(TEXT.replace("where: {gpus: 1}\n", ""), encoding="utf-8")
+    begin(runs, path, "T4")
+    assert plan(stoker, path)["resume"]["step"] == 40
+    assert "On this machine the run goes on: SAMPLE-EXACT: goes on from step 40." in stoker(
+        "plan", str(path)
+    ).out.replace("\n", " ")
+
+
+def test_another_recipe_under_the_same_name_does_not_go_on(stoker: CommandLine, runs: Path, path: Path) -> None:
+    begin(runs, path, "T4")
+    assert plan(stoker, path, "--card", "T4")["resume"]
+    assert plan(stoker, path, "--card", "T4", "--set", "train.batch=64")["resume"] is None
+
+
+def test_less_than_the_run_file_asks_for_is_refused_before_the_start(
+    stoker: CommandLine, runs: Path, path: Path
+) -> None:
+    begin(runs, path, "A100")
+    run_file = load.load(str(path), ["save.resume=exact"])
+    made = {
+        card: make_plan(gather.inputs(run_file, None, gather.machine(card, run_file.run))) for card in ("A100", "T4")
+    }
+    command.require_possible(run_file.run, made["A100"])
+    with pytest.raises(StokerError) as refused:
+        command.require_possible(run_file.run, made["T4"])
+    assert refused.value.code == "STK420"

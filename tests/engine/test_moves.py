@@ -1,0 +1,102 @@
+"""What a plan says of a resume before the start is what the trainer finds, over a matrix of changes on a CPU."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny_run
+
+from stoker.engine import train
+from stoker.plan.plan import Plan
+from stoker.rundir import checkpoints, events, files, prepared
+from stoker.rundir.layout import RunDir
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+
+ROWS = tiny_run.random_rows(9, seed=3, longest=32)
+AUTO = "gpus: 0"
+CHANGES = [
+    ("lora", AUTO, "1", "EXACT"),
+    ("lora", f"{AUTO}, processes: 2", "1", "EXACT"),
+    ("lora", f"{AUTO}, processes: 4", "1", "EXACT"),
+    ("lora", f"{AUTO}, processes: 2, strategy: fsdp2", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, processes: 1, strategy: fsdp2", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, micro: 1", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, processes: 8", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, precision: bf16", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, attention: eager", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, arrange: rows", "1", "SAMPLE-EXACT"),
+    ("lora", f"{AUTO}, gradient_checkpointing: true", "1", "SAMPLE-EXACT"),
+    ("lora", AUTO, "2", "SAMPLE-EXACT"),
+    ("full", AUTO, "1", "EXACT"),
+    ("full", f"{AUTO}, processes: 2", "1", "SAMPLE-EXACT"),
+    ("full", f"{AUTO}, processes: 2, strategy: zero2", "1", "SAMPLE-EXACT"),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, Path]:
+    """Runs with a checkpoint of their second step, micro batch 2."""
+    folders = {}
+    for method in ("lora", "full"):
+        folders[method] = tmp_path_factory.mktemp(method)
+        run_dir = make(folders[method], base, method, f"{AUTO}, micro: 2")
+        assert tiny_run.train(run_dir, stop_after=2) == 75
+    return folders
+
+
+def make(folder: Path, base: Path, method: str, where: str) -> RunDir:
+    text = f"""
+model: {base}
+data: {{train: rows.jsonl, length: 32, pack: false}}
+tune: {{method: {method}}}
+train: {{batch: 8, steps: 5}}
+where: {{{where}}}
+"""
+    return tiny_run.make_run(folder, text, ROWS)
+
+
+@pytest.mark.parametrize(("method", "where", "threads", "tier"), CHANGES)
+def test_the_plan_says_what_the_trainer_finds(
+    begun: dict[str, Path],
+    base: Path,
+    method: str,
+    where: str,
+    threads: str,
+    tier: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    run_dir = make(begun[method], base, method, where)
+    plan = files.read_record(run_dir.plan_file, Plan)
+    used = torch.get_num_threads()
+    torch.set_num_threads(plan.threads)
+    fingerprint = train._fingerprint(run_dir, run_dir.run(), plan)
+    torch.set_num_threads(used)
+    report = prepared.read_report(run_dir.data)
+    opened: Any = SimpleNamespace(run=run_dir.run(), plan=plan, report=report, fingerprint=fingerprint)
+    found, _ = checkpoints.newest_verified(run_dir.checkpoints)
+    assert plan.resume is not None
+    assert (plan.resume.tier, plan.resume.step) == (train._tier(opened, found), 2)
+    assert plan.resume.tier == tier
+    assert plan.resume.changed == train._changed(opened, found)
+    assert set(plan.resume.unseen) == {"instructions", "driver", "cuda", "base"}
+
+
+def test_a_real_attempt_says_the_same_as_its_plan(begun: dict[str, Path], base: Path) -> None:
+    run_dir = make(begun["lora"], base, "lora", f"{AUTO}, processes: 2, strategy: fsdp2")
+    plan = files.read_record(run_dir.plan_file, Plan)
+    assert tiny_run.train(run_dir) == 0
+    attempt = [event for event in events.read(run_dir.events_file) if event["event"] == "attempt"][-1]
+    assert plan.resume is not None
+    assert attempt["tier"] == plan.resume.tier == "SAMPLE-EXACT"
+    assert attempt["changed"] == plan.resume.changed
+    assert attempt["resumed_step"] == plan.resume.step
