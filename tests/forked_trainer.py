@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tiny_run  # noqa: F401  # imports what a trainer needs, and sets the lock of progress bars
 
-from stoker.launch import supervisor
+from stoker.launch import processes
 from stoker.launch.supervisor import Supervisor
 
 # What is there now is not looked through again in every child: that would copy all its pages.
@@ -52,7 +52,7 @@ def _train(watching: Supervisor, before: Callable[[int], None]) -> int:
 
     os.setsid()
     attempt, path = watching.status.attempt, watching.run_dir
-    with supervisor.log_file(path, attempt).open("ab") as log:
+    with processes.log_file(path, attempt).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # pytest has its own

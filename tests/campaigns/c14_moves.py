@@ -127,8 +127,8 @@ def run(campaign: Campaign) -> None:
 
 def _schedule(chance: random.Random, number: int) -> tuple[str, str, int, list[Where]]:
     """Kinds and methods in turn, the rest by chance; no attempt is where the one before was."""
-    kind = list(KINDS)[number % len(KINDS)]
-    method = "full" if (number // len(KINDS) + number) % 2 else "lora"
+    turn, place = divmod(number, len(KINDS))
+    kind, method = list(KINDS)[place], ("lora", "full")[(turn + place) % 2]
     wheres: list[Where] = []
     for _ in range(chance.randint(3, MOST_MOVES + 1)):
         wheres.append(chance.choice([where for where in KINDS[kind] if where not in wheres[-1:]]))

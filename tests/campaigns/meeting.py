@@ -23,7 +23,7 @@ import trainings  # noqa: E402
 from forked_trainer import Forked  # noqa: E402
 
 from stoker.engine import parallel  # noqa: E402
-from stoker.launch import supervisor  # noqa: E402
+from stoker.launch import processes  # noqa: E402
 from stoker.launch.supervisor import Settings, Supervisor  # noqa: E402
 from stoker.rundir import events  # noqa: E402
 from stoker.rundir.layout import RunDir  # noqa: E402
@@ -97,7 +97,7 @@ def _history(run_dir: RunDir) -> dict[str, Any]:
 def _as_torchrun(run_dir: RunDir, attempt: int) -> int:
     """Start the ranks; when one fails, ask the others to end, and end with 1 when they have."""
     os.setsid()
-    with supervisor.log_file(run_dir.path, attempt).open("ab") as log:
+    with processes.log_file(run_dir.path, attempt).open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ["STOKER_ATTEMPT"] = str(attempt)

@@ -19,7 +19,7 @@ import pytest
 import tiny_run
 from test_several import family, listening
 
-from stoker.launch import gather, supervisor
+from stoker.launch import gather, processes
 from stoker.plan.make import make_plan
 from stoker.rundir import checkpoints, events, files, nodes
 from stoker.rundir.events import EventLog
@@ -244,9 +244,9 @@ def test_a_rank_is_killed_and_both_nodes_go_on(tmp_path: Path, base: Path) -> No
     folders = [Path(tempfile.mkdtemp()) for _ in pair]
     started = []
     for rank, name in enumerate(ADDRESSES):
-        here = supervisor.place({"name": name, "interface": "lo"}, rank, 2, store)
+        here = processes.place({"name": name, "interface": "lo"}, rank, 2, store)
         plan = files.read_json(pair[rank].plan_file)
-        started.append(supervisor.start_trainer(pair[rank].path, plan, 1, str(folders[rank]), here))
+        started.append(processes.start_trainer(pair[rank].path, plan, 1, str(folders[rank]), here))
     try:
         wait(lambda: any(checkpoints.committed(head.checkpoints)), pair)
         heard = listening(set.union(*(family(one.pid) for one in started)))

@@ -71,7 +71,7 @@ def test_one_flipped_bit_is_noticed() -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the kernel's figures")
 def test_loading_takes_the_memory_of_the_shards(tmp_path: Path) -> None:
     """And, as the negative control, building the whole model first takes more."""
-    big = reshard.big_model(tmp_path / "big", width=512, layers=4)
+    big = reshard.big_model(tmp_path / "big", width=512, layers=6)
     reshard.saving(tmp_path / "run", str(big), "full", ALONE)
     for group in (ALONE, SHARDS4):
         assert max(row["ratio"] for row in reshard.measured(tmp_path / "run", str(big), "full", group)) <= reshard.BAR

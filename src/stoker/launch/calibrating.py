@@ -15,7 +15,7 @@ from typing import Any
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts.machine import Machine
-from stoker.launch import gather, group, local, supervisor, training
+from stoker.launch import gather, group, local, processes, training
 from stoker.plan.make import make_plan
 from stoker.rundir import events, files, layout
 from stoker.rundir.layout import RunDir
@@ -61,8 +61,8 @@ def measure(
         written = plan.model_dump()
         files.write_json(scratch.plan_file, written)
         local.check_engine()
-        meeting = supervisor.meeting_place(written)
-        process = supervisor.start_trainer(scratch.path.resolve(), written, 1, meeting)
+        meeting = processes.meeting_place(written)
+        process = processes.start_trainer(scratch.path.resolve(), written, 1, meeting)
         try:
             peak = _follow(process, scratch, on_step, min(STEPS, plan.steps.total))
         finally:

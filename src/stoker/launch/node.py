@@ -19,7 +19,7 @@ from typing import Any
 
 from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.launch import head, meeting, supervisor
+from stoker.launch import head, meeting, processes, supervisor
 from stoker.launch.head import Line, Refused, Said
 from stoker.rundir import events, files, nodes
 from stoker.rundir.layout import RunDir
@@ -153,7 +153,7 @@ class Agent:
     def _beat(self, line: Line) -> None:
         self._beats += 1
         attempt = self._attempt
-        pulses = supervisor.read_pulses(attempt.meeting) if attempt else []
+        pulses = processes.read_pulses(attempt.meeting) if attempt else []
         line.send({"beat": self._beats, "attempt": attempt.number if attempt else 0, "ranks": pulses})
 
     def _answer(self, order: Said, line: Line) -> None:
@@ -174,10 +174,10 @@ class Agent:
             self.end()
 
     def _ended(self, attempt: Attempt, code: int, *, asked: bool) -> Said:
-        tail = supervisor.log_tail(self._log(attempt.number, attempt.first_rank))
+        tail = processes.log_tail(self._log(attempt.number, attempt.first_rank))
         errors = self._errors(attempt)
         told = supervisor.report(code, tail, attempt.first_rank, [str(error["code"]) for error in errors])
-        starved = told["signal"] == "SIGKILL" and supervisor.oom_kills() > attempt.oom_kills
+        starved = told["signal"] == "SIGKILL" and processes.oom_kills() > attempt.oom_kills
         said = {**told, "starved": starved, "errors": errors, "logs": self._logs(attempt) if code else {}}
         return {"ended": attempt.number, "attempt": attempt.number, "asked": asked, **said}
 
@@ -189,13 +189,13 @@ class Agent:
 
     def _logs(self, attempt: Attempt) -> dict[str, str]:
         """The end of the log of each rank here, in which it may have written where it was."""
-        pulses = supervisor.read_pulses(attempt.meeting)
+        pulses = processes.read_pulses(attempt.meeting)
         most = _TAIL_BYTES // max(1, len(pulses))
-        found = {str(pulse["rank"]): supervisor.log_tail(self._log(attempt.number, pulse["rank"])) for pulse in pulses}
+        found = {str(pulse["rank"]): processes.log_tail(self._log(attempt.number, pulse["rank"])) for pulse in pulses}
         return {rank: text[-most:] for rank, text in found.items()}
 
     def _log(self, attempt: int, rank: int) -> Path:
-        return supervisor.log_file(self.run_dir.path, attempt, rank)
+        return processes.log_file(self.run_dir.path, attempt, rank)
 
     # ---- what is done
 
@@ -206,10 +206,10 @@ class Agent:
         plan = files.read_json(self.run_dir.plan_file)
         number, first_rank = int(order["start"]), int(order["first_rank"])
         here = {"name": self.name, "interface": meeting.own(record, self.name).name}
-        told = supervisor.place(here, first_rank, int(order["world"]), str(order["store"]))
-        folder, offset = supervisor.meeting_place(plan), _size(self.run_dir.events_file)
-        trainer = supervisor.start_trainer(self.run_dir.path, plan, number, folder, told)
-        self._attempt = Attempt(number, first_rank, trainer, folder, offset, supervisor.oom_kills())
+        told = processes.place(here, first_rank, int(order["world"]), str(order["store"]))
+        folder, offset = processes.meeting_place(plan), _size(self.run_dir.events_file)
+        trainer = processes.start_trainer(self.run_dir.path, plan, number, folder, told)
+        self._attempt = Attempt(number, first_rank, trainer, folder, offset, processes.oom_kills())
 
     def _end(self, line: Line, number: int) -> None:
         """Have the ranks write down where they are, end them, and say how they ended; also where there are none."""
@@ -217,17 +217,17 @@ class Agent:
         if attempt is None or attempt.number != number:
             line.send({"ended": number, "attempt": number, "asked": True, **_NOTHING})
             return
-        supervisor.dump_stacks(supervisor.read_pulses(attempt.meeting))
+        processes.dump_stacks(processes.read_pulses(attempt.meeting))
         time.sleep(_STACKS_SECONDS)
-        supervisor.end_ranks(attempt.trainer, self.run_dir.path, self.name)
+        processes.end_ranks(attempt.trainer, self.run_dir.path, self.name)
         line.send(self._ended(attempt, attempt.trainer.wait(), asked=True))
         self.end()
 
     def end(self) -> None:
         """Nothing trains here from now on, also not what an earlier agent left behind."""
         attempt, self._attempt = self._attempt, None
-        for pid in supervisor.members(attempt.trainer.pid if attempt else None, self.run_dir.path, self.name):
-            supervisor.kill(pid)
+        for pid in processes.members(attempt.trainer.pid if attempt else None, self.run_dir.path, self.name):
+            processes.kill(pid)
         if attempt:
             with contextlib.suppress(subprocess.TimeoutExpired):  # what waits for a dead disk does not even die
                 attempt.trainer.wait(_END_SECONDS)

@@ -18,7 +18,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections import deque
@@ -26,7 +25,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from stoker.launch import processes
+from stoker.launch.processes import FOREIGN, Event, Trainer
 
 if TYPE_CHECKING:
     from stoker.launch.head import Head
@@ -55,23 +57,15 @@ _FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: (\d+)\)", re.DOTALL)
 """In the words of torchrun."""
 _WATCHED = {"silent", "node", "hang"}
 """Reasons seen from outside: what the lost rank's own processes say then is how we ended them."""
-_TAIL_BYTES = 1 << 16
 _ENDLESS = 1e9
 """Seconds: no step, save or run lasts longer."""
 _LOOKER_SECONDS = 0.2
 """Who looks whether the lock is held takes it for less."""
-_LAST_WORDS_SECONDS = 3.0
-"""For torchrun to say how its ranks ended."""
 _SURPRISES = 3
 """Of the supervisor itself."""
-_HAS_PROC = Path("/proc/self/stat").exists()
 _HOOKS = ("STOKER_WEBHOOK", "STOKER_AUTODL_TOKEN", "STOKER_NOTIFY_COMMAND")
 """Where news is wanted."""
 _BUDGETS = ("time", "money")
-_FOREIGN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""What an event that is not ours may bring about: a run directory comes from a store."""
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -122,26 +116,17 @@ class Settings:
     """The same where the run may go on without it."""
 
 
-class Trainer(Protocol):
-    """A trainer process."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Its exit code, minus the signal that ended it, or None while it lives."""
-
-
 class Adopted:
     """A trainer that an earlier supervisor left behind: not our child, so its code is not told."""
 
     def __init__(self, pid: int, run_dir: Path) -> None:
         self.pid = pid
-        self.meeting = _environment(pid).get("STOKER_RENDEZVOUS")
+        self.meeting = processes.environment(pid).get("STOKER_RENDEZVOUS")
         self._run_dir = run_dir
 
     def poll(self) -> int | None:
         """None while it lives, and not another process with its number; what it did is in the events."""
-        return None if _trains(_words(self.pid), self._run_dir) else -int(signal.SIGTERM)
+        return None if processes.trains(processes.words_of(self.pid), self._run_dir) else -int(signal.SIGTERM)
 
 
 @dataclass
@@ -350,15 +335,15 @@ class Supervisor:
 
     def _recall(self) -> None:
         """What earlier supervisors of this run left."""
-        before = _read_json(self.run_dir / "supervisor.json")
-        self.status.attempt = int(_figure(before.get("attempt")))
+        before = processes.read_json(self.run_dir / "supervisor.json")
+        self.status.attempt = int(processes.figure(before.get("attempt")))
         self._read_plan()
         past = self._events()
         for event in past:
             self._understand(event)
         self._furthest = 0
-        settled = _read_json(self.run_dir / "settled.json")
-        spent = [_figure(record.get("spent_seconds")) for record in (before, settled)]
+        settled = processes.read_json(self.run_dir / "settled.json")
+        spent = [processes.figure(record.get("spent_seconds")) for record in (before, settled)]
         self._spent_before = max(*spent, _trained_seconds(past)) + _launch_seconds(before, settled)
         if not self._known_trainer():
             with contextlib.suppress(OSError):
@@ -368,7 +353,7 @@ class Supervisor:
         if unmet := self._gather():
             return unmet
         self._attempt = Ended(0, step=self.status.committed_step)
-        starved = oom_kills()
+        starved = processes.oom_kills()
         try:
             trainer = self._begin()
         except OSError:  # no room for a log, no process to be had
@@ -379,8 +364,8 @@ class Supervisor:
         ended = self._attempt
         ended.code = code
         self._follow_events()
-        ended.tail = log_tail(self._log)
-        ended.starved = ended.signal == "SIGKILL" and oom_kills() > starved
+        ended.tail = processes.log_tail(self._log)
+        ended.starved = ended.signal == "SIGKILL" and processes.oom_kills() > starved
         self._conclude()
         with self._bearing():
             self._end_group(trainer.pid, gone=True)
@@ -394,7 +379,7 @@ class Supervisor:
         left = self._known_trainer()
         if left and self._head:  # the other nodes' ranks ended with their line
             self._end_group(left)
-            self._until(lambda: not members(None, self.run_dir, self._scope), self.settings.part_seconds)
+            self._until(lambda: not processes.members(None, self.run_dir, self._scope), self.settings.part_seconds)
             left = 0
         self.status.attempt = max(self.status.attempt, _attempts(self.run_dir))
         self._watch_anew()
@@ -413,12 +398,12 @@ class Supervisor:
         return trainer
 
     def _start_trainer(self) -> Trainer:
-        self._meeting = meeting_place(self.plan)
+        self._meeting = processes.meeting_place(self.plan)
         if self._head is None:
-            return start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
+            return processes.start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
         here = self._place()
         text = (self.run_dir / "plan.json").read_text(encoding="utf-8")
-        trainer = start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting, here)
+        trainer = processes.start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting, here)
         order = {"start": self.status.attempt, "plan": text, "store": here.get("STOKER_STORE")}
         for name in self._names:
             self._order({**order, "first_rank": self._first_rank(name), "world": self.plan["batch"]["devices"]}, name)
@@ -640,7 +625,7 @@ class Supervisor:
         """Take what an event says; one that is not as ours are says nothing."""
         if event["event"] in _AT_WORK:
             self._alive = self._heard = True
-        with contextlib.suppress(*_FOREIGN):
+        with contextlib.suppress(*FOREIGN):
             self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -652,11 +637,11 @@ class Supervisor:
                 self.status.stored_step = None
         elif kind == "step":
             self.status.step = ended.step = int(event["step"])
-            self._step_seconds.append(_figure(event["seconds"]))
+            self._step_seconds.append(processes.figure(event["seconds"]))
         elif kind == "rehearsal" and event["part"] == "save":
-            self._save_seconds = max(self._save_seconds, _figure(event["seconds"]))
+            self._save_seconds = max(self._save_seconds, processes.figure(event["seconds"]))
         elif kind == "checkpoint":
-            self._save_seconds = _figure(event["seconds"])
+            self._save_seconds = processes.figure(event["seconds"])
             self._progress(int(event["step"]))
         elif kind == "error" and event["program"] == "train":
             error = event["error"]
@@ -685,7 +670,7 @@ class Supervisor:
         if self._heard:
             self._heard, self._silent, self._idle = False, 0.0, 0.0
             return False
-        signs, before, used = self._signs_of_life(), self._signs, 0 if self._alive else _used(pid)
+        signs, before, used = self._signs_of_life(), self._signs, 0 if self._alive else processes.used(pid)
         self._alive = self._alive or signs[0] != before[0]
         self._silent = self._silent + self._passed if signs == before else 0.0
         self._idle = self._idle + self._passed if used and used == self._used else 0.0
@@ -721,7 +706,7 @@ class Supervisor:
         self._listen()
         if self._ranks is None or self._is_ended:
             return
-        self._pulses[self._node] = read_pulses(self._meeting)
+        self._pulses[self._node] = processes.read_pulses(self._meeting)
         self._examine(self._ranks)
         if slow := self._ranks.straggler():
             told = {key: slow[key] for key in ("rank", "step", "times", "cause", "seconds", "others_seconds")}
@@ -759,9 +744,9 @@ class Supervisor:
         if (culprit := self._culprit(final=True)) and culprit.reason != "lost":
             self._tell_lost(culprit)
         self._order({"end": self.status.attempt})
-        dump_stacks(self._pulses.get(self._node, []))
+        processes.dump_stacks(self._pulses.get(self._node, []))
         self._wait(self.settings.stacks_seconds)
-        end_ranks(trainer, self.run_dir, self._scope, self._wait)
+        processes.end_ranks(trainer, self.run_dir, self._scope, self._wait)
 
     def _conclude(self) -> None:
         """After an attempt of several ranks: end what is left of it, and judge by what the culprit itself says."""
@@ -814,7 +799,7 @@ class Supervisor:
             return
         from stoker.launch.head import Head  # needed by runs of several nodes only
 
-        record = _read_json(self.run_dir / "nodes.json")
+        record = processes.read_json(self.run_dir / "nodes.json")
         self.status.nodes = {node["name"]: "away" for node in record["nodes"]} | {self._names[0]: "joined"}
         with Head(record) as self._head:
             yield
@@ -849,9 +834,9 @@ class Supervisor:
 
     def _place(self) -> dict[str, str]:
         """What this node's ranks are told; a fresh port for each attempt, at which all ranks meet."""
-        node = _read_json(self.run_dir / "nodes.json")["nodes"][0]
-        store = f"{node['address']}:{_free_port(node['address'])}" if len(self._names) > 1 else ""
-        return place(node, 0, self.plan["batch"]["devices"], store)
+        node = processes.read_json(self.run_dir / "nodes.json")["nodes"][0]
+        store = f"{node['address']}:{processes.free_port(node['address'])}" if len(self._names) > 1 else ""
+        return processes.place(node, 0, self.plan["batch"]["devices"], store)
 
     def _first_rank(self, name: str) -> int:
         return self._names.index(name) * int(self.plan["batch"]["devices"]) // len(self._names)
@@ -866,7 +851,7 @@ class Supervisor:
     def _listen(self) -> None:
         """Take what other nodes said."""
         for said in self._head.look() if self._head else []:
-            with contextlib.suppress(*_FOREIGN):
+            with contextlib.suppress(*FOREIGN):
                 self._hear(said["node"], said)
 
     def _hear(self, node: str, said: Event) -> None:
@@ -886,7 +871,7 @@ class Supervisor:
             self._pulses.pop(node, None)  # it has none any more
             self._blame_by(node, said)
         else:
-            self._pulses[node] = [_pulse(one) for one in said["ranks"]]
+            self._pulses[node] = [processes.as_pulse(one) for one in said["ranks"]]
 
     def _blame_by(self, node: str, said: Event) -> None:
         """What a node's own processes say of their end; that they were killed says nothing where we did so."""
@@ -912,7 +897,7 @@ class Supervisor:
     def _keep_logs(self, logs: dict[str, str]) -> None:
         """The end of the logs of another node's ranks, with their stacks, beside those of this one's."""
         for rank, text in logs.items():
-            path = log_file(self.run_dir, self.status.attempt, int(rank))
+            path = processes.log_file(self.run_dir, self.status.attempt, int(rank))
             with contextlib.suppress(OSError):
                 if not path.exists():  # nodes may share the folder
                     path.write_text(text, encoding="utf-8")
@@ -925,7 +910,8 @@ class Supervisor:
             return self._culprit() is not None
 
         def are_gone() -> bool:
-            return all(name in self._reports or self.status.nodes[name] != "joined" for name in self._names[1:])
+            lost = {one.node for one in self._blamed if one.reason == "node"}
+            return lost | set(self._reports) >= set(self._names)
 
         if self._attempt.code not in (EXIT_DONE, EXIT_STOPPED) and not self._is_ended:
             self._until(is_found, self.settings.blame_seconds)
@@ -974,7 +960,7 @@ class Supervisor:
             if limits.get(f"{word}_seconds") is not None
         }
         if limits.get("deadline"):
-            with contextlib.suppress(*_FOREIGN):
+            with contextlib.suppress(*FOREIGN):
                 left["deadline"] = datetime.fromisoformat(limits["deadline"]).timestamp() - time.time()
         return left
 
@@ -1108,15 +1094,15 @@ class Supervisor:
 
     @property
     def _log(self) -> Path:
-        return log_file(self.run_dir, self.status.attempt)
+        return processes.log_file(self.run_dir, self.status.attempt)
 
     def _read_plan(self) -> None:
-        self.plan = _read_json(self.run_dir / "plan.json")
+        self.plan = processes.read_json(self.run_dir / "plan.json")
 
     def _known_trainer(self) -> int:
         """The process that trains here, whoever started it; 0 for none."""
-        pid = int(_figure(_read_json(self.run_dir / "process.json").get("pid")))
-        return pid if pid and _trains(_words(pid), self.run_dir) else 0
+        pid = int(processes.figure(processes.read_json(self.run_dir / "process.json").get("pid")))
+        return pid if pid and processes.trains(processes.words_of(pid), self.run_dir) else 0
 
     def _stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
         """A subcommand of ours on this run; its words go to a log, where the disk has room for one."""
@@ -1134,9 +1120,10 @@ class Supervisor:
 
     def _end_group(self, pid: int, *, gone: bool = False) -> None:
         """Nothing of an attempt outlives it: an orphaned rank would hold the lock and go on writing."""
-        is_strangers = gone and bool(_words(pid))  # the number is in use again, so nothing of its old group is left
-        for number in members(None if is_strangers else pid, self.run_dir, self._scope):
-            kill(number)
+        # A number that is in use again: nothing of its old group is left.
+        is_strangers = gone and bool(processes.words_of(pid))
+        for number in processes.members(None if is_strangers else pid, self.run_dir, self._scope):
+            processes.kill(number)
 
     def _note(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the one who waits for room
@@ -1149,138 +1136,6 @@ class Supervisor:
         _write_json(self.run_dir / "supervisor.json", asdict(self.status))
 
 
-# ---- processes
-
-
-def meeting_place(plan: dict[str, Any]) -> str | None:
-    """Where the ranks of an attempt meet: a folder of this user's own, as whoever could write there could join."""
-    return tempfile.mkdtemp(prefix="stoker-") if plan["strategy"] != "single" else None
-
-
-def place(node: dict[str, str], first_rank: int, world: int, store: str) -> dict[str, str]:
-    """What the ranks of a node are told of the others."""
-    told = {"STOKER_NODE": node["name"]}
-    if node["interface"]:
-        told |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), node["interface"])
-    if store:
-        told |= {"STOKER_STORE": store, "STOKER_FIRST_RANK": str(first_rank), "STOKER_RANKS": str(world)}
-    return told
-
-
-def start_trainer(
-    run_dir: Path, plan: dict[str, Any], attempt: int, meeting: str | None, here: dict[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """The plan's program in a session of its own, with files for its words: a closed terminal changes nothing.
-
-    Args:
-        run_dir: The run directory.
-        plan: What to start, and with which environment.
-        attempt: Its number.
-        meeting: Where the ranks of this machine meet.
-        here: What `place` tells the ranks of a node.
-    """
-    here = here or {}
-    log = log_file(run_dir, attempt, int(here.get("STOKER_FIRST_RANK", 0)))
-    log.parent.mkdir(parents=True, exist_ok=True)
-    settings = {
-        **plan["env"],
-        "TENSORBOARD_LOGGING_DIR": str(run_dir / "logs" / "tensorboard"),
-        "STOKER_ATTEMPT": str(attempt),
-        **here,
-    }
-    if meeting:
-        settings["STOKER_RENDEZVOUS"] = meeting
-    with log.open("ab") as output:
-        return subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, "-X", "utf8", *plan["argv"], str(run_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **settings},
-            start_new_session=os.name != "nt",
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
-
-
-def _trains(words: list[str], run_dir: Path) -> bool:
-    """Whether a command line is a trainer's of this run; `ps` does not tell a space in a word from one between two."""
-    return "stoker.engine.train" in words and f" {run_dir} " in " ".join([*words, ""])
-
-
-def _words(pid: int) -> list[str]:
-    """A living process' command line; empty where it has ended, or this system does not say."""
-    if not _HAS_PROC:
-        return next((words for number, _, words in _asked_ps() if number == pid), [])
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return []
-    return raw.decode("utf-8", "replace").split("\0") if raw else []
-
-
-def members(group: int | None, run_dir: Path, node: str = "") -> list[int]:
-    """Living processes of an attempt: its group, and ranks of torchrun, which have groups of their own.
-
-    Several nodes may be one machine, with one folder, as a queue of one has them: only this one's are told then.
-    """
-    if os.name == "nt":
-        return [] if group is None else [group]
-
-    def is_ours(pid: int, words: list[str]) -> bool:
-        return _trains(words, run_dir) and (not node or _environment(pid).get("STOKER_NODE") == node)
-
-    living = _in_proc() if _HAS_PROC else _asked_ps()
-    return [pid for pid, pgid, words in living if pid != os.getpid() and (pgid == group or is_ours(pid, words))]
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """With what a process was started; nothing where this system does not say."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return {}
-    return dict(word.split("=", 1) for word in raw.split("\0") if "=" in word)
-
-
-def read_pulses(meeting: str | None) -> list[Event]:
-    """The newest pulse of each rank of this machine, whether its process lives, and what that has used so far."""
-    found = []
-    for path in sorted(Path(meeting).glob("pulse-*.json")) if meeting else []:
-        with contextlib.suppress(*_FOREIGN):
-            pulse = _read_json(path)
-            pid = int(pulse["pid"])
-            found.append(_pulse({**pulse, "alive": os.name == "nt" or bool(_words(pid)), "used": _used(pid)}))
-    return found
-
-
-def _pulse(said: Event) -> Event:
-    """A pulse as ours are, or an error."""
-    figures = {key: [_figure(value) for value in said[key]] for key in ("own_seconds", "data_seconds")}
-    numbers = {key: int(said[key]) for key in ("rank", "pid", "step", "used")}
-    words = {key: str(said[key]) for key in ("node", "mark")}
-    return {**figures, **numbers, **words, "at": float(said["at"]), "alive": bool(said["alive"])}
-
-
-def dump_stacks(pulses: list[Event]) -> None:
-    """Have ranks write into their logs where they are; one without a pulse would end instead."""
-    for pulse in pulses:
-        if os.name != "nt" and _words(pulse["pid"]):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pulse["pid"], signal.SIGUSR2)
-
-
-def end_ranks(trainer: Trainer, run_dir: Path, node: str, wait: Callable[[float], None] = time.sleep) -> None:
-    """End the ranks of this node; who started them has a moment to say how they ended."""
-    for pid in members(trainer.pid, run_dir, node):
-        if pid != trainer.pid:
-            kill(pid)
-    until = time.monotonic() + _LAST_WORDS_SECONDS
-    while trainer.poll() is None and time.monotonic() < until:
-        wait(0.05)
-    for pid in members(trainer.pid, run_dir, node):
-        kill(pid)
-
-
 def report(code: int, tail: str, first_rank: int, codes: list[str]) -> Event:
     """How the processes of a node ended, by the code and the words of who started them."""
     found = _FIRST_FAILED.search(tail)
@@ -1289,73 +1144,7 @@ def report(code: int, tail: str, first_rank: int, codes: list[str]) -> Event:
     return {**said, "signal": Ended(code, codes=codes, tail=tail).signal}
 
 
-def _free_port(address: str) -> int:
-    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
-        return int(server.getsockname()[1])
-
-
-def _in_proc() -> Iterator[tuple[int, int, list[str]]]:
-    """Living processes: number, group, command line."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        pid = int(path.parent.name)
-        try:
-            state, _, pgid = path.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if state != "Z":
-            yield pid, int(pgid), _words(pid)
-
-
-def _asked_ps() -> Iterator[tuple[int, int, list[str]]]:
-    """The same where there is no /proc, as on a Mac."""
-    if os.name == "nt":
-        return
-    query = ["ps", "-A", "-ww", "-o", "pid=,pgid=,stat=,command="]
-    said = subprocess.run(query, capture_output=True, check=False).stdout.decode("utf-8", "replace")  # noqa: S603  # fixed words
-    for pid, pgid, state, *words in map(str.split, filter(str.strip, said.splitlines())):
-        if not state.startswith("Z"):
-            yield int(pid), int(pgid), words
-
-
-def _used(pid: int) -> int:
-    """What a process has computed, read and written so far, in no unit; 0 where this system does not say."""
-    try:
-        ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:15]
-        moved = Path(f"/proc/{pid}/io").read_text(encoding="utf-8").split()[1::2]
-    except OSError:
-        return 0
-    return sum(map(int, ticks)) + sum(map(int, moved))
-
-
-def kill(pid: int) -> None:
-    """End a process without asking it."""
-    if os.name == "nt":
-        subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], capture_output=True, check=False)  # noqa: S603, S607
-        return
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # ended; macOS says so of one that nobody collected yet
-        return
-
-
-def oom_kills() -> int:
-    """How often the kernel killed in this container for want of memory."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError:
-            continue
-        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
-            return int(found.group(1))
-    return 0
-
-
 # ---- files
-
-
-def log_file(run_dir: Path, attempt: int, rank: int = 0) -> Path:
-    """The log of an attempt, by the rank that writes there."""
-    return run_dir / "logs" / f"train-{attempt}-rank{rank}.log"
 
 
 def _attempts(run_dir: Path) -> int:
@@ -1368,7 +1157,7 @@ def _trained_seconds(past: list[Event]) -> float:
     """How long was trained by the events: all that a fresh machine knows of a budget, and what an orphan did."""
     total, last = 0.0, 0.0
     for event in past:
-        with contextlib.suppress(*_FOREIGN):
+        with contextlib.suppress(*FOREIGN):
             if event["event"] in _AT_WORK:
                 at = datetime.fromisoformat(event["at"]).timestamp()
                 total += max(0.0, at - last) if event["event"] != "attempt" and last else 0.0
@@ -1404,16 +1193,6 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
         file.write(line.encode())
 
 
-def log_tail(path: Path) -> str:
-    """The end of a log; nothing where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
@@ -1439,14 +1218,6 @@ def _is_writing(run_dir: Path) -> bool:
         return True
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     """Whole or not at all; on a full disk the old one stays, and training goes on."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -1456,11 +1227,6 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             aside.unlink()
-
-
-def _figure(value: Any) -> float:
-    """A figure of a file; what is none counts as nothing."""
-    return float(value) if isinstance(value, int | float) and 0 <= value < _ENDLESS else 0.0
 
 
 def _now() -> str:

@@ -1279,7 +1279,7 @@ ENGLISH: dict[str, str] = {
     "STK747.hint": "a job of several nodes needs `scontrol show hostnames` and `srun --overlap` (Slurm 20.11 or newer); the job's log in `logs` says more",
     "STK776": "{head} cannot listen at {address}:{port}: {reason}",
     "STK776.hint": "another start of this run may still be under way there: `stoker watch`; else say the command again",
-    "reason.dead": "a process of it is gone",
+    "reason.dead": "a process is gone",
     "reason.silent": "a process gives no sign of life",
     "reason.node": "a machine cannot be reached any more",
     "reason.away": "a machine has not come",

@@ -24,6 +24,8 @@ Kinds and their fields (a reader ignores what it does not know):
     quantized   name, path, bytes, source_bytes, agreement, perplexity_change: by `stoker quantize`
     restart     attempt, reason, step, wait_seconds: by the supervisor, before it starts the trainer again
     replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy): after memory ran out
+    lost        attempt, rank, node, step, reason: a rank that brought an attempt to its end
+    straggler   attempt, rank, node, step, times, cause (compute | data), seconds, others_seconds
     passed_over attempt, step, reason: a bad step that does no update from now on
     warning     attempt, reason (time | money), spent_seconds, limit_seconds: most of a budget is spent
     limit       attempt, reason (time | money | deadline | notice), stops_at: the supervisor asks the trainer to stop

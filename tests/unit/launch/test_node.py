@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 
 from stoker.launch import head as lines
-from stoker.launch import supervisor
+from stoker.launch import processes
 from stoker.launch.supervisor import Settings, Supervisor
 from stoker.rundir import events
 
@@ -204,15 +205,17 @@ class Run:
         return self.agents[name]
 
     def ranks(self, name: str) -> list[int]:
-        return supervisor.members(None, self.run_dir(name), name)
+        return processes.members(None, self.run_dir(name), name)
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     made: list[Run] = []
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # who is killed leaves its folder behind
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(lines, "LOST_SECONDS", 1.5)
     monkeypatch.setattr(lines, "_LIVING_SECONDS", 0.5)
-    monkeypatch.setattr(supervisor, "_LAST_WORDS_SECONDS", 1.0)
+    monkeypatch.setattr(processes, "_LAST_WORDS_SECONDS", 1.0)
 
     def make(*names: str, **facts: Any) -> Run:
         made.append(Run(tmp_path, list(names), **facts))
@@ -224,8 +227,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
             agent.kill()
             agent.wait()
         for name in one.names or ["a"]:
-            for pid in supervisor.members(None, one.run_dir(name)):
-                supervisor.kill(pid)
+            for pid in processes.members(None, one.run_dir(name)):
+                processes.kill(pid)
 
 
 def noted(watching: Supervisor, kind: str) -> list[dict[str, Any]]:
@@ -331,7 +334,7 @@ def test_an_agent_that_is_killed_is_a_lost_node_and_may_come_back(run: Callable[
     assert lost["step"] >= 5
     assert [event["reason"] for event in noted(watching, "restart")] == ["node"]
     assert orphans
-    assert not [pid for pid in orphans if supervisor._words(pid)]
+    assert not [pid for pid in orphans if processes.words_of(pid)]
 
 
 def test_a_line_that_falls_silent_ends_the_ranks_at_both_ends(run: Callable[..., Run]) -> None:

@@ -20,7 +20,7 @@ import pytest
 from metadata_server import simulated
 
 from stoker import errors
-from stoker.launch import head, notices, ranks, supervisor
+from stoker.launch import head, notices, processes, ranks, supervisor
 from stoker.launch.supervisor import Ended, Settings, Supervisor, judge
 from stoker.rundir import events
 
@@ -196,7 +196,7 @@ finish()
     assert watching.run() == 0
     assert [one["reason"] for one in noted(watching, "restart")] == ["hang"]
     child = int((watching.run_dir / "child").read_text())
-    assert not supervisor._words(child)
+    assert not processes.words_of(child)
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="asks /proc what a process does")
@@ -421,16 +421,16 @@ def test_the_copy_in_the_store_is_waited_for_as_long_as_the_notice_leaves(
     assert [one["reason"] for one in noted(watching, "limit")] == ["notice"]
 
 
-def test_the_two_files_work_where_they_are_copied_to(
-    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_it_works_where_no_package_is_installed(
+    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = stand_in("go(100000, commit=50)")
-    for module in (supervisor, notices):
-        shutil.copy(str(module.__file__), tmp_path)
+    source = Path(str(supervisor.__file__)).parents[2]
+    program = f"import sys; sys.path.insert(0, {str(source)!r}); from stoker.launch import supervisor as one"
     with simulated("azure") as server:
         monkeypatch.setenv("STOKER_METADATA", server.address)
         server.mark()
-        command = [sys.executable, "-I", "-S", str(tmp_path / "supervisor.py"), str(watching.run_dir)]
+        command = [sys.executable, "-I", "-S", "-c", f"{program}; sys.exit(one.main())", str(watching.run_dir)]
         assert subprocess.run(command, check=False, timeout=60).returncode == 75
     assert status(watching)["reason"] == "notice"
 
@@ -606,7 +606,7 @@ def test_an_orphaned_trainer_is_adopted(
     """The supervisor dies, the trainer goes on: the next supervisor watches that one and starts no second."""
     watching = stand_in("")
     orphaned(watching, "go(60, commit=10)\nfinish()")
-    monkeypatch.setattr(supervisor, "_HAS_PROC", supervisor._HAS_PROC and source == "proc")
+    monkeypatch.setattr(processes, "_HAS_PROC", processes._HAS_PROC and source == "proc")
     assert Supervisor(watching.run_dir, QUICK).run() == 0
     assert len(noted(watching, "attempt")) == 1
 
@@ -625,7 +625,7 @@ def test_a_number_that_is_another_process_now_is_left_alone(stand_in: Callable[.
     watching = stand_in("")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as stranger:
         assert supervisor.Adopted(stranger.pid, watching.run_dir).poll() is not None
-        while len(supervisor._words(stranger.pid)) < 3:
+        while len(processes.words_of(stranger.pid)) < 3:
             time.sleep(0.02)
         watching._end_group(stranger.pid, gone=True)
         time.sleep(0.2)
@@ -641,7 +641,7 @@ def test_a_group_that_may_not_be_signalled_does_not_end_the_supervisor(monkeypat
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", kill)
-    supervisor.kill(1)
+    processes.kill(1)
 
 
 def test_the_next_attempt_follows_the_new_plan(
@@ -952,7 +952,7 @@ def test_a_rank_the_kernel_killed_for_memory_asks_for_a_new_plan(
     """torchrun itself ends with 1 and says in its log what became of the rank."""
     asked = pushed(monkeypatch, lambda _: "")
     kills = itertools.count()
-    monkeypatch.setattr(supervisor, "oom_kills", lambda: next(kills))
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(kills))
     watching = stand_in("if attempt == 1: go(3); print('  exitcode  : -9 (pid: 17)'); sys.exit(1)\nfinish()")
     assert watching.run() == 0
     assert len(asked) == 1
@@ -1051,13 +1051,13 @@ def test_what_will_repeat_is_told_from_what_may_pass(ended: Ended, act: str, rea
     assert (verdict.act, verdict.reason) == (act, reason)
 
 
-@pytest.mark.parametrize("module", [supervisor, notices, head, ranks])
+@pytest.mark.parametrize("module", [supervisor, notices, head, ranks, processes])
 def test_it_needs_the_standard_library_only(module: ModuleType) -> None:
     """And of our own files those that need no more, and only for several processes."""
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    own = {head.__name__, ranks.__name__} if module is supervisor else set()
+    own = {head.__name__, ranks.__name__, processes.__name__, "stoker.launch"} if module is supervisor else set()
     assert {name.partition(".")[0] for name in imported - own} <= sys.stdlib_module_names
 
 
@@ -1253,7 +1253,7 @@ def test_a_surprise_of_its_own_leaves_no_run_without_a_guard(
     asked: list[tuple[Any, ...]] = []
 
     def start(one: Supervisor) -> Any:
-        begun.append(supervisor.start_trainer(one.run_dir, one.plan, one.status.attempt, None))
+        begun.append(processes.start_trainer(one.run_dir, one.plan, one.status.attempt, None))
         return begun[-1]
 
     def make(folder: Path) -> Supervisor:
