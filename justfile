@@ -65,7 +65,7 @@ smollm2 *args:
 serving *args:
     python benchmarks/serving.py "$@"
 
-# A run cut by a real Slurm's time limits against an uninterrupted one (docs/evidence/slurm.json), about 15 minutes.
+# A run cut by a real Slurm's time limits against an uninterrupted one (docs/evidence/slurm.json), about 40 minutes.
 slurm *args:
     python benchmarks/slurm.py "$@"
 

@@ -137,7 +137,7 @@ def _schedule(chance: random.Random, number: int) -> tuple[str, str, int, list[W
 
 def _make(folder: Path, base: Path, method: str, where: Where, micro: int) -> RunDir:
     """The run planned for a place; the micro batch is the plan's to keep once there is a checkpoint."""
-    begun = bool(checkpoints.committed(folder / "runs" / "run" / "checkpoints"))
+    begun = checkpoints.next_found(folder / "runs" / "run" / "checkpoints")
     stated = "" if begun else f", micro: {micro}"
     strategy = where[0] if where[0] != KEPT else "auto" if begun else "fsdp2"
     text = f"""

@@ -125,7 +125,8 @@ def code() -> dict[str, Any]:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
     changed = _git(package, "status", "--porcelain", "--", ":/", ":(exclude,top)docs/evidence")
-    return {"commit": _git(package, "rev-parse", "HEAD"), "clean": not changed, "sha256": digest.hexdigest()}
+    commit = _git(package, "rev-parse", "HEAD")
+    return {"commit": commit, "clean": bool(commit) and not changed, "sha256": digest.hexdigest()}
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_runs import LANGUAGES, CommandLine
 
 from stoker.cli import plan as command
+from stoker.cli import remote
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.facts.mirrors import Network
 from stoker.launch import gather
 from stoker.plan import moves
 from stoker.plan.make import make_plan
@@ -111,3 +114,20 @@ def test_less_than_the_run_file_asks_for_is_refused_before_the_start(
     with pytest.raises(StokerError) as refused:
         command.require_possible(run_file.run, made["T4"])
     assert refused.value.code == "STK420"
+
+
+def test_a_machine_elsewhere_is_not_refused_from_here(
+    runs: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its packages are not there yet, and with them goes what would be decided by them; the trainer has the word."""
+    begin(runs, path, "A100")
+    run_file = load.load(str(path), ["save.resume=exact"])
+    there: Any = SimpleNamespace(
+        facts=lambda: SimpleNamespace(platform=""),
+        machines=1,
+        surroundings=lambda: gather.Elsewhere(Network(), None),
+        balance=lambda: None,
+    )
+    monkeypatch.setattr(remote.probe, "to_machine", lambda facts: gather.machine("T4", run_file.run))
+    remote._agree(there, run_file, RunDir(runs / "mine"), yes=True)
+    assert "SAMPLE-EXACT" in capsys.readouterr().out

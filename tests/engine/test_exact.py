@@ -57,7 +57,7 @@ def test_nodes_of_any_ranges_join_to_the_same_tree(count: int, ranks: int) -> No
         leaves_of = Ranks(rank, ranks).ranges(count)[rank]
         for number in leaves_of:
             own.add(number, 0, leaves[number])
-        assert [node[:2] for node in own.nodes] == aligned_nodes(leaves_of.start, leaves_of.stop)
+        assert tuple(node[:2] for node in own.nodes) == aligned_nodes(leaves_of.start, leaves_of.stop)
         for node in own.nodes:
             joined.add(*node)
     assert torch.equal(joined.total(), reference(leaves))

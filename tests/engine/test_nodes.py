@@ -19,6 +19,7 @@ import pytest
 import tiny_run
 from test_several import family, listening
 
+from stoker.facts import machine
 from stoker.launch import gather, processes
 from stoker.plan.make import make_plan
 from stoker.rundir import checkpoints, events, files, nodes
@@ -179,15 +180,25 @@ def test_nodes_that_share_a_folder_are_sent_nothing(
     assert [one.step for one in checkpoints.committed(head.checkpoints)] == [4, 5]
 
 
-def test_a_node_keeps_no_checkpoint_that_the_head_gave_up(tmp_path: Path, base: Path) -> None:
-    """Sent again where it is damaged; removed where the head went back behind it."""
+def test_what_a_node_has_that_is_newer_stays_and_is_named(tmp_path: Path, base: Path) -> None:
+    """The head goes back behind it; once the head is as far again, the node has the head's."""
     head, other = pair = make_pair(tmp_path, base, "ddp", 1)
     train(pair, 1, kill_after=5)
     train(pair, 1, kill_after=5)  # the node is sent step 4
     assert [one.step for one in checkpoints.committed(other.checkpoints)] == [4]
     (head.checkpoints / "step-00000004" / "state.safetensors").write_bytes(b"")
+    (newer,) = checkpoints.committed(other.checkpoints)
+    assert train(pair, 1, kill_after=5)[0] == -signal.SIGKILL, said(pair)
+    assert [one.step for one in checkpoints.committed(other.checkpoints)] == [2, 4]
+    assert newer in checkpoints.committed(other.checkpoints)
+    passed_over = [event for event in events.read(head.events_file) if event["event"] == "rejected"]
+    assert [event["path"] for event in passed_over] == ["step-00000004", "second:step-00000004"]
+
     assert set(train(pair, 1)) == {0}, said(pair)
-    assert [one.step for one in checkpoints.committed(other.checkpoints)] == [2]
+    assert newer not in checkpoints.committed(other.checkpoints)
+    assert checkpoints.committed(other.checkpoints)[-1].commit in [
+        one.commit for one in checkpoints.committed(head.checkpoints)
+    ]
 
 
 def test_a_step_that_only_the_heads_events_pass_over_is_passed_over_everywhere(tmp_path: Path, base: Path) -> None:
@@ -210,6 +221,13 @@ def test_a_node_with_another_plan_is_named(tmp_path: Path, base: Path) -> None:
     files.write_json(pair[1].plan_file, plan)
     assert 0 not in train(pair, 1)
     assert "process 1 on second was started with another plan.json" in said(pair)
+
+
+def test_a_node_with_another_stoker_is_named(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = make_pair(tmp_path, base, "ddp", 1)
+    monkeypatch.setattr(machine, "own_build", lambda: f"0.1 as on {os.environ['STOKER_NODE']}")  # in forked children
+    assert 0 not in train(pair, 1)
+    assert "process 1 on second was started with another Stoker" in said(pair)
 
 
 def test_an_address_that_is_taken_is_named(tmp_path: Path, base: Path) -> None:

@@ -100,12 +100,18 @@ class Moment:
 def test_a_device_that_runs_behind_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [Moment(0.0), Moment(500.0), Moment(600.0), Moment(900.0)]
     following = iter(moments)
+    devices: list[int] = []
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr("torch.cuda.set_device", devices.append)
     beat = Pulse(cuda=True)
+    beat.record()
+    assert devices == []  # nothing to ask yet: the main thread may not have chosen its device
     monkeypatch.setattr(beat, "_now", lambda: next(following))
     for _ in range(2):
         beat.begin()
         beat.computed(1)
     assert beat.record()["own_seconds"] == []
+    assert devices == [2]
     moments[1].passed = True
     assert beat.record()["own_seconds"] == [0.5]
     moments[3].passed = True

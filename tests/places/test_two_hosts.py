@@ -28,7 +28,7 @@ def test_two_hosts_give_the_weights_of_one_process_whatever_befalls_them(tmp_pat
         private = {one.network.address(box) for box in (one.first, one.second)}
         assert listening <= {"0.0.0.0", "127.0.0.1", *private}, listening  # sshd; nothing else on other addresses
         two_hosts.kill_rank(one)
-        assert one.until_attempt(2, 60) < 60
+        one.until_attempt(2, 60)
         one.until_step(80)
         two_hosts.cut_link(one)
         one.until_done()

@@ -31,6 +31,8 @@ from stoker.store import copies
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
     """Send a run to its place and start it there, or say that it is under way; this machine may then be closed."""
     with run_file.located():
+        if on and run_file.run.where.hosts:
+            raise StokerError("STK772", place=f"--on {on}")
         there = place.find(run_file.run, on)
         if there.name == place.SKY:
             sky.emit(run_file, name, overrides)
@@ -105,7 +107,8 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
         machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
         plan = make_plan(gather.inputs(run_file, run_dir, machine, there.surroundings()))
         show(plan)
-        require_possible(run_file.run, plan)
+        # A tier is refused there, if at all: what decides it comes with Stoker.
+        require_possible(run_file.run, plan.model_copy(update={"resume": None}))
         _tell_balance(there, plan)
         _tell_clocks(facts.platform)
     if yes:

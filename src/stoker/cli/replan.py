@@ -3,6 +3,7 @@
 from contextlib import closing
 
 from stoker.cli import console
+from stoker.cli.plan import require_possible
 from stoker.errors import StokerError
 from stoker.launch import gather
 from stoker.plan.make import make_plan
@@ -36,7 +37,9 @@ def _replan(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
     )
     noted = before.model_copy(update={"out_of_memory": [*before.out_of_memory, failed]})
     files.write_json(run_dir.plan_file, noted.model_dump())
-    return before, _again(run_dir)
+    after = _planned(run_dir)
+    files.write_json(run_dir.plan_file, after.model_dump())
+    return before, after
 
 
 def _regroup(run_dir: RunDir, together: set[str]) -> tuple[Plan, Plan]:
@@ -45,17 +48,18 @@ def _regroup(run_dir: RunDir, together: set[str]) -> tuple[Plan, Plan]:
     assert record is not None
     nodes.write(run_dir.nodes_file, record.only(together))
     try:
-        return before, _again(run_dir)
+        after = _planned(run_dir)
+        require_possible(run_dir.run(), after)
     except StokerError:
         nodes.write(run_dir.nodes_file, record)
         raise
-
-
-def _again(run_dir: RunDir) -> Plan:
-    run_file = run_dir.file()
-    after = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run, run_dir)))
     files.write_json(run_dir.plan_file, after.model_dump())
-    return after
+    return before, after
+
+
+def _planned(run_dir: RunDir) -> Plan:
+    run_file = run_dir.file()
+    return make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run, run_dir)))
 
 
 def _cut(plan: Plan) -> dict[str, object]:

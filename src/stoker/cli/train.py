@@ -58,6 +58,7 @@ def _start(run_dir: RunDir) -> tuple[subprocess.Popen[bytes], Progress]:
 def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
     """The run directory with its data prepared, and the plan for this machine."""
     training.require_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
+    muster.check(run_file.run)
     run_dir = layout.create(run_file, overrides)
     run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     returning.check(run_dir, run_file.run)

@@ -10,6 +10,7 @@ all-to-all hands each process its slice of every node. Ranks that hold whole gra
 slices again; ranks that hold shards (`CanonicalReduceScatter`) keep theirs.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -52,12 +53,13 @@ class Tree(Generic[T]):
         return value
 
 
-def aligned_nodes(first: int, last: int) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=1 << 12)
+def aligned_nodes(first: int, last: int) -> tuple[tuple[int, int], ...]:
     """The nodes (start, level) into which a tree joins the leaves [first, last)."""
     tree: Tree[None] = Tree(lambda left, right: None)  # noqa: ARG005  # only the shape matters
     for leaf in range(first, last):
         tree.add(leaf, 0, None)
-    return [(start, level) for start, level, _ in tree.nodes]
+    return tuple((start, level) for start, level, _ in tree.nodes)
 
 
 def gradient_tree() -> Tree[Gradients]:
@@ -132,7 +134,7 @@ def _buckets(tensors: Gradients) -> list[list[int]]:
     return buckets
 
 
-def _reduce_bucket(mine: list[Gradients], held: list[list[tuple[int, int]]], like: Gradients) -> torch.Tensor:
+def _reduce_bucket(mine: list[Gradients], held: list[tuple[tuple[int, int], ...]], like: Gradients) -> torch.Tensor:
     world = len(held)
     elements = sum(tensor.numel() for tensor in like)
     size = -(-elements // world)

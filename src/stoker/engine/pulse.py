@@ -70,6 +70,9 @@ class Pulse:
 
     def record(self) -> dict[str, Any]:
         """What is written; own seconds are per micro batch, as ranks may have more or fewer of them."""
+        if self._cuda and self._computed:
+            # A thread begins on device 0: asked from there, an event of another one takes memory of both.
+            torch.cuda.set_device(int(env.read(env.LOCAL_RANK, "0")))
         while self._computed and _is_over(self._computed[0][1]):
             began, ended, count = self._computed.popleft()
             self._own_seconds.append(_seconds(began, ended) / count)

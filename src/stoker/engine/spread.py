@@ -48,6 +48,17 @@ def from_first(folder: Path, found: Checkpoint | None, ranks: Ranks) -> Checkpoi
     return own
 
 
+def newer(folder: Path, found: Checkpoint | None, ranks: Ranks) -> list[str]:
+    """What other machines have that is newer than what all go on from, as `node:name`; all ranks must ask.
+
+    It stays there until what the run has done itself is as new: nobody's work is deleted for less.
+    """
+    other, step = ranks.first_here and not ranks.first, found.step if found else 0
+    names = [one.path.name for one in checkpoints.committed(folder) if other and one.step > step]
+    own = json.dumps([f"{env.read(env.NODE)}:{name}" for name in names])
+    return [one for leader in range(ranks.world) for one in json.loads(ranks.hear(own, leader))]
+
+
 def _told(folder: Path, found: Checkpoint | None) -> dict[str, Any] | None:
     """What the others need to know: the record as it is written, and what else the first rank's folder has."""
     if found is None:
@@ -77,10 +88,10 @@ def _hand_out(folder: Path, commit: Commit, said: dict[str, Any], lacking: list[
 
 
 def _make_room(folder: Path, aside: Path, commit: Commit, kept: list[str]) -> None:
-    """Remove what the head no longer has; of a folder that is the head's, that is nothing."""
+    """Remove what is older and the head no longer has; of a folder that is the head's, that is nothing."""
     shutil.rmtree(aside, ignore_errors=True)
     for one in checkpoints.committed(folder):
-        if one.commit.digest not in kept:
+        if one.step <= commit.step and one.commit.digest not in kept:
             one.path.rename(aside)
             shutil.rmtree(aside)
     files.require_room(folder, commit.total_bytes)

@@ -30,7 +30,7 @@ from stoker.engine.pulse import Pulse
 from stoker.engine.saving import Job, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.facts.machine import installed
+from stoker.facts import machine
 from stoker.plan import moves, order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
@@ -196,6 +196,7 @@ def _of_all(ranks: Ranks, plan: Plan, report: Report, fingerprint: dict[str, str
     """The fingerprint of all ranks together: where machines differ, it says how. They must train the same."""
     decided = json.dumps(plan.model_dump(mode="json", exclude={"env", "argv"}), sort_keys=True)
     trains = {
+        "Stoker": machine.own_build(),
         "plan.json": hashlib.sha256(decided.encode()).hexdigest(),
         "data": report.digest,
         "model": fingerprint["base"],
@@ -219,7 +220,7 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
         "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        **installed(libraries),
+        **machine.installed(libraries),
         "base": models.base_digest(run, run_dir.folder()),
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
@@ -248,7 +249,11 @@ def _newest(opened: Opened) -> Checkpoint | None:
     """The checkpoint to go on from; none only where there never was one. The first rank looks, the others follow."""
     folder = opened.run_dir.checkpoints
     found = _look(opened, folder) if opened.ranks.first else None
-    return spread.from_first(folder, found, opened.ranks)
+    found = spread.from_first(folder, found, opened.ranks)
+    reason = f"newer than step {found.step if found else 0}, which the head goes on from; it stays there"
+    for path in spread.newer(folder, found, opened.ranks):
+        opened.events.write("rejected", path=path, reason=reason)
+    return found
 
 
 def _past(opened: Opened, found: Checkpoint | None) -> guard.Past:

@@ -5,6 +5,7 @@ Containers are asked for their own limits (cgroup), not the host's. Decides noth
 
 import csv
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -16,6 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+import stoker
 from stoker import env
 from stoker.facts import cards
 from stoker.facts.cards import Card
@@ -164,6 +166,18 @@ def examine() -> Machine:
 def installed(names: tuple[str, ...]) -> dict[str, str]:
     """Versions of the packages that are installed; nothing is imported."""
     return {name: version for name in names if (version := _version(name))}
+
+
+@functools.cache
+def own_build() -> str:
+    """Stoker's version with a digest of its own files, as they are installed here."""
+    package = Path(stoker.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            own = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(package).as_posix()} {own}\n".encode())
+    return f"{stoker.__version__} {digest.hexdigest()[:12]}"
 
 
 def cpu_count(root: Path = Path("/")) -> int:

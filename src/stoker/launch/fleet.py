@@ -5,6 +5,7 @@ box. From then on they need nobody here; what is asked about the run is asked of
 """
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Any
@@ -17,7 +18,7 @@ from stoker.launch.found import BoxFacts
 from stoker.launch.gather import Elsewhere
 from stoker.launch.package import Package
 from stoker.launch.place import Place
-from stoker.launch.ssh import Box
+from stoker.launch.ssh import LOOK_SECONDS, START_SECONDS, Box
 from stoker.rundir import files, nodes
 from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Node, Nodes
@@ -96,23 +97,36 @@ class Fleet(Place):
         """
         if self._is_under_way(package.name):
             told = self.head.line.run(f"cat {quote(self._record(self.head, package.name))}")
-            self._join(package, told, self._away(package.name))
+            away = self._away(package.name)
+            self._join(package, told, away)
+            for box in away:
+                box.keep()
             return
         told = files.json_text(self._meeting().model_dump())
         self.head.write(self._record(self.head, package.name), told)
-        self._join(package, told, self.others)
         try:
-            self.head.start(package)
+            self._join(package, told, self.others)
+            self.head.launch(package, package.words)
+            self._await_start(package.name)
         except StokerError:
-            for box in self.others:
+            for box in self.boxes:
                 box.end_launch(package.name)
             raise
+        for box in self.boxes:
+            box.keep()
 
     def _join(self, package: Package, told: str, boxes: Sequence[Box]) -> None:
         for box in boxes:
             box.write(self._record(box, package.name), told)
             box.launch(package, package.joining)
-            box.keep()
+
+    def _await_start(self, run: str) -> None:
+        """Mistakes show in the first seconds, on whichever machine; what takes longer goes on without us."""
+        until = time.monotonic() + START_SECONDS
+        while not self.head.has_launched(run) and time.monotonic() < until:
+            for box in self.others:
+                box.has_launched(run)
+            time.sleep(LOOK_SECONDS)
 
     @staticmethod
     def _record(box: Box, run: str) -> str:

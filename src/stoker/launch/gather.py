@@ -94,6 +94,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         platform=platform,
         network=elsewhere.network if elsewhere else mirrors.told(),
         nodes=_names(run_dir) if not elsewhere else (),
+        elsewhere=elsewhere is not None,
     )
 
 
@@ -174,10 +175,10 @@ def _begun(run_file: RunFile) -> RunDir | None:
 
 def _earlier(run_dir: RunDir | None) -> Earlier | None:
     """The newest checkpoint; the trainer reads it through, a plan does not."""
-    committed = checkpoints.committed(run_dir.checkpoints) if run_dir is not None else []
-    if not committed:
+    found = checkpoints.next_found(run_dir.checkpoints) if run_dir is not None else None
+    if found is None:
         return None
-    commit = committed[-1].commit
+    commit = found.commit
     return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version)
 
 

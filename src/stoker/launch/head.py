@@ -83,11 +83,15 @@ class Line:
             self._rest += more
         proof, _, text = bytes(self._rest[:end]).decode().partition(" ")
         del self._rest[: end + 1]
-        if not hmac.compare_digest(proof, _proof(self._key, self._theirs, self._received, text)):
+        wanted = _proof(self._key, self._theirs, self._received, text)
+        if not hmac.compare_digest(proof.encode(), wanted.encode()):
             raise Refused(self._theirs)
         self._received += 1
         self.heard_at = time.monotonic()
-        said = json.loads(text)
+        try:
+            said = json.loads(text)
+        except RecursionError as error:
+            raise ValueError(text[:80]) from error
         if not isinstance(said, dict):
             raise ValueError(text)
         return said
@@ -155,7 +159,8 @@ class Head:
         """Listen no more, and end every line."""
         if not self._open:
             return
-        self._open = False
+        with self._lock:
+            self._open = False  # whoever is being greeted gets no line any more
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts, where the system knows this
         self._accepting.join()
@@ -266,6 +271,8 @@ class Head:
             line.send({"refused": "key"})
             raise Refused(name)
         with self._lock:
+            if not self._open:
+                raise Refused(name)
             before = self._lines.get(name)
             is_living = before is not None and time.monotonic() - before.heard_at < _LIVING_SECONDS
             if name not in self._names or is_living:

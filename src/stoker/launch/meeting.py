@@ -5,7 +5,6 @@ other for ever, or compute different things, is named here in words: which node,
 """
 
 import contextlib
-import functools
 import hashlib
 import hmac
 import itertools
@@ -23,8 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import stoker
-from stoker import env
+from stoker import env, messages
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import machine
@@ -297,9 +295,14 @@ def unreachable(record: Nodes, name: str, error: OSError) -> StokerError:
     )
 
 
-def stranger(record: Nodes, name: str) -> StokerError:
+_REFUSED = {"twice": "meeting.refused.twice", "name": "meeting.refused.name"}
+
+
+def stranger(record: Nodes, name: str, why: str = "key") -> StokerError:
     """What a node says that the head does not let in, or that met somebody else at the head's address."""
-    return StokerError("STK792", node=name, head=record.head.name, address=record.head.address, port=record.port)
+    reason = messages.text(_REFUSED.get(why, "meeting.refused.key"))
+    head = record.head
+    return StokerError("STK792", node=name, head=head.name, address=head.address, port=record.port, reason=reason)
 
 
 def answer(question: Answer, run_dir: RunDir) -> Answer:
@@ -322,7 +325,7 @@ def facts(run_dir: RunDir) -> Answer:
     found = machine.examine()
     trains = choices.machine(run, found).value
     return {
-        "stoker": f"{stoker.__version__} {_own_code()[:12]}",
+        "stoker": machine.own_build(),
         "architecture": platform.machine(),
         "run": dict(_flat(run.model_dump(mode="json", exclude={"where"}))),
         "packages": machine.installed(_NUMERIC),
@@ -335,17 +338,6 @@ def facts(run_dir: RunDir) -> Answer:
         "boot": _boot(),
         "addresses": [one.address for one in interfaces.here() if not one.is_loopback],
     }
-
-
-@functools.cache
-def _own_code() -> str:
-    """Digest of Stoker's own files."""
-    package = Path(stoker.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(package).as_posix()} {files.sha256(path)}\n".encode())
-    return digest.hexdigest()
 
 
 def _flat(value: Any, path: str = "") -> Iterable[tuple[str, str]]:

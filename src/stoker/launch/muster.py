@@ -16,9 +16,20 @@ from stoker.rundir.nodes import Node, Nodes
 
 JOIN_SECONDS = 600.0
 """For machines to come: one may have to prepare its data first."""
+PREPARE_SECONDS = 24 * 3600.0
 _LOOK_SECONDS = 0.2
 
 Tell = Callable[..., None]
+
+
+def check(run: Run) -> None:
+    """A run that asks for several machines was started as one of them."""
+    if env.read(env.NODE):
+        return
+    if run.where.hosts:
+        raise StokerError("STK772", place=run.where.place)
+    if run.where.nodes > 1:
+        raise StokerError("STK746", asked=run.where.nodes, count=1)
 
 
 def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECONDS) -> Nodes | None:
@@ -32,10 +43,6 @@ def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECOND
     """
     here = env.read(env.NODE)
     if not here:
-        if run.where.hosts:
-            raise StokerError("STK772", place=run.where.place)
-        if run.where.nodes > 1:
-            raise StokerError("STK746", asked=run.where.nodes, count=1)
         run_dir.nodes_file.unlink(missing_ok=True)  # of an earlier time, with other machines
         return None
     if env.read(env.MEETING):
@@ -89,8 +96,8 @@ def _head(record: Nodes) -> dict[str, Any]:
     return {"head": record.head.name, "address": record.head.address, "port": record.port}
 
 
-def awaited(run_dir: RunDir, seconds: float = JOIN_SECONDS) -> None:
-    """Until the deciding machine has said where to meet this time, in a folder that all share."""
+def awaited(run_dir: RunDir, seconds: float = PREPARE_SECONDS) -> None:
+    """Until the deciding machine has prepared its data and said where to meet this time, in a folder that all share."""
     wanted, until = env.read(env.MEETING), time.monotonic() + seconds
     while (record := nodes.read(run_dir.nodes_file)) is None or record.meeting != wanted:
         if time.monotonic() > until:

@@ -44,7 +44,8 @@ def serve(run_dir: Path) -> int:
         try:
             return agent.serve()
         finally:
-            agent.end()
+            if agent.is_in:  # a signal came while it ended its ranks
+                agent.end()
 
 
 @contextlib.contextmanager
@@ -88,12 +89,13 @@ class Agent:
         """
         self.run_dir = run_dir
         self.name = name
+        self.is_in = False
+        """Whether the head has let it in: until then what trains here may be another agent's."""
         self._attempt: Attempt | None = None
         self._beats = 0
 
     def serve(self) -> int:
         """Look for the head, obey it, and look for it again where the line is lost."""
-        self.end()
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             record = self._record()
@@ -103,8 +105,8 @@ class Agent:
                 if state:
                     return _CODES.get(state, EXIT_USER)
                 until = time.monotonic() + _PATIENCE_SECONDS
-            except (Refused, ValueError, LookupError):
-                trouble = meeting.stranger(record, self.name)
+            except (Refused, ValueError, LookupError) as error:
+                trouble = meeting.stranger(record, self.name, str(error))
             except OSError as error:
                 trouble = meeting.unreachable(record, self.name, error)
             if time.monotonic() > until:
@@ -123,7 +125,9 @@ class Agent:
         orders: queue.SimpleQueue[Said] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(line, orders), daemon=True).start()
         beat_at = 0.0
+        self.is_in = True
         try:
+            self.end()
             while True:
                 if time.monotonic() - beat_at >= head.BEAT_SECONDS:
                     beat_at = time.monotonic()
@@ -138,6 +142,7 @@ class Agent:
             return ""
         finally:
             self.end()
+            self.is_in = False
 
     def _do(self, order: Said, line: Line, record: Nodes) -> None:
         if "ask" in order:
@@ -153,7 +158,7 @@ class Agent:
     def _beat(self, line: Line) -> None:
         self._beats += 1
         attempt = self._attempt
-        pulses = processes.read_pulses(attempt.meeting) if attempt else []
+        pulses = processes.read_pulses(attempt.meeting, self.run_dir.path) if attempt else []
         line.send({"beat": self._beats, "attempt": attempt.number if attempt else 0, "ranks": pulses})
 
     def _answer(self, order: Said, line: Line) -> None:
@@ -189,7 +194,7 @@ class Agent:
 
     def _logs(self, attempt: Attempt) -> dict[str, str]:
         """The end of the log of each rank here, in which it may have written where it was."""
-        pulses = processes.read_pulses(attempt.meeting)
+        pulses = processes.read_pulses(attempt.meeting, self.run_dir.path)
         most = _TAIL_BYTES // max(1, len(pulses))
         found = {str(pulse["rank"]): processes.log_tail(self._log(attempt.number, pulse["rank"])) for pulse in pulses}
         return {rank: text[-most:] for rank, text in found.items()}
@@ -217,19 +222,22 @@ class Agent:
         if attempt is None or attempt.number != number:
             line.send({"ended": number, "attempt": number, "asked": True, **_NOTHING})
             return
-        processes.dump_stacks(processes.read_pulses(attempt.meeting))
+        processes.dump_stacks(processes.read_pulses(attempt.meeting, self.run_dir.path), self.run_dir.path)
         time.sleep(_STACKS_SECONDS)
         processes.end_ranks(attempt.trainer, self.run_dir.path, self.name)
-        line.send(self._ended(attempt, attempt.trainer.wait(), asked=True))
+        code = -int(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what waits for a dead disk does not even die
+            code = attempt.trainer.wait(_END_SECONDS)
+        line.send(self._ended(attempt, code, asked=True))
         self.end()
 
     def end(self) -> None:
         """Nothing trains here from now on, also not what an earlier agent left behind."""
         attempt, self._attempt = self._attempt, None
-        for pid in processes.members(attempt.trainer.pid if attempt else None, self.run_dir.path, self.name):
-            processes.kill(pid)
+        group, gone = (attempt.trainer.pid, attempt.trainer.poll() is not None) if attempt else (None, False)
+        processes.end_group(group, self.run_dir.path, self.name, gone=gone)
         if attempt:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # what waits for a dead disk does not even die
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 attempt.trainer.wait(_END_SECONDS)
             shutil.rmtree(attempt.meeting or "", ignore_errors=True)
 

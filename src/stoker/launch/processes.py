@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -47,7 +48,8 @@ def place(node: dict[str, str], first_rank: int, world: int, store: str) -> dict
     """What the ranks of a node are told of the others."""
     told = {"STOKER_NODE": node["name"]}
     if node["interface"]:
-        told |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), node["interface"])
+        told["GLOO_SOCKET_IFNAME"] = node["interface"]
+        told["NCCL_SOCKET_IFNAME"] = f"={node['interface']}"  # without the sign it is the beginning of a name
     if store:
         told |= {"STOKER_STORE": store, "STOKER_FIRST_RANK": str(first_rank), "STOKER_RANKS": str(world)}
     return told
@@ -62,12 +64,10 @@ def start_trainer(
         run_dir: The run directory.
         plan: What to start, and with which environment.
         attempt: Its number.
-        meeting: Where the ranks of this machine meet.
+        meeting: Where the ranks of this machine meet; removed where none can be started.
         here: What `place` tells the ranks of a node.
     """
     here = here or {}
-    log = log_file(run_dir, attempt, int(here.get("STOKER_FIRST_RANK", 0)))
-    log.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         **plan["env"],
         "TENSORBOARD_LOGGING_DIR": str(run_dir / "logs" / "tensorboard"),
@@ -76,16 +76,22 @@ def start_trainer(
     }
     if meeting:
         settings["STOKER_RENDEZVOUS"] = meeting
-    with log.open("ab") as output:
-        return subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, "-X", "utf8", *plan["argv"], str(run_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **settings},
-            start_new_session=os.name != "nt",
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
+    log = log_file(run_dir, attempt, int(here.get("STOKER_FIRST_RANK", 0)))
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603  # our own program, no shell
+                [sys.executable, "-X", "utf8", *plan["argv"], str(run_dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **settings},
+                start_new_session=os.name != "nt",
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+    except OSError:
+        shutil.rmtree(meeting or "", ignore_errors=True)
+        raise
 
 
 def trains(words: list[str], run_dir: Path) -> bool:
@@ -104,10 +110,11 @@ def words_of(pid: int) -> list[str]:
     return raw.decode("utf-8", "replace").split("\0") if raw else []
 
 
-def members(group: int | None, run_dir: Path, node: str = "") -> list[int]:
+def members(group: int | None, run_dir: Path, node: str = "", spared: int | None = None) -> list[int]:
     """Living processes of an attempt: its group, and ranks of torchrun, which have groups of their own.
 
-    Several nodes may be one machine, with one folder, as a queue of one has them: only this one's are told then.
+    Several nodes may be one machine, with one folder, as a queue of one has them: only this one's are told then. The
+    rank that is `spared`, and its children, are left out.
     """
     if os.name == "nt":
         return [] if group is None else [group]
@@ -116,7 +123,8 @@ def members(group: int | None, run_dir: Path, node: str = "") -> list[int]:
         return trains(words, run_dir) and (not node or environment(pid).get("STOKER_NODE") == node)
 
     living = _in_proc() if _HAS_PROC else _asked_ps()
-    return [pid for pid, pgid, words in living if pid != os.getpid() and (pgid == group or is_ours(pid, words))]
+    others = [(pid, pgid, words) for pid, pgid, words in living if pid != os.getpid() and pgid != spared]
+    return [pid for pid, pgid, words in others if pgid == group or is_ours(pid, words)]
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -128,15 +136,25 @@ def environment(pid: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in raw.split("\0") if "=" in word)
 
 
-def read_pulses(meeting: str | None) -> list[Event]:
+def read_pulses(meeting: str | None, run_dir: Path) -> list[Event]:
     """The newest pulse of each rank of this machine, whether its process lives, and what that has used so far."""
+    paths = sorted(Path(meeting).glob("pulse-*.json")) if meeting else []
+    living = _training({int(figure(read_json(path).get("pid"))) for path in paths}, run_dir)
     found = []
-    for path in sorted(Path(meeting).glob("pulse-*.json")) if meeting else []:
+    for path in paths:
         with contextlib.suppress(*FOREIGN):
-            pulse = read_json(path)
+            pulse = read_json(path)  # after the look at its process: one that has ended has said so before
             pid = int(pulse["pid"])
-            found.append(as_pulse({**pulse, "alive": os.name == "nt" or bool(words_of(pid)), "used": used(pid)}))
+            found.append(as_pulse({**pulse, "alive": pid in living, "used": used(pid)}))
     return found
+
+
+def _training(pids: set[int], run_dir: Path) -> set[int]:
+    """Those that live, and are a trainer's of this run: a number may be another's by now."""
+    if os.name == "nt":
+        return pids
+    told = ((pid, words_of(pid)) for pid in pids) if _HAS_PROC else ((pid, words) for pid, _, words in _asked_ps())
+    return {pid for pid, words in told if pid in pids and trains(words, run_dir)}
 
 
 def as_pulse(said: Event) -> Event:
@@ -147,23 +165,33 @@ def as_pulse(said: Event) -> Event:
     return {**figures, **numbers, **words, "at": float(said["at"]), "alive": bool(said["alive"])}
 
 
-def dump_stacks(pulses: list[Event]) -> None:
+def dump_stacks(pulses: list[Event], run_dir: Path) -> None:
     """Have ranks write into their logs where they are; one without a pulse would end instead."""
-    for pulse in pulses:
-        if os.name != "nt" and words_of(pulse["pid"]):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pulse["pid"], signal.SIGUSR2)
+    for pid in _training({pulse["pid"] for pulse in pulses}, run_dir) if os.name != "nt" else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR2)
 
 
-def end_ranks(trainer: Trainer, run_dir: Path, node: str, wait: Callable[[float], None] = time.sleep) -> None:
-    """End the ranks of this node; who started them has a moment to say how they ended."""
-    for pid in members(trainer.pid, run_dir, node):
+def end_ranks(
+    trainer: Trainer, run_dir: Path, node: str, wait: Callable[[float], None] = time.sleep, spared: int | None = None
+) -> None:
+    """End the ranks of this node, or all but one; who started them has a moment to say how they ended."""
+    for pid in members(trainer.pid, run_dir, node, spared):
         if pid != trainer.pid:
             kill(pid)
+    if spared:
+        return
     until = time.monotonic() + _LAST_WORDS_SECONDS
     while trainer.poll() is None and time.monotonic() < until:
         wait(0.05)
-    for pid in members(trainer.pid, run_dir, node):
+    end_group(trainer.pid, run_dir, node, gone=trainer.poll() is not None)
+
+
+def end_group(group: int | None, run_dir: Path, node: str, *, gone: bool = False) -> None:
+    """Nothing of an attempt outlives it: an orphaned rank would hold the lock and go on writing."""
+    # A number that is in use again: nothing of its old group is left.
+    is_strangers = gone and group is not None and bool(words_of(group))
+    for pid in members(None if is_strangers else group, run_dir, node):
         kill(pid)
 
 

@@ -25,13 +25,15 @@ Pulse = dict[str, Any]
 class Ranks:
     """What pulses have told so far."""
 
-    def __init__(self, silent_seconds: float) -> None:
+    def __init__(self, silent_seconds: float, unseen_seconds: float) -> None:
         """Watch ranks.
 
         Args:
             silent_seconds: A rank without a pulse that computes nothing either is lost after so long.
+            unseen_seconds: The same where the system does not say what a process uses: it may compute.
         """
         self._silent_seconds = silent_seconds
+        self._unseen_seconds = unseen_seconds
         self._newest: dict[int, Pulse] = {}
         self._silent: dict[int, float] = {}
         self._named: dict[int, int] = {}
@@ -54,10 +56,19 @@ class Ranks:
             if not pulse["alive"]:
                 return pulse, "dead"
         longest = max(working, key=lambda pulse: self._silent[pulse["rank"]], default=None)
-        if longest is not None and self._silent[longest["rank"]] > self._silent_seconds:
+        if longest is not None and self._is_silent(longest):
             return longest, "silent"
         failed = [pulse for pulse in self._newest.values() if pulse["mark"] == "failed"]
         return next(((pulse, "lost") for pulse in failed if not pulse["alive"]), None)
+
+    def _is_silent(self, pulse: Pulse) -> bool:
+        most = self._silent_seconds if pulse["used"] else self._unseen_seconds
+        return self._silent[pulse["rank"]] > most
+
+    def living(self, rank: int) -> int | None:
+        """The process of a rank that shows life; None where it does not."""
+        pulse = self._newest.get(rank)
+        return int(pulse["pid"]) if pulse and pulse["alive"] and not self._is_silent(pulse) else None
 
     def behind(self) -> Pulse | None:
         """The one that all others wait for; None where no single one stands behind the others."""

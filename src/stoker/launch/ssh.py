@@ -37,8 +37,8 @@ from stoker.rundir.layout import RunDir
 EXTRAS = "train,data,store"
 _SETUP_SECONDS = 3600.0
 _PREPARE_SECONDS = 24 * 3600.0
-_START_SECONDS = 60.0
-_LOOK_SECONDS = 0.5
+START_SECONDS = 60.0
+LOOK_SECONDS = 0.5
 _NEWEST = 3
 """Checkpoints that are tried when one is brought: a running training rotates them away meanwhile."""
 
@@ -341,17 +341,18 @@ class Box(Place):
 
     def _await_start(self, run: str) -> None:
         """Mistakes show in the first seconds; what takes longer, such as preparing data, goes on without us."""
-        logs = f"{self.run_folder(run)}/logs"
-        until = time.monotonic() + _START_SECONDS
-        while time.monotonic() < until:
-            code, _, said = self.line.run(
-                f"cat {quote(logs)}/launch.code 2>/dev/null || echo -; cat {quote(logs)}/launch.log"
-            ).partition("\n")
-            if code.strip() == "0":
-                return
-            if code.strip() != "-":
-                raise StokerError("STK708", said.strip(), name=run, host=self.name)
-            time.sleep(_LOOK_SECONDS)
+        until = time.monotonic() + START_SECONDS
+        while not self.has_launched(run) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+
+    def has_launched(self, run: str) -> bool:
+        """Whether what was launched there is over; an error with its words where it failed."""
+        logs = quote(f"{self.run_folder(run)}/logs")
+        said = self.line.run(f"cat {logs}/launch.code 2>/dev/null || echo -; cat {logs}/launch.log 2>/dev/null || true")
+        code, _, words = said.partition("\n")
+        if code.strip() not in ("0", "-"):
+            raise StokerError("STK708", words.strip(), name=run, host=self.name)
+        return code.strip() == "0"
 
     # ---- while it runs
 

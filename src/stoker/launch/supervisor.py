@@ -110,6 +110,8 @@ class Settings:
     """For ranks to write down where they are, before they are ended."""
     part_seconds: float = 15.0
     """For the ranks of other nodes to end after the head's."""
+    listen_seconds: float = 60.0
+    """For the port at which nodes report to be free."""
     join_seconds: float = 600.0
     """For a node that is away to join."""
     elastic_seconds: float = 60.0
@@ -313,6 +315,7 @@ class Supervisor:
         self._blamed: list[Lost] = []
         self._blamed_at = 0.0
         self._is_ended = False
+        self._ended_at = self._examined_at = 0.0
         self._warned: set[tuple[str, float]] = set()
         self._telling: subprocess.Popen[bytes] | None = None
         self._notices: subprocess.Popen[bytes] | None = None
@@ -326,7 +329,9 @@ class Supervisor:
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), lambda *_: self._ask("signal"))
-        with self._asking_for_notices(), self._lines_to_nodes():
+        with self._asking_for_notices(), self._lines_to_nodes() as trouble:
+            if trouble:
+                return self._finish("failed", trouble, EXIT_USER)
             if not self._known_trainer() and (reason := self._limit()):
                 return self._refuse(reason)
             while (code := self._decide(self._train_once())) is None:
@@ -398,15 +403,15 @@ class Supervisor:
         return trainer
 
     def _start_trainer(self) -> Trainer:
-        self._meeting = processes.meeting_place(self.plan)
-        if self._head is None:
-            return processes.start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting)
-        here = self._place()
+        here = self._place() if self._head else {}
         text = (self.run_dir / "plan.json").read_text(encoding="utf-8")
+        self._meeting = processes.meeting_place(self.plan)
         trainer = processes.start_trainer(self.run_dir, self.plan, self.status.attempt, self._meeting, here)
         order = {"start": self.status.attempt, "plan": text, "store": here.get("STOKER_STORE")}
         for name in self._names:
-            self._order({**order, "first_rank": self._first_rank(name), "world": self.plan["batch"]["devices"]}, name)
+            first_rank = self._first_rank(name)
+            if self._order({**order, "first_rank": first_rank, "world": self.plan["batch"]["devices"]}, name):
+                self._blame(first_rank, name, "node")  # that its line was lost may have been heard before
         return trainer
 
     def _look(self, trainer: Trainer) -> None:
@@ -462,7 +467,7 @@ class Supervisor:
                     self._telling = self._stoker("settle", "settle.log", "--warning", word)
 
     def _end_hung(self, trainer: Trainer) -> None:
-        if self._hangs(trainer.pid) or self._is_overdue():
+        if not self._is_ended and (self._hangs(trainer.pid) or self._is_overdue()):
             self._attempt.hung = True
             if self._ranks and (behind := self._ranks.behind()):
                 self._blame(behind["rank"], behind["node"], "hang")
@@ -577,21 +582,17 @@ class Supervisor:
         return self._finish("stopped", self._asked or "asked", EXIT_STOPPED)
 
     def _give_up(self, code: str, verdict: Verdict, **fields: Any) -> int:
-        """Write down why, for the light world to say in words."""
-        fields = {**fields, "reason": verdict.reason, "log": str(self._log)}
-        self._note("error", program="supervisor", error={"code": code, "where": "", "fields": fields})
+        self._note_error(code, **fields, reason=verdict.reason, log=str(self._log))
         return self._finish("failed", verdict.reason, EXIT_SURPRISE)
 
     def _give_up_on(self, names: str) -> int:
         """Nodes that do not come."""
-        fields = {"node": names, "seconds": round(self.settings.join_seconds)}
-        self._note("error", program="supervisor", error={"code": "STK795", "where": "", "fields": fields})
+        self._note_error("STK795", node=names, seconds=round(self.settings.join_seconds))
         return self._finish("failed", "away", EXIT_USER)
 
     def _refuse(self, reason: str) -> int:
         """A limit was reached before the first attempt could begin."""
-        fields = {"reason": reason, "spent": round(self._spent_seconds)}
-        self._note("error", program="supervisor", error={"code": "STK670", "where": "", "fields": fields})
+        self._note_error("STK670", reason=reason, spent=round(self._spent_seconds))
         return self._finish("failed", reason, EXIT_USER)
 
     def _finish(self, state: str, reason: str, code: int) -> int:
@@ -696,17 +697,22 @@ class Supervisor:
         """Nothing is known yet of the ranks of the next attempt."""
         self._pulses, self._reports, self._errors, self._blamed = {}, {}, [], []
         self._step, self._is_ended, self._ranks = 0, False, None
+        self._examined_at = time.monotonic()
         if self.plan.get("strategy", "single") != "single":
             from stoker.launch.ranks import Ranks  # not needed for one process, which this file watches alone
 
-            self._ranks = Ranks(self.settings.rank_silent_seconds)
+            self._ranks = Ranks(self.settings.rank_silent_seconds, self.settings.hang_floor_seconds)
 
     def _watch_ranks(self, trainer: Trainer) -> None:
         """Find a rank that is gone or silent, here or on another node, and end them all."""
         self._listen()
-        if self._ranks is None or self._is_ended:
+        if self._ranks is None:
             return
-        self._pulses[self._node] = processes.read_pulses(self._meeting)
+        self._pulses[self._node] = processes.read_pulses(self._meeting, self.run_dir)
+        if self._is_ended:
+            self._see(self._ranks)
+            self._end_ranks(trainer, self._ranks)
+            return
         self._examine(self._ranks)
         if slow := self._ranks.straggler():
             told = {key: slow[key] for key in ("rank", "step", "times", "cause", "seconds", "others_seconds")}
@@ -715,12 +721,17 @@ class Supervisor:
             self._end_attempt(trainer)
 
     def _examine(self, ranks: "Ranks") -> None:
-        """Look through the newest pulses of all nodes."""
-        newest = [pulse for pulses in self._pulses.values() for pulse in pulses]
-        self._step = max([self._step, *(pulse["step"] for pulse in newest)])
-        ranks.see(newest, self._passed)
+        """Find who is lost by the newest pulses of all nodes."""
+        self._see(ranks)
         if found := ranks.lost():
             self._blame(found[0]["rank"], found[0]["node"], found[1])
+
+    def _see(self, ranks: "Ranks") -> None:
+        newest = [pulse for pulses in self._pulses.values() for pulse in pulses]
+        self._step = max([self._step, *(pulse["step"] for pulse in newest)])
+        now = time.monotonic()
+        ranks.see(newest, min(now - self._examined_at, 10 * self.settings.look_seconds))
+        self._examined_at = now
 
     def _blame(self, rank: int | None, node: str, reason: str) -> None:
         """Somebody is lost, at the step that the furthest rank is in: its own pulse may be older by some."""
@@ -737,16 +748,23 @@ class Supervisor:
 
     def _end_attempt(self, trainer: Trainer) -> None:
         """Have every rank write down where it is, then end them all."""
-        self._is_ended = True
         if self._ranks is None:
             self._end_group(trainer.pid)
             return
+        self._is_ended, self._ended_at = True, time.monotonic()
         if (culprit := self._culprit(final=True)) and culprit.reason != "lost":
             self._tell_lost(culprit)
         self._order({"end": self.status.attempt})
-        processes.dump_stacks(self._pulses.get(self._node, []))
+        processes.dump_stacks(self._pulses.get(self._node, []), self.run_dir)
         self._wait(self.settings.stacks_seconds)
-        processes.end_ranks(trainer, self.run_dir, self._scope, self._wait)
+        self._end_ranks(trainer, self._ranks)
+
+    def _end_ranks(self, trainer: Trainer, ranks: "Ranks") -> None:
+        """End all here; the first one, which has a step's whole state in its memory, may commit it before."""
+        has_time = time.monotonic() - self._ended_at < self.settings.overtime_seconds
+        may_commit = has_time and not self._attempt.hung and _is_writing(self.run_dir)
+        spared = ranks.living(0) if may_commit else None
+        processes.end_ranks(trainer, self.run_dir, self._scope, self._wait, spared)
 
     def _conclude(self) -> None:
         """After an attempt of several ranks: end what is left of it, and judge by what the culprit itself says."""
@@ -792,17 +810,30 @@ class Supervisor:
         return self._scope or self.status.host
 
     @contextlib.contextmanager
-    def _lines_to_nodes(self) -> Iterator[None]:
-        """To those that take part, and those that may come back."""
+    def _lines_to_nodes(self) -> Iterator[str]:
+        """To those that take part, and those that may come back; yields why there can be none."""
         if not self._names:
-            yield
+            yield ""
             return
         from stoker.launch.head import Head  # needed by runs of several nodes only
 
         record = processes.read_json(self.run_dir / "nodes.json")
         self.status.nodes = {node["name"]: "away" for node in record["nodes"]} | {self._names[0]: "joined"}
-        with Head(record) as self._head:
-            yield
+        head, until = Head(record), time.monotonic() + self.settings.listen_seconds
+        while True:
+            try:
+                head.open()
+                break
+            except OSError as error:  # the port was chosen earlier, and somebody may have it for a moment
+                if time.monotonic() > until:
+                    fields = {"head": self._names[0], "address": head.address, "port": head.port}
+                    self._note_error("STK776", **fields, reason=error.strerror)
+                    yield "machine"
+                    return
+            self._beat()
+            self._wait(self.settings.look_seconds)
+        with contextlib.closing(head) as self._head:
+            yield ""
 
     def _gather(self) -> Verdict | None:
         """Wait for the nodes of the plan; an elastic one is made anew for those that are there, or back again."""
@@ -841,12 +872,16 @@ class Supervisor:
     def _first_rank(self, name: str) -> int:
         return self._names.index(name) * int(self.plan["batch"]["devices"]) // len(self._names)
 
-    def _order(self, order: Event, *names: str) -> None:
-        """To one of the others, or all; a line that is lost is heard of as such."""
+    def _order(self, order: Event, *names: str) -> list[str]:
+        """To one of the others, or all; tells whom it did not reach."""
+        missed = []
         for name in names or self._names:
             if self._head and name != self._names[0]:
-                with contextlib.suppress(OSError):
+                try:
                     self._head.tell(name, order)
+                except OSError:
+                    missed.append(name)
+        return missed
 
     def _listen(self) -> None:
         """Take what other nodes said."""
@@ -884,7 +919,10 @@ class Supervisor:
             reason = next((code for code in codes if code not in (_LOST, _PEER)), "lost")
         else:
             reason = "surprise"
-        self._blame(said["rank"], node, reason)
+        rank = said["rank"]
+        if rank is None and self._names:  # whoever starts the ranks there ended by himself
+            rank = self._first_rank(node)
+        self._blame(rank, node, reason)
 
     def _take_errors(self, node: str, errors: list[Event]) -> None:
         """An error that a rank wrote down on its own node; in a folder that nodes share it was seen already."""
@@ -1066,9 +1104,7 @@ class Supervisor:
         self._read_plan()
         if left := self._known_trainer():
             self._end_group(left)
-        self._note(
-            "error", program="supervisor", error={"code": "STK900", "where": "", "fields": {"reason": "supervisor"}}
-        )
+        self._note_error("STK900", reason="supervisor")
         self._say("failed", "surprise")
         return EXIT_SURPRISE
 
@@ -1119,11 +1155,11 @@ class Supervisor:
             )
 
     def _end_group(self, pid: int, *, gone: bool = False) -> None:
-        """Nothing of an attempt outlives it: an orphaned rank would hold the lock and go on writing."""
-        # A number that is in use again: nothing of its old group is left.
-        is_strangers = gone and bool(processes.words_of(pid))
-        for number in processes.members(None if is_strangers else pid, self.run_dir, self._scope):
-            processes.kill(number)
+        processes.end_group(pid, self.run_dir, self._scope, gone=gone)
+
+    def _note_error(self, code: str, **fields: Any) -> None:
+        """For the light world to say in words."""
+        self._note("error", program="supervisor", error={"code": code, "where": "", "fields": fields})
 
     def _note(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the one who waits for room

@@ -1262,7 +1262,7 @@ ENGLISH: dict[str, str] = {
     "STK790.hint": "start again from your own machine: it sends the same run file to all",
     "STK791": "{node} trains on {there}, {head} on {here}",
     "STK791.hint": "all machines of a run take equal shares: choose machines with the same cards, or name those to use with `where.gpus`",
-    "STK792": "{head} at {address}:{port} does not let {node} in: it has another key",
+    "STK792": "{head} at {address}:{port} does not let {node} in: {reason}",
     "STK792.hint": "nodes.json of {node} is of another start, or something else listens at that address; start the run again: it gives all the same key",
     "STK793": "{node} and {other} are one machine: {addresses}",
     "STK793.hint": "name every machine once; if they are containers with the same address, they have no network in common: choose one with `where.interface`",
@@ -1289,4 +1289,9 @@ ENGLISH: dict[str, str] = {
     "STK140.hint": "write `where: {{place: ssh, hosts: [box-1, box-2]}}`; several GPUs of one machine are used anyway",
     "compare.resume": "On this machine the run goes on: {said}",
     "remote.left_on": "`{host}` is not switched off when the run has ended: `stoker hosts off {host}`",
+    "STK230": "`where.gpus: {asked}` leaves out cards of a machine that has {found}; several machines train with all they have",
+    "STK230.hint": "leave out `where.gpus`; on a queue the job has as many cards as it asks for",
+    "meeting.refused.key": "it has another key",
+    "meeting.refused.twice": "another one of that name has joined already",
+    "meeting.refused.name": "it does not know that name",
 }

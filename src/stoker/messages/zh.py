@@ -1262,7 +1262,7 @@ CHINESE: dict[str, str] = {
     "STK790.hint": "从自己的机器重新开始：它会给所有机器发送同一个运行文件",
     "STK791": "{node} 用 {there} 训练，{head} 用 {here}",
     "STK791.hint": "同一次运行的各台机器分担相同的工作量：请选用相同显卡的机器，或用 `where.gpus` 指定要用的显卡",
-    "STK792": "{head}（{address}:{port}）不让 {node} 加入：密钥不同",
+    "STK792": "{head}（{address}:{port}）不让 {node} 加入：{reason}",
     "STK792.hint": "{node} 的 nodes.json 属于另一次启动，或该地址上是别的程序；请重新启动运行：它会给所有机器相同的密钥",
     "STK793": "{node} 与 {other} 是同一台机器：{addresses}",
     "STK793.hint": "每台机器只写一次；若它们是地址相同的容器，则没有共同的网络：请用 `where.interface` 选择一个",
@@ -1289,4 +1289,9 @@ CHINESE: dict[str, str] = {
     "STK140.hint": "写作 `where: {{place: ssh, hosts: [box-1, box-2]}}`；同一台机器的多块 GPU 本来就会都用上",
     "compare.resume": "在这台机器上继续：{said}",
     "remote.left_on": "运行结束后不会自动关掉 `{host}`：`stoker hosts off {host}`",
+    "STK230": "`where.gpus: {asked}` 没有用上机器的全部 {found} 块卡；多台机器训练时各自用上所有的卡",
+    "STK230.hint": "去掉 `where.gpus`；在队列上，作业申请多少块卡就有多少块",
+    "meeting.refused.key": "密钥不同",
+    "meeting.refused.twice": "已有同名节点加入",
+    "meeting.refused.name": "它不认识这个名称",
 }

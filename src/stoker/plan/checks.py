@@ -5,13 +5,16 @@ from stoker.errors import StokerError
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
 
+_BROUGHT = ("peft", "bitsandbytes", "tensorboard")
+"""What Stoker brings along to a machine that is elsewhere."""
 
-def check(run: Run, machine: Machine, shape: ModelShape) -> None:
+
+def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = False) -> None:
     """Refuse what would fail later, before anything is paid for."""
     _check_length(run, shape)
     # Without torch the machine only plans; what else is missing there does not matter.
     if machine.examined and "torch" in machine.packages:
-        _check_packages(run, machine)
+        _check_packages(run, {*machine.packages, *(_BROUGHT if elsewhere else ())})
 
 
 def _check_length(run: Run, shape: ModelShape) -> None:
@@ -20,9 +23,9 @@ def _check_length(run: Run, shape: ModelShape) -> None:
         raise StokerError("STK214", length=run.data.length, positions=shape.learned_positions)
 
 
-def _check_packages(run: Run, machine: Machine) -> None:
+def _check_packages(run: Run, packages: set[str]) -> None:
     for word, asked, package in _needed(run):
-        if package not in machine.packages:
+        if package not in packages:
             raise StokerError("STK215", word=word, asked=asked, package=package)
 
 

@@ -47,6 +47,8 @@ def machine(run: Run, found: Machine) -> Choice[Machine]:
     count, chosen = _chosen(wanted, found.devices)
     if count > len(chosen):
         raise StokerError("STK208", count=count, found=len(found.devices))
+    if found.nodes > 1 and count < len(found.devices):
+        raise StokerError("STK230", asked=wanted, found=len(found.devices))
     if found.kind == "cpu" and run.where.processes != "auto":
         return _because(_shared(run, found), "batch.devices", "why.asked", word="where.processes")
     if found.kind != "cuda":

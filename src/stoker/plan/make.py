@@ -79,6 +79,8 @@ class Inputs:
     """How the machine reaches what it loads, where somebody asked."""
     nodes: tuple[str, ...] = ()
     """Names of the machines that train together, the deciding one first, once they are known."""
+    elsewhere: bool = False
+    """The machine is not this one, and what it lacks of packages comes with Stoker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ def find(inputs: Inputs) -> Found:
     """Decide how the run goes on this machine."""
     run, data = inputs.run, inputs.data
     trains = choices.machine(run, inputs.machine)
-    checks.check(run, trains.value, inputs.shape.shape)
+    checks.check(run, trains.value, inputs.shape.shape, elsewhere=inputs.elsewhere)
     inputs = dataclasses.replace(inputs, machine=trains.value, shape=_with_vocab(inputs))
     machine, devices = trains.value, choices.processes(run, trains.value)
     share = _share(run.train.batch, devices)
@@ -269,7 +271,7 @@ def make_plan(inputs: Inputs) -> Plan:
         env={**_environment(run, machine, way.strategy), **inputs.network.environment},
         native=native.options(run, decisions),
     )
-    resume = moves.resume(inputs.earlier, made, machine)
+    resume = moves.resume(inputs.earlier, made, machine, elsewhere=inputs.elsewhere)
     return made.model_copy(update={"resume": resume, "reasons": [*made.reasons, *moves.reasons(resume, made)]})
 
 
@@ -448,9 +450,7 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if run.train.deterministic and machine.kind == "cuda":
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined):
-        # Torch uses every card it sees. By UUID: CUDA may number cards otherwise than the driver does; on several
-        # machines by number, which all have.
-        names = [device.uuid if machine.nodes == 1 else str(device.index) for device in machine.devices]
-        settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(names)
+    if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined and machine.nodes == 1):
+        # Torch uses every card it sees. By UUID: CUDA may number cards otherwise than the driver does.
+        settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(device.uuid for device in machine.devices)
     return settings

@@ -15,8 +15,8 @@ LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
 """Whose versions are part of the fingerprint; DeepSpeed's is where it trains."""
 _UNSEEN = ("instructions", "driver", "cuda", "base")
 """Parts of the fingerprint that only the trainer knows."""
-_ASSUMED = ("torch", *LIBRARIES, "deepspeed", "threads")
-"""Likewise of a machine that is not here."""
+_PACKAGES = ("torch", *LIBRARIES, "deepspeed")
+"""Likewise of a machine that is elsewhere: what is missing there comes with Stoker."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,19 @@ def tier(plan: Plan, differences: list[str]) -> str:
     return "EXACT" if same else "SAMPLE-EXACT"
 
 
-def resume(earlier: Earlier | None, plan: Plan, machine: Machine) -> Resume | None:
-    """How a planned attempt goes on, as far as a plan can know; nothing where there is nothing to go on from."""
+def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: bool = False) -> Resume | None:
+    """How a planned attempt goes on, as far as a plan can know; nothing where there is nothing to go on from.
+
+    Args:
+        earlier: The checkpoint.
+        plan: How it is to go on.
+        machine: The machine it is planned for.
+        elsewhere: It is not this one, though it may have been looked at.
+    """
     if earlier is None or earlier.step >= plan.steps.total:
         return None
-    unseen = _UNSEEN if machine.examined else (*_UNSEEN, *_ASSUMED)
+    packages = _PACKAGES if elsewhere or not machine.examined else ()
+    unseen = (*_UNSEEN, *packages, *(() if machine.examined else ("threads",)))
     before, now = (
         {key: value for key, value in parts.items() if key not in unseen}
         for parts in (earlier.fingerprint, {**_seen(machine, plan), **decided(plan)})

@@ -249,6 +249,15 @@ def committed(checkpoints: Path) -> list[Checkpoint]:
     return [Checkpoint(path, commit) for path, commit in read if isinstance(commit, Commit)]
 
 
+def next_found(checkpoints: Path) -> Checkpoint | None:
+    """The checkpoint the next start goes on from, if it verifies: the newest, also one that `sweep` will name."""
+    inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
+    unnamed = (path for path in inner if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1]))
+    whole = ((path, _read_commit(path)) for path in unnamed)
+    lacking = [Checkpoint(path, commit) for path, commit in whole if isinstance(commit, Commit)]
+    return max([*committed(checkpoints), *lacking], key=lambda one: one.step, default=None)
+
+
 def _folders(checkpoints: Path) -> list[Path]:
     """Folders that are named like checkpoints, oldest first."""
     inner = checkpoints.iterdir() if checkpoints.is_dir() else ()

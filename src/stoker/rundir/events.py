@@ -3,7 +3,7 @@
 Kinds and their fields (a reader ignores what it does not know):
     prepare     done_rows, rows, tokens
     attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
-    rejected    path, reason: a checkpoint that did not verify
+    rejected    path, reason: a checkpoint that did not verify, or another node's newer one (`node:step-...`)
     rehearsal   part, seconds
     step        step, epoch, loss, grad_norm, learning_rate, sequences, micro_batches, tokens, trained_tokens,
                 padded_tokens, seconds, wait_seconds, memory_bytes
@@ -23,7 +23,8 @@ Kinds and their fields (a reader ignores what it does not know):
     parity      part, done, of: prompts compared so far
     quantized   name, path, bytes, source_bytes, agreement, perplexity_change: by `stoker quantize`
     restart     attempt, reason, step, wait_seconds: by the supervisor, before it starts the trainer again
-    replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy): after memory ran out
+    replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy, devices): after memory ran
+                out, or for other nodes
     lost        attempt, rank, node, step, reason: a rank that brought an attempt to its end
     straggler   attempt, rank, node, step, times, cause (compute | data), seconds, others_seconds
     passed_over attempt, step, reason: a bad step that does no update from now on

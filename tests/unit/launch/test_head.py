@@ -229,9 +229,12 @@ def test_a_second_line_replaces_a_dead_one_and_not_a_living_one(head: Head, monk
                 first.receive(5)
 
 
-@pytest.mark.parametrize(
-    "sent", [b"x" * 10_000, b"\n", b"0 {}\n", b"\xff\n", b"GET / HTTP/1.1\r\n\r\n", b"null null\n"]
-)
+DEEP = "[" * 3000
+SIGNED = {whose: f"{lines._proof(b'', whose, 0, DEEP)} {DEEP}\n".encode() for whose in ("node", "head")}
+WORDS = [b"x" * 10_000, b"\n", b"0 {}\n", b"\xff\n", "é {}\n".encode(), b"GET / HTTP/1.1\r\n\r\n", b"null null\n"]
+
+
+@pytest.mark.parametrize("sent", [*WORDS, SIGNED["node"]])
 def test_what_strangers_send_ends_their_line_only(head: Head, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", head.port), timeout=5) as stranger:
         stranger.sendall(sent)
@@ -241,6 +244,34 @@ def test_what_strangers_send_ends_their_line_only(head: Head, sent: bytes) -> No
                 assert answers.readline() == b""
     with closing(connect(record(head.port), "b")):
         assert heard(head, lambda said: said.get("joined"))["node"] == "b"
+
+
+@pytest.mark.parametrize("said", [*WORDS, SIGNED["head"]])
+def test_something_else_at_the_heads_address_is_no_surprise(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as near:
+                near.sendall(said)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises((OSError, ValueError)):
+            connect(record(server.getsockname()[1]), "b")
+        answering.join()
+
+
+def test_who_is_being_greeted_when_the_head_closes_gets_no_line() -> None:
+    with Head(record()) as head:
+        far = socket.create_connection(("127.0.0.1", head.port), timeout=5)
+        answers = far.makefile("rb")
+        nonce = json.loads(answers.readline().split(b" ", 1)[1])["nonce"]
+    bound = ["m", "b", nonce, "11" * 32]
+    text = json.dumps({"name": "b", "nonce": "11" * 32, "proof": lines._proof(bytes.fromhex(KEY), "node", *bound)})
+    with far, answers:
+        far.sendall(f"{lines._proof(b'', 'node', 0, text)} {text}\n".encode())
+        assert answers.readline() == b""
+    assert head.joined() == set()
 
 
 def test_a_message_beyond_the_bound_is_not_even_sent(head: Head) -> None:

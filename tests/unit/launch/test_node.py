@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 
 from stoker.launch import head as lines
-from stoker.launch import processes
+from stoker.launch import node, processes
 from stoker.launch.supervisor import Settings, Supervisor
 from stoker.rundir import events
+from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whose process is whose")
 
@@ -128,6 +129,26 @@ Path(sys.argv[2]).touch()
 sys.exit(node.serve(Path(sys.argv[1])))
 """
 
+COMMITTING = """
+    if attempt == 1 and rank == 0 and step == 5:
+        import threading
+
+        def commit():
+            aside = run / "checkpoints" / ".step-00000005.1.tmp"
+            aside.mkdir(parents=True, exist_ok=True)
+            time.sleep(SECONDS)
+            who = json.loads((Path(os.environ["STOKER_RENDEZVOUS"]) / "pulse-1.json").read_text())
+            line = Path(f"/proc/{who['pid']}/cmdline")
+            write(shared / "other.json", line.read_text() if line.exists() else "")
+            write(committed, "5")
+            aside.rmdir()
+
+        threading.Thread(target=commit).start()
+    if attempt == 1 and rank == world - 1 and step == 6:
+        kill()
+"""
+"""A checkpoint is being written while a rank dies; another one's command line at the end of it is kept."""
+
 STUCK = "while attempt == 1 and step == 6: pulse('micro 1'); time.sleep(0.02)"
 
 QUICK = Settings(
@@ -142,6 +163,7 @@ QUICK = Settings(
     rank_silent_seconds=1.0,
     blame_seconds=1.0,
     stacks_seconds=0.3,
+    overtime_seconds=15,
     join_seconds=15,
     elastic_seconds=0.5,
 )
@@ -276,11 +298,7 @@ def test_two_nodes_train_to_the_end(run: Callable[..., Run]) -> None:
     assert [env["STOKER_NODE"] for env in environments] == ["a", "a", "b", "b"]
     assert [env["STOKER_FIRST_RANK"] for env in environments] == ["0", "0", "2", "2"]
     assert {env["STOKER_RANKS"] for env in environments} == {"4"}
-    assert (
-        {env["GLOO_SOCKET_IFNAME"] for env in environments}
-        == {env["NCCL_SOCKET_IFNAME"] for env in environments}
-        == {"lo"}
-    )
+    assert {(env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) for env in environments} == {("lo", "=lo")}
     (store,) = {env["STOKER_STORE"] for env in environments}
     assert store.startswith("127.0.0.1:")
     assert environments[0]["STOKER_RENDEZVOUS"] != environments[2]["STOKER_RENDEZVOUS"]
@@ -304,6 +322,111 @@ def test_a_killed_rank_ends_all_and_all_start_again(run: Callable[..., Run]) -> 
         log = (watching.run_dir / "logs" / f"train-1-rank{living}.log").read_text()
         assert "most recent call first" in log, f"no stacks of rank {living}"
     assert one.agents["b"].wait(10) == 0
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b")])
+def test_the_first_rank_commits_what_it_writes_while_all_others_end(run: Callable[..., Run], names: list[str]) -> None:
+    one = run(*names, per_node=2 if names else 3)
+    watching = one.make(COMMITTING.replace("SECONDS", "4"))
+    assert watching.run() == 0
+    assert [event["resumed_step"] for event in noted(watching, "attempt")] == [0, 5]
+    assert (one.folder / "other.json").read_text() == ""
+    assert [event["reason"] for event in noted(watching, "restart")] == ["SIGKILL"]
+
+
+def test_a_checkpoint_that_is_never_done_is_not_waited_for_without_end(run: Callable[..., Run]) -> None:
+    watching = run(per_node=3).make(
+        COMMITTING.replace("SECONDS", "60"), Settings(**{**QUICK.__dict__, "overtime_seconds": 1.0})
+    )
+    assert watching.run() == 0
+    assert [event["resumed_step"] for event in noted(watching, "attempt")] == [0, 4]
+
+
+def test_who_starts_the_ranks_of_a_node_is_missed_too(run: Callable[..., Run]) -> None:
+    watching = run("a", "b").make("attempt == 1 and rank == 1 and step == 5 and os.kill(os.getppid(), signal.SIGKILL)")
+    assert watching.run() == 0
+    (lost,) = noted(watching, "lost")
+    assert (lost["rank"], lost["node"], lost["reason"]) == (1, "b", "SIGKILL")
+
+
+def test_a_second_agent_is_turned_away_and_ends_nothing(run: Callable[..., Run]) -> None:
+    one = run("a", "b")
+    gone = one.folder / "gone"
+    watching = one.make(f"while step == 6 and not os.path.exists({str(gone)!r}): pulse('micro 1'); time.sleep(0.02)")
+    said: list[str] = []
+
+    def second() -> None:
+        hasty = AGENT.replace("node._PATIENCE_SECONDS = 0.5, 0.3, 20.0", "node._PATIENCE_SECONDS = 0.5, 0.3, 0.3")
+        command = [sys.executable, "-c", hasty, str(one.run_dir("b")), str(one.folder / "ready-second")]
+        environment = {**os.environ, "STOKER_NODE": "b", "STOKER_LANG": "en"}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        said.append(ended.stderr)
+        gone.touch()
+
+    when(at_step(watching, 5), second)
+    assert watching.run() == 0
+    assert "STK792" in said[0]
+    assert "joined already" in said[0]
+    assert not noted(watching, "restart")
+
+
+def test_a_port_that_is_taken_for_a_moment_is_tried_again(run: Callable[..., Run]) -> None:
+    one = run("a", "b")
+    with socket.create_server(("127.0.0.1", one.port)) as other:
+        watching = one.make()
+        threading.Timer(1.0, other.close).start()
+        assert watching.run() == 0
+    assert not noted(watching, "error")
+
+
+def test_a_port_that_stays_taken_is_named(run: Callable[..., Run]) -> None:
+    one = run("a", "b")
+    with socket.create_server(("127.0.0.1", one.port)):
+        watching = one.make(settings=Settings(**{**QUICK.__dict__, "listen_seconds": 0.3}))
+        assert watching.run() == 1
+    (error,) = noted(watching, "error")
+    assert (error["error"]["code"], error["error"]["fields"]["port"]) == ("STK776", one.port)
+    assert status(watching)["state"] == "failed"
+
+
+def test_a_start_that_reaches_nobody_is_a_lost_node(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That its line is lost was heard before the attempt began."""
+    watching = run("a", "b").make()
+    plain = lines.Head.tell
+
+    def tell(self: lines.Head, name: str, order: dict[str, Any]) -> None:
+        if order.get("start") == 1:
+            raise ConnectionError(name)
+        plain(self, name, order)
+
+    monkeypatch.setattr(lines.Head, "tell", tell)
+    assert watching.run() == 0
+    (lost,) = noted(watching, "lost")
+    assert (lost["rank"], lost["node"], lost["reason"]) == (1, "b", "node")
+    assert [event["reason"] for event in noted(watching, "restart")] == ["node"]
+
+
+def test_ranks_that_do_not_even_die_are_reported_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        pid = 1 << 30
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, seconds: float) -> int:
+            raise subprocess.TimeoutExpired("trainer", seconds)
+
+    class Line:
+        def __init__(self) -> None:
+            self.said: list[dict[str, Any]] = []
+            self.send = self.said.append
+
+    monkeypatch.setattr(processes, "end_ranks", lambda *_: None)
+    monkeypatch.setattr(node, "_STACKS_SECONDS", 0.0)
+    agent, line = node.Agent(RunDir(tmp_path), "b"), Line()
+    agent._attempt = node.Attempt(3, 1, Stuck(), None, 0, 0)  # type: ignore[arg-type]
+    agent._end(line, 3)  # type: ignore[arg-type]
+    assert [(said["ended"], said["code"], said["asked"]) for said in line.said] == [(3, -9, True)]
 
 
 def test_a_stopped_rank_is_named_after_the_stated_time(run: Callable[..., Run]) -> None:

@@ -119,6 +119,75 @@ def test_a_run_that_goes_well_is_started_once(stand_in: Callable[..., Supervisor
     assert seen["pid"] == os.getpid()
 
 
+def written(folder: Path, pid: int, mark: str = "sum") -> Path:
+    """A rank's pulse."""
+    said = {
+        "rank": 1,
+        "pid": pid,
+        "node": "",
+        "at": 1.0,
+        "step": 7,
+        "mark": mark,
+        "own_seconds": [],
+        "data_seconds": [],
+    }
+    path = folder / "pulse-1.json"
+    path.write_text(json.dumps(said), encoding="utf-8")
+    return path
+
+
+def test_a_process_that_has_a_ranks_number_is_no_rank(tmp_path: Path) -> None:
+    """It is not taken for alive, nor asked for its stacks, which would end it."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        written(tmp_path, stranger.pid)
+        (pulse,) = processes.read_pulses(str(tmp_path), tmp_path)
+        assert not pulse["alive"]
+        processes.dump_stacks([pulse], tmp_path)
+        time.sleep(0.2)
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_rank_that_ends_while_it_is_looked_at_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(pids: set[int], run_dir: Path) -> set[int]:
+        written(tmp_path, pids.pop(), mark="end")
+        return set()
+
+    written(tmp_path, 1 << 30)
+    monkeypatch.setattr(processes, "_training", end)
+    (pulse,) = processes.read_pulses(str(tmp_path), tmp_path)
+    assert (pulse["mark"], pulse["alive"]) == ("end", False)
+
+
+def test_silence_is_counted_by_the_time_that_passed(tmp_path: Path) -> None:
+    class Counted(ranks.Ranks):
+        passed = 0.0
+
+        def see(self, pulses: list[dict[str, Any]], passed_seconds: float) -> None:
+            self.passed += passed_seconds
+
+    watching, counted, began = Supervisor(tmp_path, QUICK), Counted(30, 900), time.monotonic()
+    watching._watch_anew()
+    watching._passed = 5.0  # of the last look
+    for _ in range(10):
+        watching._examine(counted)
+    assert counted.passed <= time.monotonic() - began
+
+
+def test_a_trainer_that_cannot_be_started_leaves_no_meeting_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(11, "no process to be had")
+
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(OSError, match="no process"):
+        processes.start_trainer(tmp_path, {"env": {}, "argv": []}, 1, str(meeting))
+    assert not meeting.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_a_killed_trainer_is_started_again_from_its_checkpoint(
     stand_in: Callable[..., Supervisor], number: signal.Signals

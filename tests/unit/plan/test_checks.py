@@ -97,3 +97,16 @@ def test_the_error_names_the_line(tmp_path: Path, error: StokerError, where: str
     with pytest.raises(StokerError), read.located():
         raise error
     assert error.where == where
+
+
+@pytest.mark.parametrize(("text", "refused"), [("tune: {method: qlora}", False), ("where: {strategy: zero2}", True)])
+def test_elsewhere_what_stoker_brings_may_be_missing_and_nothing_else(text: str, *, refused: bool) -> None:
+    bare = without("peft", "bitsandbytes", "tensorboard")
+    assert check(text, bare) is not None
+    run = load.parse(f"model: Qwen/Qwen2.5-0.5B\ndata: {{train: a.jsonl}}\n{text}", "run.yaml")
+    shape = shapes.resolve(run.model, Path("nowhere"), run.tokenizer, run.data.length).shape
+    if refused:
+        with pytest.raises(StokerError, match="deepspeed"):
+            checks.check(run, bare, shape, elsewhere=True)
+    else:
+        checks.check(run, bare, shape, elsewhere=True)

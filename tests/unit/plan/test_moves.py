@@ -173,6 +173,12 @@ def test_other_versions_are_seen_and_those_of_a_machine_that_is_not_here_are_not
     gone = plan(LORA, fewer, earlier=left(first, box()))
     assert gone.resume is not None
     assert gone.resume.changed == ["bitsandbytes: 0.50 -> None"]
+    # A rented box whose image has only torch: the rest comes with Stoker.
+    bare = plan(LORA, box(packages={"torch": "2.14.0"}), earlier=left(first, box()), elsewhere=True)
+    assert bare.resume is not None
+    assert (bare.resume.tier, bare.resume.changed) == ("EXACT", [])
+    assert {"torch", "transformers", "peft"} <= set(bare.resume.unseen)
+    assert "threads" not in bare.resume.unseen
     far = plan(LORA, machine(), earlier=left(first, box()))
     assert far.resume is not None
     assert far.resume.changed == []

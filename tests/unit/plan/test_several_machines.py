@@ -32,3 +32,11 @@ def test_zero_stays_on_one_machine() -> None:
     with pytest.raises(StokerError) as caught:
         plan(asked, machine("A100-80G-SXM", 2, nodes=2))
     assert caught.value.code == "STK216"
+
+
+def test_several_machines_train_with_all_cards_they_have_and_each_names_its_own() -> None:
+    two = machine("RTX4090", 2, nodes=2, examined=True, memory_bytes=1 << 40)
+    assert "CUDA_VISIBLE_DEVICES" not in plan("train: {batch: 64}", two).env
+    with pytest.raises(StokerError) as caught:
+        plan("train: {batch: 64}\nwhere: {gpus: 1}", two)
+    assert caught.value.code == "STK230"

@@ -305,6 +305,9 @@ def test_a_checkpoint_that_was_whole_but_not_yet_named_is_named(
     commit(tmp_path, 5)
     killed_at_rename(tmp_path, 6, 1, monkeypatch)
     assert steps(tmp_path) == [5]
+    expected = checkpoints.next_found(tmp_path)
+    assert expected is not None
+    assert expected.step == 6  # a plan that is made before the start knows it
     checkpoints.sweep(tmp_path)
     assert steps(tmp_path) == [5, 6]
 
@@ -316,6 +319,9 @@ def test_a_rotated_checkpoint_does_not_come_back(tmp_path: Path, monkeypatch: py
         patched.setattr(checkpoints.shutil, "rmtree", lambda *_, **__: None)
         assert checkpoints.rotate(tmp_path, 2, set()) == [10]
     assert steps(tmp_path) == [20, 30]
+    newest = checkpoints.next_found(tmp_path)
+    assert newest is not None
+    assert newest.step == 30
     checkpoints.sweep(tmp_path)
     assert names(tmp_path) == ["step-00000020", "step-00000030"]
 
