@@ -145,7 +145,7 @@ def test_c14_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(c14_moves, "EPOCHS", 4)
     monkeypatch.setattr(c14_moves, "MOST_MOVES", 2)
-    assert len(short("c14_moves", 3, tmp_path)["controls"]) == 4  # type: ignore[arg-type]
+    assert len(short("c14_moves", 2, tmp_path)["controls"]) == 4  # type: ignore[arg-type]
 
 
 def test_c10_the_data_position_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

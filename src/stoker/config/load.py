@@ -260,7 +260,7 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
     several = run.where.hosts or []
     if run.where.place == "ssh" and not run.where.host and not several:
         conflict(("where", "host"), "STK136")
-    if several and (run.where.host or len(set(several)) < len(several)):
+    if several and (run.where.host or len(several) < 2 or len(set(several)) < len(several)):
         conflict(("where", "hosts"), "STK140")
     for block, methods in (("lora", ("lora", "qlora")), ("quantization", ("qlora",))):
         if getattr(run.native, block) and run.tune.method not in methods:

@@ -259,7 +259,7 @@ class Where(_Section):
     """The kind of machine."""
     host: NonEmpty | None = None
     """Name of a host added with `stoker hosts add`."""
-    hosts: Annotated[list[NonEmpty], Field(min_length=2)] | None = None
+    hosts: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
     """Names of several such hosts that train together. The first one has the run directory and decides."""
     nodes: Annotated[int, Field(ge=1), NotTruth] = 1
     """On a queue, how many machines one job takes."""

@@ -396,6 +396,10 @@ CONFLICTS: Table = {
         BOTH + "where: {place: ssh, host: a, hosts: [a, b]}\n",
         [err("STK140", "run.yaml:3: where.hosts", "where.host")],
     ),
+    "one of several hosts": (
+        BOTH + "where: {place: ssh, hosts: [a]}\n",
+        [err("STK140", "run.yaml:3: where.hosts", "host: ")],
+    ),
     "a host twice": (BOTH + "where: {place: ssh, hosts: [a, b, a]}\n", [err("STK140", "run.yaml:3: where.hosts")]),
     "ssh to nowhere": (BOTH + "where: {place: ssh}\n", [err("STK136", "run.yaml:3: where.host", "stoker hosts")]),
 }
