@@ -255,7 +255,7 @@ def wait(condition: Callable[[], bool], pair: list[RunDir]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads the kernel's tables")
 def test_a_rank_is_killed_and_both_nodes_go_on(tmp_path: Path, base: Path) -> None:
-    more = {"train": "epochs: 12", "save": "10 steps"}
+    more = {"train": "epochs: 40", "save": "10 steps"}
     whole = alone(tmp_path / "whole", base, "ddp", **more)
     head, other = pair = make_pair(tmp_path, base, "ddp", 1, **more)
     store = f"{ADDRESSES['first']}:{free_port()}"

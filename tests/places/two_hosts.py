@@ -25,7 +25,7 @@ model: {{shape: llama, layers: 2, width: 64, heads: 2, ffn: 192, vocab: 300}}
 tokenizer: {{train: bpe, vocab: 300}}
 data: {{train: words.txt, length: 64}}
 tune: {{method: full}}
-train: {{objective: pretrain, exact: {exact}, steps: {steps}, epochs: 999, batch: 8, learning_rate: 1e-3}}
+train: {{objective: pretrain, exact: {exact}, steps: {steps}, epochs: 999, batch: 12, learning_rate: 1e-3}}
 save: {{every: 20 steps, keep: 2}}
 where: {{{where}, micro: 2, arrange: rows}}
 native: {{trainer: {{report_to: none}}}}
