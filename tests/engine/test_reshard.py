@@ -3,6 +3,8 @@
 A part of `benchmarks/reshard.py`, which does all pairs and a larger model.
 """
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import reshard  # benchmarks/ is no package
 
-from stoker.engine import checkpoint, models
+from stoker.engine import checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -27,6 +29,16 @@ PAIRS = [
     *[(SHARDS2, ALONE), (SHARDS2, SHARDS3), (SHARDS2, SHARDS4)],
     *[(SHARDS4, ALONE), (SHARDS4, DDP2), (SHARDS4, SHARDS2), (SHARDS4, SHARDS3)],
 ]
+MEASURED = """
+import json, sys
+from pathlib import Path
+sys.path += sys.argv[2:]
+import reshard, torch
+torch.set_num_threads(1)
+folder = Path(sys.argv[1])
+big = str(reshard.big_model(folder / "big", width=512, layers=6))
+print(json.dumps(reshard.memory(folder / "run", big, "full", ("single", 1), [("single", 1), ("fsdp2", 4)])))
+"""
 ADAPTED = [(SHARDS4, SHARDS3), (SHARDS4, DDP2)]
 
 
@@ -70,11 +82,14 @@ def test_one_flipped_bit_is_noticed() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the kernel's figures")
 def test_loading_takes_the_memory_of_the_shards(tmp_path: Path) -> None:
-    """And, as the negative control, building the whole model first takes more."""
-    big = reshard.big_model(tmp_path / "big", width=512, layers=6)
-    reshard.saving(tmp_path / "run", str(big), "full", ALONE)
-    for group in (ALONE, SHARDS4):
-        assert max(row["ratio"] for row in reshard.measured(tmp_path / "run", str(big), "full", group)) <= reshard.BAR
-    with reshard.replaced(models, "build", reshard.whole_first):
-        whole = reshard.measured(tmp_path / "run", str(big), "full", SHARDS4)
-    assert min(row["ratio"] for row in whole) > reshard.BAR
+    """And, as the negative control, building the whole model first takes more.
+
+    In a process of its own: what this one had and freed would be used again without being seen.
+    """
+    folders = [str(Path(str(module.__file__)).parent) for module in (reshard, tiny_run)]
+    command = [sys.executable, "-c", MEASURED, str(tmp_path), *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert reshard.worst(found["loading"]) <= reshard.BAR
+    assert reshard.least(found["controls"]) > reshard.BAR
