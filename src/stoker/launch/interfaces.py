@@ -7,13 +7,13 @@ itself. IPv4 only. Knows nothing of whether a network lets anything through (`me
 import ipaddress
 import itertools
 import json
-import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stoker import env
 from stoker.errors import StokerError
 
 _KERNEL = """
@@ -68,7 +68,7 @@ def here() -> list[Interface]:
         text=True,
         timeout=_SECONDS,
         check=False,
-        env={**os.environ, "PYTHON": sys.executable},
+        env=env.child_environment({"PYTHON": sys.executable}),
     )
     return parse(done.stdout)
 
