@@ -161,17 +161,19 @@ def stop_rank(one: Hosts) -> None:
 
 def kill_host(one: Hosts) -> None:
     """Nobody is told that it is gone; it comes back, and the user says the same command again."""
+    before = len(one.events("lost"))
     one.network.cut(one.second)
     one.second.power_off()
-    wait(lambda: bool(one.events("lost")), f"not missed: {one.said()}", 60)
+    wait(lambda: len(one.events("lost")) > before, "it is not missed", 60)
     one.second.power_on()
     one.network.mend(one.second)
     one.train()
 
 
 def cut_link(one: Hosts) -> None:
+    before = len(one.events("lost"))
     one.network.cut(one.second)
-    wait(lambda: bool(one.events("lost")), f"not missed: {one.said()}", 60)
+    wait(lambda: len(one.events("lost")) > before, "it is not missed", 60)
     one.network.mend(one.second)
 
 
