@@ -255,7 +255,7 @@ def wait(condition: Callable[[], bool], pair: list[RunDir]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads the kernel's tables")
 def test_a_rank_is_killed_and_both_nodes_go_on(tmp_path: Path, base: Path) -> None:
-    more = {"train": "epochs: 40", "save": "10 steps"}
+    more = {"train": "epochs: 50", "save": "10 steps"}
     whole = alone(tmp_path / "whole", base, "ddp", **more)
     head, other = pair = make_pair(tmp_path, base, "ddp", 1, **more)
     store = f"{ADDRESSES['first']}:{free_port()}"
@@ -270,6 +270,7 @@ def test_a_rank_is_killed_and_both_nodes_go_on(tmp_path: Path, base: Path) -> No
         heard = listening(set.union(*(family(one.pid) for one in started)))
         assert "0200007F" in heard  # the store, by rank 0
         assert set(heard) <= {"0100007F", "0200007F"}  # and gloo, on the interface
+        wait(lambda: all(one["own_seconds"] for folder in folders for one in pulses(folder).values()), pair)
         (first,), (second,) = (pulses(folder).values() for folder in folders)
         assert (first["node"], first["rank"], second["node"], second["rank"]) == ("first", 0, "second", 1)
         assert second["step"] > 0
