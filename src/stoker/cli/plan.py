@@ -129,13 +129,12 @@ def _page(run_file: RunFile, asked: Asked) -> None:
 def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
     inputs = gather.inputs(run_file, None, gather.machine(card, run_file.run))
     found = make.find(inputs)
-    made = make_plan(inputs)
     if as_json:
-        console.data_json({**to_json(made), "explanation": explain.sections(found)})
+        console.data_json({**to_json(make_plan(inputs)), "explanation": explain.sections(found)})
         return
     explain.show(found)
-    if made.resume:
-        console.data(resume(made.resume))
+    if going_on := _resume_here(inputs):
+        console.data(resume(going_on))
 
 
 def _listing(run_file: RunFile, goal: Goal, target: Path | None, asked: Asked) -> None:

@@ -3,7 +3,6 @@
 Options come from `plan.native` as they are. Options the installed engine refuses are named, not traced.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from stoker.config.run import Run, Shape
 from stoker.engine import reading
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import files, inputs, weights
+from stoker.rundir import inputs, weights
 
 NEVER = (
     *("trust_remote_code", "allow_all_kernels", "code_revision", "weights_only"),
@@ -79,8 +78,7 @@ def base_digest(run: Run, folder: Path) -> str:
     if not path.is_dir():
         revision = run.native.model.get("revision", "main")
         return str(AutoConfig.from_pretrained(run.model, revision=revision)._commit_hash)
-    parts = [files.content_digest(file) for file in sorted([*path.glob("*.safetensors"), *path.glob("config.json")])]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    return weights.content_digest(path)
 
 
 def _from_shape(plan: Plan) -> Any:

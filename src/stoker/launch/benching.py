@@ -1,7 +1,6 @@
 """`stoker bench`: the same load on transformers' server and on vLLM, one request at a time and batched."""
 
 import json
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 from stoker.errors import StokerError
 from stoker.facts import machine, prompts
-from stoker.launch import group, load, serving, tools
+from stoker.launch import group, load, processes, serving, tools
 from stoker.launch.endpoint import Endpoint
 from stoker.launch.load import Work
 from stoker.launch.serving import Model
@@ -95,7 +94,7 @@ def _versions(pythons: dict[Engine, Path]) -> dict[str, str]:
 @contextmanager
 def _server(run_dir: RunDir, model: Model, plan: Serving, python: Path) -> Iterator[Endpoint]:
     """A server for the measurement only."""
-    server, process = serving.launch(run_dir, model, plan, python, _free_port())
+    server, process = serving.launch(run_dir, model, plan, python, processes.free_port(serving.HOST))
     try:
         at = serving.endpoint(run_dir, server)
         serving.wait_until_ready(process, server, at, lambda _: None)
@@ -136,10 +135,3 @@ def _work(at: Endpoint, engine: str, load_: Load, clients: int, *, in_turn: bool
         in_turn=in_turn,
         extra=extra,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((serving.HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

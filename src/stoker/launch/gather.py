@@ -31,14 +31,9 @@ from stoker.rundir.prepared import Report
 def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
     """This machine, or one with as many of a card as the run asks for; as often as train together."""
     if card:
-        return several(Machine.of_card(cards.find(card), _last(run.where.gpus)), run)
+        return Machine.of_card(cards.find(card), _last(run.where.gpus), nodes=choices.nodes(run))
     together = nodes.read(run_dir.nodes_file) if run_dir else None
     return examine().model_copy(update={"nodes": len(together.present) if together else 1})
-
-
-def several(one: Machine, run: Run) -> Machine:
-    """As many of a machine as the run asks for."""
-    return one.model_copy(update={"nodes": choices.nodes(run)})
 
 
 def _last(gpus: int | str) -> int:

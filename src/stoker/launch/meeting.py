@@ -5,7 +5,6 @@ other for ever, or compute different things, is named here in words: which node,
 """
 
 import contextlib
-import hashlib
 import hmac
 import itertools
 import json
@@ -31,7 +30,7 @@ from stoker.launch import interfaces
 from stoker.launch.interfaces import Interface
 from stoker.plan import choices
 from stoker.plan.plan import Plan
-from stoker.rundir import files, inputs, prepared
+from stoker.rundir import files, inputs, prepared, weights
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Node, Nodes
@@ -365,8 +364,7 @@ def _model(run: Run, folder: Path) -> str:
         return ""
     path = Path(inputs.model_path(run.model, folder))
     if path.is_dir():
-        parts = [files.content_digest(one) for one in sorted([*path.glob("*.safetensors"), *path.glob("config.json")])]
-        return f"local {hashlib.sha256(''.join(parts).encode()).hexdigest()[:12]}"
+        return f"local {weights.content_digest(path)[:12]}"
     home = Path(env.read(env.HF_HOME, "~/.cache/huggingface")).expanduser()
     revision = str(run.native.model.get("revision", "main"))
     reference = home / "hub" / f"models--{run.model.replace('/', '--')}" / "refs" / revision

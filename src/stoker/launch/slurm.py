@@ -7,7 +7,6 @@ whose time is up commits and is requeued; where that is not allowed it submits i
 
 import math
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from stoker import env
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, StokerError
-from stoker.launch import interfaces
+from stoker.launch import interfaces, processes
 from stoker.launch import package as packages
 from stoker.launch.found import BoxFacts
 from stoker.launch.hosts import Host
@@ -203,8 +202,7 @@ def muster(run_dir: RunDir, run: Run) -> None:
     names = sorted(_said("scontrol", "show", "hostnames").split(), key=lambda name: name != env.read(env.NODE))
     chosen = interfaces.common({name: _interfaces(name) for name in names}, run.where.interface)
     found = [Node(name=name, address=one.address, interface=one.name) for name, one in chosen.items()]
-    with socket.create_server((found[0].address, 0)) as free:
-        port = free.getsockname()[1]
+    port = processes.free_port(found[0].address)
     nodes.write(run_dir.nodes_file, nodes.of(found, port, env.read(env.MEETING)))
 
 

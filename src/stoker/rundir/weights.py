@@ -3,6 +3,7 @@
 Reads headers only, without torch. The tensors themselves are read in the engine.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ class Entry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+
+
+def content_digest(folder: Path) -> str:
+    """What a model folder holds: its weights and its configuration."""
+    parts = [files.content_digest(one) for one in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def read(folder: Path) -> dict[str, Entry]:
