@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import measurements
 from measurements import Measured
 
+from stoker.estimate import speed
+from stoker.estimate.speed import Hardware
+from stoker.estimate.step import Step
 from stoker.facts.rates import Rates, rates
-from stoker.plan import speed
-from stoker.plan.speed import Hardware
-from stoker.plan.step import Step
 
 FILE = Path(__file__).parents[1] / "src" / "stoker" / "facts" / "data" / "speed.json"
 RANGES = {

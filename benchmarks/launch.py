@@ -31,8 +31,8 @@ from laptop import Laptop, laptop  # noqa: E402
 
 import stoker  # noqa: E402
 from stoker.errors import StokerError  # noqa: E402
-from stoker.launch import hosts  # noqa: E402
-from stoker.launch.line import Ssh  # noqa: E402
+from stoker.hosts import known  # noqa: E402
+from stoker.hosts.shell import Ssh  # noqa: E402
 
 OVERHEAD_BAR, SECOND_BAR, TRANSFER_BAR = 20.0, 10.0, 0.9
 HOST = "autodl-1"
@@ -114,8 +114,8 @@ def launches(folder: Path, times: int) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def line_to(box: boxes.Box, folder: Path) -> Iterator[Ssh]:
     os.environ["STOKER_HOME"] = str(folder / "home")
-    hosts.pin("box", [(box.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()])
-    opened = Ssh(hosts.Host(name="box", host=box.address, user="root", port=box.port, key=str(box.key)))
+    known.pin("box", [(box.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()])
+    opened = Ssh(known.Host(name="box", host=box.address, user="root", port=box.port, key=str(box.key)))
     try:
         yield opened
     finally:

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from stoker.estimate import layers
 from stoker.facts import cards
 from stoker.facts.cards import Card
 from stoker.facts.shapes import ModelShape
-from stoker.plan import layers
 
 Row = dict[str, str]
 Date = datetime.date

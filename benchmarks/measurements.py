@@ -13,9 +13,9 @@ from typing import Any
 
 import measurement_words as words
 
+from stoker.estimate.step import Adapter, Step
 from stoker.facts.cards import Card
 from stoker.facts.shapes import ModelShape, shipped
-from stoker.plan.step import Adapter, Step
 
 DATA = Path(__file__).parent / "data"
 TABLE = DATA / "training_measurements.csv"

@@ -3,7 +3,7 @@
     python benchmarks/memory_oracle.py --out docs/evidence/memory-oracle.json
 
 The oracle (`stoker.engine.trace`) runs each step with fake tensors and replays CUDA's allocator; the closed form
-(`stoker.plan.memory`) only counts. The textbook formula is scored on the same steps, as a negative control.
+(`stoker.estimate.memory`) only counts. The textbook formula is scored on the same steps, as a negative control.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from stoker.estimate import layers, memory
+from stoker.estimate.step import BYTES, Adapter, Step, from_json, to_json
 from stoker.facts import shapes
 from stoker.facts.shapes import ModelShape
-from stoker.plan import layers, memory
-from stoker.plan.step import BYTES, Adapter, Step, from_json, to_json
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "phi", "gpt2", "gpt_neox")
 _OWN_KEYS = ("gpt2", "gpt_neox", "phi")

@@ -105,7 +105,7 @@ def prepared(folder: Path, name: str, pack: str, where: str, **more: str) -> Any
 def planned(path: Path, data: Path | None = None) -> Any:
     """The same from a run file, perhaps with data that was prepared for another of its kind."""
     from stoker.config import load
-    from stoker.launch import gather
+    from stoker.launch import plan_inputs
     from stoker.plan.make import make_plan
     from stoker.rundir import files, layout
 
@@ -115,7 +115,7 @@ def planned(path: Path, data: Path | None = None) -> Any:
     else:
         subprocess.run([sys.executable, "-m", "stoker", "prepare", str(path), "--json"], check=True, stdout=-3)
     run_dir = layout.create(loaded, [])
-    plan = make_plan(gather.inputs(loaded, run_dir, gather.machine(None, loaded.run)))
+    plan = make_plan(plan_inputs.inputs(loaded, run_dir, plan_inputs.machine(None, loaded.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     return run_dir
 

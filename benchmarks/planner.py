@@ -26,8 +26,9 @@ import planner_intervals
 import planner_report
 from measurements import Measured
 
+from stoker.estimate import speed, split
 from stoker.facts import intervals
-from stoker.plan import search, speed, split
+from stoker.plan import search
 
 ROOT = Path(__file__).resolve().parent.parent
 INTERVALS = ROOT / "src" / "stoker" / "facts" / "data" / "intervals.json"

@@ -271,8 +271,9 @@ def _figure(label: str, model: str, method: str, card: str, nodes: int) -> dict[
 
 def _save(label: str, model: str, card: str, nodes: int) -> dict[str, Any]:
     """Every tensor is put together on all devices, then copied to the first one's main memory, then written."""
+    from stoker.estimate import communication, memory, speed
     from stoker.facts.rates import rates
-    from stoker.plan import communication, memory, search, speed
+    from stoker.plan import search
 
     found = _found(model, "full", card, nodes)
     step, size = found.way.step, memory.checkpoint_bytes(found.way.step)

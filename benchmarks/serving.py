@@ -22,10 +22,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stoker.launch import endpoint, group, load, serving, tools
-from stoker.launch.endpoint import Endpoint
-from stoker.launch.load import Work
+from stoker.artifacts import endpoint, load_generator, serving
+from stoker.artifacts.endpoint import Endpoint
+from stoker.artifacts.load_generator import Work
+from stoker.launch import tools
 from stoker.rundir.layout import RunDir
+from stoker.supervise import group
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "scratch_tiny"
@@ -110,7 +112,7 @@ def pace(pid: int, at: Endpoint, clients: int) -> float:
     os.killpg(pid, signal.SIGCONT)
     try:
         endpoint.ask(at, "completions", {"prompt": "a", "max_tokens": 4, "ignore_eos": True})
-        return float(load.figures(load.put_on(work))["tokens_per_second"])
+        return float(load_generator.figures(load_generator.put_on(work))["tokens_per_second"])
     finally:
         os.killpg(pid, signal.SIGSTOP)
 

@@ -40,8 +40,8 @@ import slurm_cluster  # noqa: E402
 import tiny_run  # noqa: E402
 from slurm_cluster import Slurm  # noqa: E402
 
-from stoker.launch.package import Package  # noqa: E402
-from stoker.launch.slurm import Queue  # noqa: E402
+from stoker.places.package import Package  # noqa: E402
+from stoker.places.queue import Queue  # noqa: E402
 from stoker.rundir import files  # noqa: E402
 
 ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"}

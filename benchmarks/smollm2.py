@@ -116,7 +116,7 @@ def ask_folder(folder: Path, rows: list[dict[str, str]]) -> list[str]:
 
 def ask_served(run_dir: Any, rows: list[dict[str, str]]) -> list[str]:
     """The same through the endpoint of `stoker serve`, as a client asks it."""
-    from stoker.launch import endpoint, serving
+    from stoker.artifacts import endpoint, serving
 
     room = ("--set", "native.vllm.max_model_len=512", "--set", f"native.vllm.kv_cache_memory_bytes={256 << 20}")
     stoker("serve", run_dir.name, "--port", str(PORT), *room)

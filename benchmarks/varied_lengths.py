@@ -1,7 +1,7 @@
 """How much more the allocator holds where lengths vary: the tape of many steps, replayed through its model.
 
 A cached block of one row's logits serves no longer row, and nothing is given back: what is reserved grows far
-beyond what a step needs. Prints the two factors of `plan.memory` (on logits, and on everything else that a step makes).
+beyond what a step needs. Prints the two factors of `estimate.memory` (on logits, and on everything else that a step makes).
 """
 
 import argparse
@@ -12,10 +12,10 @@ import random
 import statistics
 from collections.abc import Iterator
 
+from stoker.estimate import memory, passes, tape
+from stoker.estimate.allocator import Allocator
+from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import shipped
-from stoker.plan import memory, passes, tape
-from stoker.plan.allocator import Allocator
-from stoker.plan.step import Adapter, Step
 
 MODELS = ("Qwen/Qwen1.5-1.8B-Chat", "Qwen/Qwen2.5-7B", "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-v0.1")
 LAYERS = 10

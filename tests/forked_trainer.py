@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tiny_run  # noqa: F401  # imports what a trainer needs, and sets the lock of progress bars
 
-from stoker.launch import processes
-from stoker.launch.supervisor import Supervisor
+from stoker.supervise import processes
+from stoker.supervise.supervisor import Supervisor
 
 # What is there now is not looked through again in every child: that would copy all its pages.
 gc.collect()

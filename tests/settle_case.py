@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.facts.platforms import Detection, Limits, Meter, Platform, Storage, Verb
-from stoker.launch import meter
-from stoker.launch.meter import Clock, Settings, Settling
-from stoker.launch.notify import News
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
+from stoker.settle import meter
+from stoker.settle.meter import Clock, Settings, Settling
+from stoker.settle.notify import News
 
 BEGAN = 1_800_000_000.0
 RUN_YAML = """model: {shape: llama, layers: 1, width: 64, heads: 1}

@@ -24,7 +24,7 @@ from tqdm import auto, std
 
 from stoker.config import load
 from stoker.config.load import RunFile
-from stoker.launch import gather
+from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
 from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
@@ -172,7 +172,7 @@ def make_run(
     run_dir = layout.create(run_file, list(sets))
     if not (run_dir.data / "report.json").exists():
         write_prepared(run_file, run_dir.data, rows, list(eval_rows))
-    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run)))
+    plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     return run_dir
 

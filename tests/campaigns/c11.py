@@ -24,9 +24,9 @@ import tiny_run
 from campaign import Campaign
 
 from stoker.launch import training
-from stoker.launch.supervisor import Settings, Supervisor
-from stoker.plan import saving
+from stoker.plan import save_interval
 from stoker.rundir import checkpoints, events, files
+from stoker.supervise.supervisor import Settings, Supervisor
 
 FULL = 50
 """From so many kills on, costs are measured and the bars must be met; below, only the bits are compared."""
@@ -300,7 +300,7 @@ def _week(
     *,
     full: bool,
 ) -> None:
-    seconds = saving.interval_seconds(costs.save, level.between_seconds)
+    seconds = save_interval.interval_seconds(costs.save, level.between_seconds)
     every = max(1, round(seconds / level.step_seconds))
     run_dir = _make(_quick(campaign) / level.name.replace(" ", ""), base, steps, f"{every} steps")
     ledger = Ledger(campaign, level, costs)

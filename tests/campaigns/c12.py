@@ -571,7 +571,7 @@ def _without(campaign: Campaign, name: str, file: str, *changes: tuple[str, str]
 def _unverified(campaign: Campaign) -> list[str]:
     """The laptop is gone when the run ends, there is no store, and the meter is stopped all the same."""
     look = '        """Whether a copy is verified by now."""\n'
-    source = _without(campaign, "unverified", "launch/copied.py", (look, f"{look}        return True\n"))
+    source = _without(campaign, "unverified", "settle/verified_copy.py", (look, f"{look}        return True\n"))
     with _world(campaign, f"with-{source.name}", source) as world:
         gone = Fault("laptop", "training", 1, 3600)
         return Case(world, random.Random(1), [gone], "none").play()
@@ -593,7 +593,7 @@ def _forgetful(campaign: Campaign) -> list[str]:
 def _running_on(campaign: Campaign) -> list[str]:
     """The platform's command is never run."""
     source = _without(
-        campaign, "running-on", "launch/meter.py",
+        campaign, "running-on", "settle/meter.py",
         ("problem = self._act(own_interpreter(words), variables)", 'problem = ""'),
     )  # fmt: skip
     global OFF_SECONDS

@@ -24,11 +24,11 @@ import tiny_run
 from campaign import Campaign
 from settle_case import Box, Gone
 
-from stoker.launch import meter
-from stoker.launch.meter import Settling
-from stoker.launch.supervisor import Settings, Supervisor
 from stoker.rundir import checkpoints, events, files
+from stoker.settle import meter
+from stoker.settle.meter import Settling
 from stoker.store import verification
+from stoker.supervise.supervisor import Settings, Supervisor
 
 SCALE = 6.0
 """Seconds of a user in one of this campaign."""
@@ -90,7 +90,7 @@ def _figures(off: list[float]) -> dict[str, float]:
 def _start_seconds() -> float:
     """From the supervisor's end to the first line of `stoker settle`: a program of its own, which runs here inside."""
     started = time.monotonic()
-    words = [sys.executable, "-c", "import stoker.cli.settle"]
+    words = [sys.executable, "-c", "import stoker.cli.settle_command"]
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     return time.monotonic() - started
 

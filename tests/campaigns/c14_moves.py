@@ -31,7 +31,7 @@ from campaign import Campaign
 from safetensors.torch import load_file
 from trainings import Outcome
 
-from stoker.launch import gather
+from stoker.launch import plan_inputs
 from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, events, files
 from stoker.rundir.layout import RunDir
@@ -367,11 +367,11 @@ def _forgets() -> None:
 
 def _forgetful(*words: Any) -> RunDir:
     """A plan made as if there were no checkpoint."""
-    plain, gather._earlier = gather._earlier, lambda run_dir: None  # type: ignore[assignment]
+    plain, plan_inputs._earlier = plan_inputs._earlier, lambda run_dir: None  # type: ignore[assignment]
     try:
         return _make(*words)
     finally:
-        gather._earlier = plain
+        plan_inputs._earlier = plain
 
 
 CONTROLS: dict[str, tuple[list[Where], Callable[[], None]]] = {

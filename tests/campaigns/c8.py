@@ -405,14 +405,14 @@ def _prepare(run_dir: RunDir, one: Hostile) -> None:
 def _train(run_dir: RunDir, one: Hostile) -> None:
     """From step 0, as `stoker train` does: planned anew, then trained."""
     from stoker.engine import train
-    from stoker.launch import gather
+    from stoker.launch import plan_inputs
     from stoker.plan.make import make_plan
 
     for path in (run_dir.checkpoints, run_dir.artifacts):
         shutil.rmtree(path, ignore_errors=True)
     run_file = run_dir.file()
     with contextlib.suppress(StokerError):  # refused already; what would the trainer do?
-        plan = make_plan(gather.inputs(run_file, run_dir, MACHINE))
+        plan = make_plan(plan_inputs.inputs(run_file, run_dir, MACHINE))
         files.write_json(run_dir.plan_file, plan.model_dump())
     train.main(run_dir.path)
 

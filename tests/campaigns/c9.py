@@ -21,7 +21,7 @@ import trainings
 from campaign import Campaign
 
 from stoker.facts import failures
-from stoker.plan import saving
+from stoker.plan import save_interval
 from stoker.rundir import events, files
 
 WIDTH = int(os.environ.get("STOKER_CAMPAIGN_WIDTH", 512))
@@ -50,7 +50,7 @@ def run(campaign: Campaign) -> None:
         shares[name] = _not_steps(campaign, name, said)
     overhead = shares["auto"] - shares["none"]
     campaign.measured["overhead_percent_of_a_run_with_auto"] = round(100 * overhead, 2)
-    if overhead > saving.OVERHEAD_CAP:
+    if overhead > save_interval.OVERHEAD_CAP:
         campaign.fail(["auto"], f"{100 * overhead:.2f} % of the time")
 
 
@@ -211,9 +211,9 @@ def _share(saves: list[dict[str, Any]], *names: str) -> float:
 def _compare(campaign: Campaign, place: str, cost: float, saves: list[dict[str, Any]]) -> None:
     """What a save took, measured from outside, against the interval that the engine took from its own estimate."""
     between = failures.seconds_between(place, 1)
-    chosen = [saving.interval_seconds(one["cost_seconds"], between, one["write_seconds"]) for one in saves]
+    chosen = [save_interval.interval_seconds(one["cost_seconds"], between, one["write_seconds"]) for one in saves]
     interval = statistics.mean(chosen)
     campaign.measured[f"interval_seconds_{place}"] = round(interval, 1)
     campaign.measured[f"overhead_percent_{place}"] = round(100 * cost / interval, 3)
-    if cost / interval > saving.OVERHEAD_CAP:
+    if cost / interval > save_interval.OVERHEAD_CAP:
         campaign.fail([place], f"{100 * cost / interval:.2f} % at {place}")

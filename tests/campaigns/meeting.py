@@ -23,10 +23,10 @@ import trainings  # noqa: E402
 from forked_trainer import Forked  # noqa: E402
 
 from stoker.engine import parallel  # noqa: E402
-from stoker.launch import processes  # noqa: E402
-from stoker.launch.supervisor import Settings, Supervisor  # noqa: E402
 from stoker.rundir import events  # noqa: E402
 from stoker.rundir.layout import RunDir  # noqa: E402
+from stoker.supervise import processes  # noqa: E402
+from stoker.supervise.supervisor import Settings, Supervisor  # noqa: E402
 
 RANKS = 2
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import console
 from stoker.cli.main import main
+from stoker.terminal import console
 
 LANGUAGES = ("en", "zh")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from made_runs import CommandLine
 
-from stoker.cli import doctor
+from stoker.cli import doctor_command
 from stoker.doctor import finding
 from stoker.doctor.finding import Finding
 
@@ -22,7 +22,7 @@ OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
 def report(monkeypatch: pytest.MonkeyPatch, found: list[Finding]) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda runs: found)
+    monkeypatch.setattr(doctor_command, "examine", lambda runs: found)
 
 
 def test_findings_are_lines_with_symbol_word_and_hint(stoker: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

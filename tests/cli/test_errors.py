@@ -19,12 +19,13 @@ from errors.data_files import DATA_CASES, GOOD, ROW_CASES
 from errors.expected import Expected, err
 from errors.run_files import BOTH, DATA, MODEL, RUN_FILES
 
-from stoker.cli import console, main
+from stoker.cli import main
 from stoker.facts import cards
 from stoker.facts.machine import Machine
-from stoker.launch import gather, local
+from stoker.launch import plan_inputs, programs
 from stoker.messages.en import ENGLISH
 from stoker.rundir.layout import RunDir
+from stoker.terminal import console
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 PYTHONISH = re.compile(r"\bNone\b|\bTrue\b|\bFalse\b|<class|\{'|\['|Error\b|_type\b")
@@ -334,8 +335,8 @@ def test_an_eval_share_that_leaves_nothing_to_train_cannot_be_planned(terminal: 
 def test_training_that_cannot_work_is_refused_before_it_starts(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, card: str, count: int, model: str, expected: Expected
 ) -> None:
-    monkeypatch.setattr(gather, "machine", lambda *_: Machine.of_card(cards.find(card), count))
-    monkeypatch.setattr("stoker.cli.train.ensure_prepared", lambda _: None)
+    monkeypatch.setattr(plan_inputs, "machine", lambda *_: Machine.of_card(cards.find(card), count))
+    monkeypatch.setattr("stoker.cli.train_command.ensure_prepared", lambda _: None)
     terminal.write(f"model: {model}\nwhere: {{gpus: all}}\n{DATA}")
     terminal.write('{"text": "a"}\n', "a.jsonl")
     terminal.refuses([expected], "train", "run.yaml")
@@ -361,7 +362,7 @@ def in_this_process(program: str, run_dir: RunDir, on_event: Callable[[dict[str,
         patched.setattr(sys, "argv", ["prepare", str(run_dir.path)])
         code = engine_program.run(prepare.main)
     if code:
-        local.raise_engine_error(program, run_dir, code, start)
+        programs.raise_engine_error(program, run_dir, code, start)
     return code
 
 
@@ -379,7 +380,7 @@ def preparing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Terminal:
         chat_template="{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
         "{{ m.role + ' ' + m.content + eos_token }}{% endfor %}",
     ).save_pretrained(terminal.folder / "chat")
-    monkeypatch.setattr(local, "run_engine", in_this_process)
+    monkeypatch.setattr(programs, "run_engine", in_this_process)
     return terminal
 
 

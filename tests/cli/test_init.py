@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from made_runs import CommandLine, Outcome
 
-from stoker.cli import init, starter
+from stoker.cli import init_command
 from stoker.config import load
 from stoker.config.run import Run, Shape
 from stoker.engine import formats
+from stoker.terminal import starter
 
 ROWS: dict[str, tuple[dict[str, object], str]] = {
     "messages": ({"messages": [{"role": "user", "content": "hi"}]}, "sft"),
@@ -192,13 +193,13 @@ def test_file_that_exists_is_never_touched(stoker: CommandLine, language: str) -
 def test_file_that_appears_while_questions_are_asked_is_not_touched(
     stoker: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask_all = init._ask_all
+    ask_all = init_command._ask_all
 
     def slowly(*arguments: object) -> object:
         Path("run.yaml").write_text("mine", encoding="utf-8")
         return ask_all(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(init, "_ask_all", slowly)
+    monkeypatch.setattr(init_command, "_ask_all", slowly)
     assert "STK504" in stoker("init", "--yes").err
     assert Path("run.yaml").read_text(encoding="utf-8") == "mine"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from made_runs import CommandLine, ago, attempt, end, make_run, step, training, write_events
 
-from stoker.cli.progress import Progress
 from stoker.launch import training as processes
 from stoker.rundir.layout import RunDir
+from stoker.terminal.progress import Progress
 
 COST = {"price_per_hour": 1.8, "billed_devices": 2, "currency": "CNY"}
 

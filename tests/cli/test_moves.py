@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from made_runs import LANGUAGES, CommandLine
 
-from stoker.cli import plan as command
+from stoker.cli import plan_command as command
 from stoker.cli import remote
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts.mirrors import Network
-from stoker.launch import gather
+from stoker.launch import plan_inputs
 from stoker.plan import moves
 from stoker.plan.make import make_plan
 from stoker.plan.order import VERSION
@@ -40,8 +40,8 @@ def begin(runs: Path, path: Path, card: str) -> None:
     run_file = load.load(str(path))
     run_dir = RunDir(runs / "mine")
     layout.write(run_dir, run_file, [])
-    machine = gather.machine(card, run_file.run)
-    made = make_plan(gather.inputs(run_file, None, machine))
+    machine = plan_inputs.machine(card, run_file.run)
+    made = make_plan(plan_inputs.inputs(run_file, None, machine))
     fingerprint = {"device": machine.devices[0].name, "driver": "12080", **moves.decided(made)}
     facts = {"data_digest": "", "order_version": VERSION, "world": 1, "fingerprint": fingerprint}
     with checkpoints.writing(run_dir.checkpoints, 40, **facts) as folder:
@@ -76,7 +76,7 @@ def test_the_words_are_those_of_the_trainer_s_own_verdict(
     stoker: CommandLine, runs: Path, path: Path, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stoker import messages
-    from stoker.cli import console
+    from stoker.terminal import console
 
     begin(runs, path, "A100")
     monkeypatch.setattr(console.stdout, "_width", 400)
@@ -108,7 +108,8 @@ def test_less_than_the_run_file_asks_for_is_refused_before_the_start(
     begin(runs, path, "A100")
     run_file = load.load(str(path), ["save.resume=exact"])
     made = {
-        card: make_plan(gather.inputs(run_file, None, gather.machine(card, run_file.run))) for card in ("A100", "T4")
+        card: make_plan(plan_inputs.inputs(run_file, None, plan_inputs.machine(card, run_file.run)))
+        for card in ("A100", "T4")
     }
     command.require_possible(run_file.run, made["A100"])
     with pytest.raises(StokerError) as refused:
@@ -125,9 +126,9 @@ def test_a_machine_elsewhere_is_not_refused_from_here(
     there: Any = SimpleNamespace(
         facts=lambda: SimpleNamespace(platform=""),
         machines=1,
-        surroundings=lambda: gather.Elsewhere(Network(), None),
+        surroundings=lambda: plan_inputs.Elsewhere(Network(), None),
         balance=lambda: None,
     )
-    monkeypatch.setattr(remote.probe, "to_machine", lambda facts: gather.machine("T4", run_file.run))
+    monkeypatch.setattr(remote.probe, "to_machine", lambda facts: plan_inputs.machine("T4", run_file.run))
     remote._agree(there, run_file, RunDir(runs / "mine"), yes=True)
     assert "SAMPLE-EXACT" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from made_runs import LANGUAGES, CommandLine
 from rich.cells import cell_len
 
 from stoker.facts import cards
-from stoker.launch import drawing, local
+from stoker.launch import drawing, programs
 
 RUN = "qlora_qwen2.5_7b"
 
@@ -200,7 +200,7 @@ def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine,
 def test_wrong_flags_are_explained(
     stoker: CommandLine, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: str, place: str, language: str
 ) -> None:
-    monkeypatch.setattr(local, "check_engine", lambda: None)
+    monkeypatch.setattr(programs, "check_engine", lambda: None)
     done = stoker("plan", RUN, *words, language=language)
     assert done.code == 1
     assert f"[{code}]" in done.err
@@ -232,7 +232,7 @@ def test_without_matplotlib_there_is_no_picture_but_a_hint(
 def test_without_torch_nothing_is_traced_or_measured(
     stoker: CommandLine, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], runs: Path
 ) -> None:
-    monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda _: None)
     done = stoker("plan", RUN, *words)
     assert done.code == 1
     assert "[STK406]" in done.err

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from made_runs import LANGUAGES, CommandLine, make_run
 
-from stoker.cli import parity
+from stoker.artifacts import serving
+from stoker.artifacts.serving import Server
 from stoker.errors import StokerError
-from stoker.launch import serving
-from stoker.launch.serving import Server
 from stoker.plan.plan import Reason
-from stoker.plan.serving import Serving
+from stoker.plan.serving_choices import Serving
+from stoker.terminal import parity_lines
 
 SERVER = Server(4711, 8123, "vllm", "export", "/m", "night", "runs/night/logs/serve-1.log", "2026-11-15T00:00:00+00:00")
 PLAN = Serving(
@@ -43,8 +43,8 @@ def calls(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(serving, "start", start)
     monkeypatch.setattr(serving, "stop", lambda _: made.append("stop"))
     monkeypatch.setattr(serving, "find_engine", lambda: ("vllm", Path("python")))
-    monkeypatch.setattr(parity, "make_reference", lambda _: made.append("reference"))
-    monkeypatch.setattr(parity, "compare", lambda *_: {"agree": 1})
+    monkeypatch.setattr(parity_lines, "make_reference", lambda _: made.append("reference"))
+    monkeypatch.setattr(parity_lines, "compare", lambda *_: {"agree": 1})
     return made
 
 
@@ -85,7 +85,7 @@ def test_an_endpoint_that_answers_otherwise_is_ended(
     def parts(*_: Any) -> None:
         raise StokerError("STK648", url="u", reason="r")
 
-    monkeypatch.setattr(parity, "compare", parts)
+    monkeypatch.setattr(parity_lines, "compare", parts)
     done = stoker("serve", "night")
     assert done.code == 1
     assert "STK648" in done.err

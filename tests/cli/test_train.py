@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from made_runs import attempt, make_run, step, write_events
 
-from stoker.cli import train
-from stoker.cli.progress import Progress
+from stoker.cli import train_command
 from stoker.rundir.layout import RunDir
+from stoker.terminal.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_a_stop_without_a_last_checkpoint_is_said(
     runs: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, str], said: str
 ) -> None:
     run_dir = supervised(make_run(runs, "medical"), committed_step=30, **facts)
-    train.say_stopped(run_dir, 40)
+    train_command.say_stopped(run_dir, 40)
     assert said in " ".join(capsys.readouterr().err.split())
 
 
@@ -44,7 +44,7 @@ def test_a_restart_at_once_is_now(runs: Path, capsys: pytest.CaptureFixture[str]
     write_events(folder, attempt(120), step(30, 2.0), restart)
     progress = Progress(RunDir(folder))
     progress.update()
-    train._tell_interventions(progress)
+    train_command._tell_interventions(progress)
     assert said in " ".join(capsys.readouterr().err.split())
 
 

@@ -24,9 +24,10 @@ from made_runs import (
 )
 from rich.cells import cell_len
 
-from stoker.cli import keyboard, watch
-from stoker.doctor import load
-from stoker.doctor.load import GpuLoad
+from stoker.cli import watch_command
+from stoker.doctor import activity
+from stoker.doctor.activity import GpuLoad
+from stoker.terminal import keyboard
 
 ERROR = {
     "event": "error",
@@ -89,7 +90,7 @@ def test_waiting_for_data_is_called_input_bound_only_while_it_runs(stoker: Comma
 def test_cards_and_their_memory_are_shown(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_running(runs, memory_bytes=15 << 30)
     loads = [GpuLoad(0, 97, 21 << 30, 24 << 30), GpuLoad(1, 4, 1 << 30, 24 << 30)]
-    monkeypatch.setattr(load, "gpus", lambda: loads)
+    monkeypatch.setattr(activity, "gpus", lambda: loads)
     with training(folder):
         rows = page(stoker("watch", "medical", "--once").out)
         found = json.loads(stoker("watch", "medical", "--json").out)
@@ -103,7 +104,7 @@ def test_cards_and_their_memory_are_shown(stoker: CommandLine, runs: Path, monke
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
 def test_on_a_cpu_the_process_is_measured(stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_running(runs)
-    monkeypatch.setattr(load, "gpus", list)
+    monkeypatch.setattr(activity, "gpus", list)
     with training(folder):
         rows = page(stoker("watch", "medical", "--once").out)
         found = json.loads(stoker("watch", "medical", "--json").out)
@@ -117,9 +118,9 @@ def test_where_nothing_can_be_measured_nothing_is_shown(
     stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_running(runs)
-    monkeypatch.setattr(load, "gpus", list)
-    monkeypatch.setattr(load, "cpu_seconds", lambda pid: None)
-    monkeypatch.setattr(load, "memory_bytes", lambda pid: None)
+    monkeypatch.setattr(activity, "gpus", list)
+    monkeypatch.setattr(activity, "cpu_seconds", lambda pid: None)
+    monkeypatch.setattr(activity, "memory_bytes", lambda pid: None)
     with training(folder):
         rows = page(stoker("watch", "medical", "--once").out)
     assert not {"CPU", "memory", "GPU 0"} & rows.keys()
@@ -173,7 +174,7 @@ def test_unknown_run_is_an_error(stoker: CommandLine) -> None:
     ],
 )
 def test_sparkline_is_the_mean_of_neighbours(values: list[float], expected: str) -> None:
-    assert watch.sparkline(values, width=len(expected) or 8) == expected
+    assert watch_command.sparkline(values, width=len(expected) or 8) == expected
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

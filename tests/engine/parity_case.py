@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stoker.config import load
 from stoker.engine import generate, prepare
 from stoker.engine import parity as program
-from stoker.launch import gather
+from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
 from stoker.rundir import artifacts, files, layout
 from stoker.rundir.layout import RunDir
@@ -66,7 +66,7 @@ train: {{objective: sft, epochs: 60, batch: 8, learning_rate: 1e-2, warmup: 10%}
     run_file = load.load(str(folder / "run.yaml"), [])
     run_dir = layout.create(run_file, [])
     assert prepare.main(run_dir.path) == 0
-    plan = make_plan(gather.inputs(run_file, run_dir, gather.machine(None, run_file.run)))
+    plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     assert tiny_run.train(run_dir) == 0, (run_dir.path / "child.log").read_text()[-2000:]
     return run_dir

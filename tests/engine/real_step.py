@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.optimization import Adafactor
 
 from stoker.engine import exact
-from stoker.plan.step import Step
+from stoker.estimate.step import Step
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stoker.launch.endpoint import Endpoint
+from stoker.artifacts.endpoint import Endpoint
 
 TOKEN = "a-token-of-the-test"
 CONTEXT = 128

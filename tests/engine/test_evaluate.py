@@ -10,11 +10,12 @@ import torch
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from stoker.cli import evaluate as words
+from stoker.artifacts import harness
+from stoker.cli import evaluate_command as words
 from stoker.cli.main import app
 from stoker.engine import evaluate, generate, merge, tasks
 from stoker.errors import StokerError, StokerErrors
-from stoker.launch import harness, tools
+from stoker.launch import tools
 from stoker.rundir import artifacts, events, files
 from stoker.rundir.layout import RunDir
 

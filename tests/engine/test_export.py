@@ -11,11 +11,11 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
-from stoker.cli import card
 from stoker.cli.main import app
 from stoker.engine import export
 from stoker.errors import StokerError
 from stoker.rundir import artifacts, events, files
+from stoker.terminal import model_card
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -172,4 +172,4 @@ def test_the_licence_is_what_the_bases_card_says(tmp_path: Path, text: str, said
 def test_the_card_names_no_path_of_this_machine(model: str, label: str) -> None:
     from stoker.config import load
 
-    assert card.base_label(load.parse(f"model: {model}\ndata: {{train: a.jsonl}}\n", "run.yaml", [])) == label
+    assert model_card.base_label(load.parse(f"model: {model}\ndata: {{train: a.jsonl}}\n", "run.yaml", [])) == label

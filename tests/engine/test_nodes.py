@@ -20,12 +20,13 @@ import tiny_run
 from test_several import family, listening
 
 from stoker.facts import machine
-from stoker.launch import gather, processes
+from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
 from stoker.rundir import checkpoints, events, files, nodes
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Node
+from stoker.supervise import processes
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -57,7 +58,7 @@ def make_pair(folder: Path, base: Path, strategy: str, here: int, **more: str) -
     both = [Node(name=name, address=address, interface="lo") for name, address in ADDRESSES.items()]
     nodes.write(head.nodes_file, nodes.of(both, free_port()))
     run_file = head.file()
-    plan = make_plan(gather.inputs(run_file, head, gather.machine(None, run_file.run, head)))
+    plan = make_plan(plan_inputs.inputs(run_file, head, plan_inputs.machine(None, run_file.run, head)))
     assert plan.batch.devices == 2 * here
     files.write_json(head.plan_file, plan.model_dump())
     second = folder / "second" / head.name

@@ -14,12 +14,13 @@ import simulated_vllm
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stoker.artifacts import parity_gate
 from stoker.engine import generate, merge, tensors
 from stoker.engine import parity as program
 from stoker.errors import StokerError, StokerErrors
-from stoker.launch import local, parity
-from stoker.plan import parity as limits
-from stoker.plan.parity import KINDS, LEAST_PROMPTS, Reference
+from stoker.launch import programs
+from stoker.plan import parity_verdict as limits
+from stoker.plan.parity_verdict import KINDS, LEAST_PROMPTS, Reference
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
@@ -66,7 +67,7 @@ def merged(trained: RunDir) -> Path:
 @pytest.fixture
 def artifact(trained: RunDir, merged: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the faultless merge where the gate looks for it, and the engine in this process."""
-    monkeypatch.setattr(local, "run_engine", parity_case.in_this_process)
+    monkeypatch.setattr(programs, "run_engine", parity_case.in_this_process)
     monkeypatch.setenv("STOKER_LANG", "en")
     folder = artifacts.aside(trained, "merged")
     shutil.copytree(merged, folder)
@@ -76,7 +77,7 @@ def artifact(trained: RunDir, merged: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def refused(run_dir: RunDir, name: str = "merged", **words: Any) -> list[StokerError]:
     with pytest.raises((StokerError, StokerErrors)) as caught:
-        parity.compare(run_dir, name, **words)
+        parity_gate.compare(run_dir, name, **words)
     error = caught.value
     return error.errors if isinstance(error, StokerErrors) else [error]
 
@@ -89,7 +90,7 @@ def reference(run_dir: RunDir) -> Reference:
 
 
 def test_the_faultless_merge_passes(trained: RunDir, artifact: Path) -> None:
-    figures = parity.compare(trained, "merged")
+    figures = parity_gate.compare(trained, "merged")
     assert figures["accepted"]
     assert figures["prompts"] >= LEAST_PROMPTS
     assert figures["agree"] == figures["tokens"] > 300
@@ -100,14 +101,14 @@ def test_the_faultless_merge_passes(trained: RunDir, artifact: Path) -> None:
 
 
 def test_it_passes_through_the_real_program_too(trained: RunDir, merged: Path) -> None:
-    figures = parity.compare(trained, "export", folder=merged)
+    figures = parity_gate.compare(trained, "export", folder=merged)
     assert figures["accepted"]
     assert artifacts.parity(trained)["export"]["agree"] == figures["tokens"]
 
 
 def test_the_reference_is_worth_comparing_with(trained: RunDir, artifact: Path) -> None:
     """Learned answers that end by themselves, prompts of both kinds, in both languages, no two the same."""
-    parity.compare(trained, "merged")
+    parity_gate.compare(trained, "merged")
     known = reference(trained)
     answers = {json.loads(line)["messages"][1]["content"] for line in parity_case.RECIPE.read_text().splitlines()}
     said = ["".join(known.texts[token] for token in prompt.answer[:-1]) for prompt in known.prompts if prompt.stopped]
@@ -119,10 +120,10 @@ def test_the_reference_is_worth_comparing_with(trained: RunDir, artifact: Path) 
 
 
 def test_the_reference_is_made_once_and_again_when_the_weights_change(trained: RunDir, artifact: Path) -> None:
-    parity.compare(trained, "merged")
+    parity_gate.compare(trained, "merged")
     path = artifacts.reference_file(trained)
     made = path.stat().st_mtime_ns
-    parity.compare(trained, "merged")
+    parity_gate.compare(trained, "merged")
     assert path.stat().st_mtime_ns == made
     config = trained.final / "adapter_config.json"
     before = config.read_text()
@@ -183,7 +184,7 @@ def test_a_quantised_kind_is_held_to_its_limits(trained: RunDir, artifact: Path)
     artifact.rename(artifacts.aside(trained, "int8"))
     try:
         parity_case.stored_in_bf16(artifacts.aside(trained, "int8"), trained)
-        figures = parity.compare(trained, "int8")
+        figures = parity_gate.compare(trained, "int8")
         assert figures["agreement"] >= KINDS["int8"].agreement
         assert abs(figures["perplexity_change"]) <= KINDS["int8"].perplexity
         parity_case.no_adapter(artifacts.aside(trained, "int8"), trained)
@@ -222,12 +223,12 @@ def test_the_tensors_of_a_right_merge_are_as_expected(
 
 def test_the_merge_of_a_four_bit_run_in_bf16_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shortest type and quantised weights: partings are ties, logits within rounding."""
-    monkeypatch.setattr(local, "run_engine", parity_case.in_this_process)
+    monkeypatch.setattr(programs, "run_engine", parity_case.in_this_process)
     monkeypatch.setattr(limits, "ANSWER_TOKENS", 8)  # 4-bit layers are slow on a CPU
     base = adapted_run.make_base(tmp_path / "base", dtype=torch.bfloat16)
     run_dir = adapted_run.make_run(tmp_path / "run", base, "{method: qlora, rank: 4}\nwhere: {precision: bf16}")
     assert merge.main(run_dir.path) == 0
-    figures = parity.compare(run_dir, "merged")
+    figures = parity_gate.compare(run_dir, "merged")
     assert reference(run_dir).dtype == "bfloat16"
     assert figures["tokens"] - figures["agree"] == figures["ties"] <= figures["ties_limit"]
     assert 1e-3 < figures["logit_distance"] < figures["logit_distance_limit"]
@@ -243,13 +244,13 @@ def served(folder: Path, stops: list[int], room: int = simulated_vllm.CONTEXT) -
 
 @pytest.fixture
 def stops(trained: RunDir, artifact: Path) -> list[int]:
-    parity.compare(trained, "merged")
+    parity_gate.compare(trained, "merged")
     return reference(trained).stops
 
 
 def test_the_faultless_endpoint_passes(trained: RunDir, artifact: Path, stops: list[int]) -> None:
     with simulated_vllm.serving(served(artifact, stops)) as endpoint:
-        figures = parity.compare(trained, "served", endpoint)
+        figures = parity_gate.compare(trained, "served", endpoint)
     assert figures["agree"] == figures["tokens"]
     assert figures["logit_distance"] < figures["logit_distance_limit"]
     assert abs(figures["perplexity_change"]) < 1e-4

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from stoker.artifacts import endpoint, llamacpp, quantized
+from stoker.artifacts.endpoint import EndpointError
+from stoker.artifacts.llamacpp import LlamaCpp
 from stoker.engine import quantize
 from stoker.errors import StokerError
-from stoker.launch import endpoint, llamacpp, quantizing, tools
-from stoker.launch.endpoint import EndpointError
-from stoker.launch.llamacpp import LlamaCpp
+from stoker.launch import tools
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
@@ -102,7 +103,7 @@ def test_the_server_wants_its_token_and_is_gone_afterwards(run_dir: RunDir, q8_0
 def test_llama_cpp_reads_every_text_into_the_trained_tokens(run_dir: RunDir, merged: Path, served: LlamaCpp) -> None:
     texts = quantize.words(run_dir, merged)["texts"]
     assert len(texts) > 300
-    quantizing.compare_tokens(served, texts)
+    quantized.compare_tokens(served, texts)
 
 
 @needs_llamacpp
@@ -112,7 +113,7 @@ def test_another_pre_tokenizer_is_caught(run_dir: RunDir, merged: Path, q8_0: Pa
     change = ["-m", "gguf.scripts.gguf_new_metadata", "--pre-tokenizer", pre, str(q8_0), str(wrong)]
     subprocess.run([sys.executable, *change], check=True, capture_output=True, timeout=60)
     with llamacpp.serving(run_dir, wrong) as address, pytest.raises(StokerError) as caught:
-        quantizing.compare_tokens(address, quantize.words(run_dir, merged)["texts"])
+        quantized.compare_tokens(address, quantize.words(run_dir, merged)["texts"])
     assert caught.value.code == "STK633"
 
 
@@ -125,7 +126,7 @@ def test_a_tokenizer_llama_cpp_cannot_imitate_is_refused(run_dir: RunDir, merged
     files.write_json(source / "tokenizer.json", does)
     expected = quantize.words(run_dir, source)
     with pytest.raises(StokerError) as caught:
-        quantizing.convert(run_dir, "gguf-q8_0", source, tmp_path / "a.gguf", tmp_path / "facts.json", expected)
+        quantized.convert(run_dir, "gguf-q8_0", source, tmp_path / "a.gguf", tmp_path / "facts.json", expected)
     assert caught.value.code == "STK632"
     assert "Whitespace" in caught.value.what
 
@@ -141,9 +142,9 @@ def test_q4_k_m_runs_and_reports(run_dir: RunDir, make: Make) -> None:
 @pytest.mark.parametrize("key", ["chat_template", "eos", "turn_end"])
 def test_other_words_in_a_gguf_file_are_caught(key: str) -> None:
     words = {"chat_template": "{{ messages }}", "eos": 1, "turn_end": 3}
-    quantizing.compare_words(words, words)
+    quantized.compare_words(words, words)
     with pytest.raises(StokerError) as caught:
-        quantizing.compare_words({**words, key: None}, words)
+        quantized.compare_words({**words, key: None}, words)
     assert caught.value.code == "STK635"
     assert key in caught.value.what
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from stoker.launch import endpoint, group, tools
-from stoker.launch.endpoint import Endpoint
+from stoker.artifacts import endpoint
+from stoker.artifacts.endpoint import Endpoint
+from stoker.launch import tools
+from stoker.supervise import group
 
 pytestmark = [
     pytest.mark.engine,

@@ -16,8 +16,8 @@ import metadata_server
 import pytest
 import tiny_run
 
-from stoker.launch.supervisor import Settings, Supervisor
 from stoker.rundir import checkpoints, events, files
+from stoker.supervise.supervisor import Settings, Supervisor
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 

@@ -19,9 +19,9 @@ from stoker.engine import trace as program
 from stoker.engine.trace import trace
 from stoker.engine.tracing import building, patches, sharded
 from stoker.engine.tracing.ledger import Ledger
+from stoker.estimate import step as steps_of
+from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import ModelShape
-from stoker.plan import step as steps_of
-from stoker.plan.step import Adapter, Step
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 

@@ -47,7 +47,7 @@ import json, sys, time
 from datetime import datetime
 from pathlib import Path
 
-if "stoker.launch.supervisor" in sys.orig_argv:
+if "stoker.supervise.supervisor" in sys.orig_argv:
     run, real, jump = Path(sys.orig_argv[-1]), time.time, []
 
     def steps():

@@ -13,12 +13,12 @@ import tiny_run
 from slurm_cluster import Slurm
 
 from stoker.config import load
-from stoker.launch import package
-from stoker.launch.found import BoxFacts
-from stoker.launch.hosts import Host
-from stoker.launch.line import Here
-from stoker.launch.package import Package
-from stoker.launch.slurm import Queue
+from stoker.hosts.box_facts import BoxFacts
+from stoker.hosts.known import Host
+from stoker.hosts.shell import Here
+from stoker.places import package
+from stoker.places.package import Package
+from stoker.places.queue import Queue
 from stoker.rundir import checkpoints, events
 from stoker.rundir.layout import RunDir
 

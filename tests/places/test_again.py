@@ -9,10 +9,10 @@ from laptop import laptop
 
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import hosts
-from stoker.launch.line import Ssh
-from stoker.launch.package import Package
-from stoker.launch.ssh import Box
+from stoker.hosts import known
+from stoker.hosts.shell import Ssh
+from stoker.places.box import Box
+from stoker.places.package import Package
 from stoker.rundir import files
 
 pytestmark = [
@@ -29,7 +29,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[boxes.Box,
         mine.knows(box)
         for name in ("STOKER_HOME", "STOKER_SSH_CONFIG"):
             patch.setenv(name, mine.env[name])
-        line = Ssh(hosts.find("box"))
+        line = Ssh(known.find("box"))
         yield box, Box(line, line.host, load.load("scratch_tiny").run)
         line.close()
 

@@ -16,7 +16,7 @@ from launched import HEAVY
 from typer.testing import CliRunner
 
 from stoker.cli.main import app
-from stoker.launch import autodl, hosts
+from stoker.hosts import autodl, known
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -48,7 +48,7 @@ def test_a_run_is_sent_without_the_card_and_trains_with_it(
             (box.power_on if on else box.power_off)()
 
         api.host, api.port, api.moves, api.switched = box.address, box.port, 0, switched
-        hosts.save(hosts.find("autodl-1").model_copy(update={"instance": PRO}))
+        known.save(known.find("autodl-1").model_copy(update={"instance": PRO}))
         done = CliRunner().invoke(app, ["train", "tiny.yaml", "--on", "autodl-1", "--yes"])
         assert done.exit_code == 0, done.output
         assert modes == ["non_gpu", "off", "gpu"]

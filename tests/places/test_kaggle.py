@@ -16,8 +16,8 @@ from kaggle_stand_in import Kaggle
 
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import package
-from stoker.launch.kaggle import Kernel, Link, slug
+from stoker.places import package
+from stoker.places.kernels import Kernel, Link, slug
 from stoker.rundir import layout
 
 TOOLS = Path(os.environ.get("STOKER_TOOLS", Path.home() / ".stoker" / "tools"))

@@ -13,9 +13,9 @@ import pytest
 import store_servers
 
 from stoker.errors import StokerError
-from stoker.launch import hosts
-from stoker.launch.hosts import Host
-from stoker.launch.line import Here, Ssh
+from stoker.hosts import known
+from stoker.hosts.known import Host
+from stoker.hosts.shell import Here, Ssh
 
 pytestmark = pytest.mark.skipif(not store_servers.has_sshd(), reason="no sshd")
 
@@ -25,7 +25,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ssh]:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     with store_servers.sshd(tmp_path / "sshd") as server:
         host = Host(name="box", host="127.0.0.1", port=server.port, key=str(tmp_path / "sshd" / "user_key"))
-        hosts.save(host)
+        known.save(host)
         _pin(tmp_path / "sshd" / "host_key.pub")
         line = Ssh(host)
         yield line
@@ -33,7 +33,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ssh]:
 
 
 def _pin(public: Path) -> None:
-    hosts.pin("box", [" ".join(public.read_text().split()[:2])])
+    known.pin("box", [" ".join(public.read_text().split()[:2])])
 
 
 def test_a_script_runs_in_a_login_shell_and_banners_are_passed_over(line: Ssh) -> None:

@@ -18,9 +18,9 @@ import boxes
 import pytest
 
 import stoker
+from stoker.cluster import interfaces
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import interfaces
 from stoker.rundir import events, files, layout, nodes, prepared
 from stoker.rundir.nodes import Node
 
@@ -246,7 +246,7 @@ def named(met: Met, code: str, *words: str) -> None:
 def test_another_stoker_is_named(two: Two) -> None:
     copied = two.node.root / FOLDER / "extra/stoker"
     shutil.copytree(Path(stoker.__file__).parent, copied)
-    with (copied / "launch/meeting.py").open("a", encoding="utf-8") as file:
+    with (copied / "cluster/preflight.py").open("a", encoding="utf-8") as file:
         file.write("# another one\n")
     named(two.meet(), "STK785", "box has Stoker", "head has")
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import sky as command
+from stoker.cli import sky_command as command
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import local, sky, tools
+from stoker.launch import programs, tools
+from stoker.places import sky
 
 RUN = """
 model: {shape: llama, layers: 2, width: 64, heads: 2}
@@ -41,7 +42,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_RUNS", str(folder / "runs"))
         patch.setenv("AWS_ACCESS_KEY_ID", "an id")
-        patch.setattr(local, "check_engine", lambda: (_ for _ in ()).throw(StokerError("STK402")))
+        patch.setattr(programs, "check_engine", lambda: (_ for _ in ()).throw(StokerError("STK402")))
         for name, overrides in CASES.items():
             path = folder / f"{name}.yaml"
             path.write_text(RUN, encoding="utf-8")

@@ -17,9 +17,9 @@ import tiny_run
 from slurm_cluster import Slurm
 
 from stoker.errors import StokerError
-from stoker.launch import hosts
-from stoker.launch.hosts import Host
-from stoker.launch.line import Ssh
+from stoker.hosts import known
+from stoker.hosts.known import Host
+from stoker.hosts.shell import Ssh
 
 pytestmark = [
     pytest.mark.engine,
@@ -108,7 +108,7 @@ def login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Logi
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     with store_servers.sshd(tmp_path / "sshd") as server:
         host = Host(name="login", host="127.0.0.1", port=server.port, key=str(tmp_path / "sshd" / "user_key"))
-        hosts.pin(host.name, [" ".join((tmp_path / "sshd" / "host_key.pub").read_text().split()[:2])])
+        known.pin(host.name, [" ".join((tmp_path / "sshd" / "host_key.pub").read_text().split()[:2])])
         line = LoginNode(host)
         yield line
         line.close()

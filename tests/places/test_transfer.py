@@ -12,8 +12,8 @@ import boxes
 import pytest
 
 from stoker.errors import StokerError
-from stoker.launch import hosts, line
-from stoker.launch.line import Ssh
+from stoker.hosts import known, shell
+from stoker.hosts.shell import Ssh
 from stoker.rundir import files
 
 MIB = 1 << 20
@@ -32,9 +32,9 @@ def ssh(box: boxes.Box, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(short := Path(f"/tmp/stoker-test-{os.getpid()}")))
     short.mkdir()
-    known = hosts.Host(name="box", host=box.address, user="root", port=box.port, key=str(box.key))
-    hosts.pin("box", [(box.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()])
-    opened = Ssh(known)
+    host = known.Host(name="box", host=box.address, user="root", port=box.port, key=str(box.key))
+    known.pin("box", [(box.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()])
+    opened = Ssh(host)
     yield opened
     opened.close()
     shutil.rmtree(short)
@@ -93,7 +93,7 @@ def test_what_is_there_is_not_sent_again(box: boxes.Box, ssh: Ssh, shards: dict[
 def test_after_a_cut_only_the_rest_is_sent(
     how: str, box: boxes.Box, ssh: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "_ALIVE_SECONDS", 1)
+    monkeypatch.setattr(shell, "_ALIVE_SECONDS", 1)
     large = tmp_path / "tokens.bin"
     large.write_bytes(os.urandom(8 * MIB))
     sent, target = {"train/tokens.bin": large}, f"/root/autodl-tmp/{how}"

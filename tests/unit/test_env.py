@@ -43,7 +43,7 @@ def test_nothing_else_in_the_house_reads_the_environment() -> None:
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
-        if path.name not in ("env.py", "supervisor.py", "processes.py", "aboard.py")
+        if path.name not in ("env.py", "supervisor.py", "processes.py", "bundle_main.py")
         and path.parent.name != "foreign"
         and _reads_environment(path.read_text(encoding="utf-8"))
     }

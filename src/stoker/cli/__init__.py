@@ -1,1 +1,1 @@
-"""Words in, words out: the only room that prints. Changes when a command or its output changes."""
+"""Words in: every command and flag, and what each command does. Changes when a command does."""

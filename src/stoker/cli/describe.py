@@ -1,7 +1,7 @@
 """`stoker schema`: the run file's JSON Schema."""
 
-from stoker.cli import console
 from stoker.config.run import Run
+from stoker.terminal import console
 
 
 def schema() -> None:

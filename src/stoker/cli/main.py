@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stoker import __version__
-from stoker.cli import console
+from stoker.terminal import console
 
 app = typer.Typer(
     name="stoker",
@@ -78,7 +78,7 @@ def gpus(
     json: Json = False,
 ) -> None:
     """List the cards of the catalogue: specs and prices."""
-    from stoker.cli import gpus as body
+    from stoker.cli import gpus_command as body
 
     body.gpus(pattern, min_memory, sort, as_json=json)
 
@@ -109,7 +109,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     json: Json = False,
 ) -> None:
     """Say what will happen on every card, or on one: fits? how long? how much? and why."""
-    from stoker.cli import plan as body
+    from stoker.cli import plan_command as body
 
     asked = body.Asked(
         card=card,
@@ -134,7 +134,7 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Tokenise, mask and pack the data; say what was found in it."""
-    from stoker.cli import prepare as body
+    from stoker.cli import prepare_command as body
 
     body.prepare(run, set_ or [], show, as_json=json)
 
@@ -151,7 +151,7 @@ def train(
     yes: Annotated[bool, typer.Option("--yes", help="Start on a paid machine without a question.")] = False,
 ) -> None:
     """Train, or go on where training stopped."""
-    from stoker.cli import train as body
+    from stoker.cli import train_command as body
 
     body.train(run, _with_gpus(set_, gpus), on, detach=detach, yes=yes)
 
@@ -165,7 +165,7 @@ def bundle(
     json: Json = False,
 ) -> None:
     """Pack a run as one zip and a notebook of three cells, for Colab, Kaggle or any Jupyter."""
-    from stoker.cli import bundle as body
+    from stoker.cli import bundle_command as body
 
     body.bundle(run, _with_gpus(set_, gpus), folder, as_json=json)
 
@@ -177,7 +177,7 @@ def replan(
     nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Instead: the machines that train now.")] = None,
 ) -> None:
     """After a run ran out of memory or lost a machine: plan it anew, same batch and length. The supervisor does so."""
-    from stoker.cli import replan as body
+    from stoker.cli import replan_command as body
 
     body.replan(name, step, nodes)
 
@@ -185,7 +185,7 @@ def replan(
 @app.command(hidden=True)
 def join(run: RunName, set_: Overrides = None) -> None:
     """Take part in a run that another machine decides about. `stoker train` starts this on every further machine."""
-    from stoker.cli import join as body
+    from stoker.cli import join_command as body
 
     body.join(run, set_ or [])
 
@@ -196,7 +196,7 @@ def settle(
     warning: Annotated[str | None, typer.Option(metavar="BUDGET", help="Only tell that most of it is spent.")] = None,
 ) -> None:
     """After a run: verify its copy, then stop the meter, and tell the user. The supervisor does this itself."""
-    from stoker.cli import settle as body
+    from stoker.cli import settle_command as body
 
     body.settle(name, warning)
 
@@ -211,7 +211,7 @@ def chat(
     json: Json = False,
 ) -> None:
     """Talk with a trained model."""
-    from stoker.cli import chat as body
+    from stoker.cli import chat_command as body
 
     body.chat(name, prompt, body.Way(system, max_tokens, artifact), as_json=json)
 
@@ -219,7 +219,7 @@ def chat(
 @app.command()
 def merge(name: Existing, json: Json = False) -> None:
     """Put a trained adapter into its base model's weights, and check that it answers the same."""
-    from stoker.cli import merge as body
+    from stoker.cli import merge_command as body
 
     body.merge(name, as_json=json)
 
@@ -234,7 +234,7 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Make the trained model smaller, and measure what that costs."""
-    from stoker.cli import quantize as body
+    from stoker.cli import quantize_command as body
 
     body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
 
@@ -248,7 +248,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Make a folder that transformers and vLLM load as it is, with a model card."""
-    from stoker.cli import export as body
+    from stoker.cli import export_command as body
 
     body.export(name, folder, as_json=json)
 
@@ -268,7 +268,7 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure a trained model: loss on its eval split, tasks, samples."""
-    from stoker.cli import evaluate as body
+    from stoker.cli import evaluate_command as body
 
     body.evaluate(name, body.Asked(artifact, task or [], samples, harness), as_json=json)
 
@@ -283,7 +283,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Serve a trained model as an OpenAI endpoint, with a token."""
-    from stoker.cli import serve as body
+    from stoker.cli import serve_command as body
 
     body.serve(name, port, _with_gpus(set_, gpus), stop=stop, as_json=json)
 
@@ -301,7 +301,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure how fast a trained model is served: transformers, vLLM, vLLM batched."""
-    from stoker.cli import bench as body
+    from stoker.cli import bench_command as body
 
     body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
 
@@ -312,7 +312,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take every default.")] = False,
 ) -> None:
     """Ask five questions and write a commented run file."""
-    from stoker.cli import init as body
+    from stoker.cli import init_command as body
 
     body.init(path, defaults=yes)
 
@@ -320,7 +320,7 @@ def init(
 @app.command()
 def doctor(json: Json = False) -> None:
     """Say whether this machine is fit to train, and what to do where it is not."""
-    from stoker.cli import doctor as body
+    from stoker.cli import doctor_command as body
 
     body.doctor(as_json=json)
 
@@ -343,7 +343,7 @@ def runs(
 
         stored.runs(store, as_json=json)
         return
-    from stoker.cli import runs as body
+    from stoker.cli import runs_command as body
 
     body.runs(as_json=json)
 
@@ -351,7 +351,7 @@ def runs(
 @app.command()
 def push(name: Existing, json: Json = False) -> None:
     """Copy a run's newest checkpoint and records into its store now, and check them there."""
-    from stoker.cli import push as body
+    from stoker.cli import push_command as body
 
     body.push(name, as_json=json)
 
@@ -364,7 +364,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
     if from_ is None and (found := remote.elsewhere(name, on)):
         remote.pull(*found)
         return
-    from stoker.cli import pull as body
+    from stoker.cli import pull_command as body
 
     body.pull(name, from_, as_json=json)
 
@@ -372,7 +372,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
 @app.command()
 def verify(name: Existing, from_: From = None, json: Json = False) -> None:
     """Read back every checkpoint of a run, here and in its store, and see that the newest is there."""
-    from stoker.cli import verify as body
+    from stoker.cli import verify_command as body
 
     body.verify(name, from_, as_json=json)
 
@@ -386,7 +386,7 @@ def watch(
 ) -> None:
     """Follow a run: progress, loss, speed, time left, memory, load."""
     from stoker.cli import remote
-    from stoker.cli import watch as body
+    from stoker.cli import watch_command as body
 
     remote.forward(name, on, ["watch", name, *(["--once"] if once else []), *(["--json"] if json else [])])
 
@@ -401,7 +401,7 @@ def logs(
     on: On = None,
 ) -> None:
     """Print the log of the newest attempt."""
-    from stoker.cli import logs as body
+    from stoker.cli import logs_command as body
     from stoker.cli import remote
 
     count = [] if lines is None else ["--lines", str(lines)]
@@ -414,7 +414,7 @@ def logs(
 def stop(name: Existing, on: On = None) -> None:
     """Ask a run to commit a checkpoint and end."""
     from stoker.cli import remote
-    from stoker.cli import stop as body
+    from stoker.cli import stop_command as body
 
     remote.forward(name, on, ["stop", name])
 
@@ -441,7 +441,7 @@ def hosts_add(
     json: Json = False,
 ) -> None:
     """Pin a machine's key, let ours in, and look at what is there."""
-    from stoker.cli import hosts as body
+    from stoker.cli import hosts_command as body
 
     body.add(name, address, base, python, yes=yes, as_json=json)
 
@@ -449,7 +449,7 @@ def hosts_add(
 @hosts_app.command("list")
 def hosts_list(json: Json = False) -> None:
     """List the machines."""
-    from stoker.cli import hosts as body
+    from stoker.cli import hosts_command as body
 
     body.show(as_json=json)
 
@@ -457,7 +457,7 @@ def hosts_list(json: Json = False) -> None:
 @hosts_app.command("check")
 def hosts_check(name: HostName, json: Json = False) -> None:
     """Look at a machine again."""
-    from stoker.cli import hosts as body
+    from stoker.cli import hosts_command as body
 
     body.check(name, as_json=json)
 
@@ -465,7 +465,7 @@ def hosts_check(name: HostName, json: Json = False) -> None:
 @hosts_app.command("remove")
 def hosts_remove(name: HostName) -> None:
     """Forget a machine and its pinned key; nothing is done to it."""
-    from stoker.cli import hosts as body
+    from stoker.cli import hosts_command as body
 
     body.remove(name)
 
@@ -490,7 +490,7 @@ def hosts_on(
     ] = False,
 ) -> None:
     """Switch a machine on by its provider's API."""
-    from stoker.cli import hosts as body
+    from stoker.cli import hosts_command as body
 
     body.switch_on(name, card=not no_card)
 
@@ -498,7 +498,7 @@ def hosts_on(
 @hosts_app.command("off")
 def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="Without a question.")] = False) -> None:
     """Switch a machine off by the command that can be undone."""
-    from stoker.cli import hosts as body
+    from stoker.cli import hosts_command as body
 
     body.switch_off(name, yes=yes)
 

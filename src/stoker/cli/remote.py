@@ -5,27 +5,30 @@ import sys
 from collections.abc import Sequence
 
 from stoker import messages
-from stoker.cli import chain, console, sky
-from stoker.cli.plan import require_possible, show
-from stoker.cli.prepare import ensure_prepared
-from stoker.cli.progress import Progress
-from stoker.cli.runs import size
+from stoker.cli import sky_command
+from stoker.cli.plan_command import require_possible, show
+from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import EXIT_USER, StokerError
 from stoker.facts import platforms
-from stoker.launch import autodl, gather, hosts, local, package, place, probe
-from stoker.launch.kaggle import Kernel
-from stoker.launch.line import Ssh
-from stoker.launch.package import Package
-from stoker.launch.place import Place
+from stoker.hosts import autodl, known, probe
+from stoker.hosts.shell import Ssh
+from stoker.launch import plan_inputs, programs
+from stoker.places import package, place
+from stoker.places.kernels import Kernel
+from stoker.places.package import Package
+from stoker.places.place import Place
 from stoker.plan import clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
+from stoker.terminal import console, kaggle_chain
+from stoker.terminal.figures import size
+from stoker.terminal.progress import Progress
 
 
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
@@ -35,7 +38,7 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
             raise StokerError("STK772", place=f"--on {on}")
         there = place.find(run_file.run, on)
         if there.name == place.SKY:
-            sky.emit(run_file, name, overrides)
+            sky_command.emit(run_file, name, overrides)
             return
         run_dir = layout.create(run_file, overrides)
         with there.awake(console.talk):
@@ -47,7 +50,7 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
                 for host in there.left_on:
                     console.talk("remote.left_on", host=host)
         if isinstance(there, Kernel) and not detach:
-            sys.exit(chain.follow(there, run_dir.name))
+            sys.exit(kaggle_chain.follow(there, run_dir.name))
 
 
 def _sent(  # what the user gave
@@ -94,7 +97,7 @@ def _is_under_way(there: Place, run_dir: RunDir) -> bool:
 def _prepare(run_dir: RunDir, there: Place) -> None:
     """Tokenised before the meter runs, where this machine can."""
     try:
-        local.check_engine()
+        programs.check_engine()
     except StokerError:
         console.talk("remote.not_prepared", host=there.label)
         return
@@ -105,7 +108,7 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
     """Show the plan for that machine, what it costs and which clocks run; then ask."""
     if (facts := there.facts()) is not None:
         machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
-        plan = make_plan(gather.inputs(run_file, run_dir, machine, there.surroundings()))
+        plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine, there.surroundings()))
         show(plan)
         # A tier is refused there, if at all: what decides it comes with Stoker.
         require_possible(run_file.run, plan.model_copy(update={"resume": None}))
@@ -158,7 +161,7 @@ def forward(name: str, on: str | None, words: Sequence[str]) -> None:
     there, run = found
     words = [words[0], run, *words[2:]]
     if isinstance(there, Kernel) and words[0] == "watch":
-        sys.exit(chain.watch(there, run, words))
+        sys.exit(kaggle_chain.watch(there, run, words))
     sys.exit(there.follow(words))
 
 
@@ -183,7 +186,7 @@ def runs(on: str) -> None:
 
 def tunnel(name: str, port: int) -> None:
     """A port of a machine's loopback here, until Ctrl-C."""
-    line = Ssh(hosts.find(name))
+    line = Ssh(known.find(name))
     console.talk("remote.tunnel", host=name, port=port)
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(line.tunnel(port))

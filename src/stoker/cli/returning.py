@@ -6,8 +6,6 @@ run with checkpoints of its own goes on, and the copies follow later.
 
 from collections.abc import Callable
 
-from stoker.cli import console
-from stoker.cli.runs import size
 from stoker.cli.stored import ALOUD
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -17,6 +15,8 @@ from stoker.store import fetch, lease, opening
 from stoker.store.copies import Copy
 from stoker.store.lease import Lease, Renewing
 from stoker.store.shelf import Fault
+from stoker.terminal import console
+from stoker.terminal.figures import size
 
 
 def check(run_dir: RunDir, run: Run) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
-from stoker.cli import console
-from stoker.cli.runs import size
 from stoker.errors import StokerError
 from stoker.store import copies, opening
 from stoker.store.shelf import Fault, Patience, Patient
+from stoker.terminal import console
+from stoker.terminal.figures import size
 
 ALOUD = Patience(told=lambda fault: console.talk("store.again", reason=fault))
 """Somebody waits at a terminal, perhaps for minutes."""

@@ -4,7 +4,7 @@ import os
 import shutil
 
 from stoker import env
-from stoker.doctor import load, tested
+from stoker.doctor import activity, tested
 from stoker.doctor.finding import Finding, fail, ok, warn
 from stoker.doctor.tested import Table, release, version_key
 from stoker.doctor.torch_build import TorchBuild
@@ -20,7 +20,7 @@ def findings(machine: Machine, build: TorchBuild | None) -> list[Finding]:
     """All of them, in the order people read."""
     found = [python(machine.python), cpu(machine, os.cpu_count() or 1), memory(machine), *gpus(machine)]
     if machine.kind == "cuda":
-        found += busy(load.gpus())
+        found += busy(activity.gpus())
     if build:
         found.append(torch_build(machine, build))
     return [*found, bf16(machine)]
@@ -88,7 +88,7 @@ def _gpu(device: Device) -> Finding:
     return ok(name, "doctor.gpu", **fields)
 
 
-def busy(loads: list[load.GpuLoad]) -> list[Finding]:
+def busy(loads: list[activity.GpuLoad]) -> list[Finding]:
     """Cards on which another program holds memory."""
     return [
         warn(

@@ -15,7 +15,7 @@ from stoker.config.run import Run, Shape
 from stoker.engine import reading
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import inputs, weights
+from stoker.rundir import inputs, safetensors_headers
 
 NEVER = (
     *("trust_remote_code", "allow_all_kernels", "code_revision", "weights_only"),
@@ -78,7 +78,7 @@ def base_digest(run: Run, folder: Path) -> str:
     if not path.is_dir():
         revision = run.native.model.get("revision", "main")
         return str(AutoConfig.from_pretrained(run.model, revision=revision)._commit_hash)
-    return weights.content_digest(path)
+    return safetensors_headers.content_digest(path)
 
 
 def _from_shape(plan: Plan) -> Any:
@@ -103,8 +103,8 @@ def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> An
 
 
 def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
-    if (index := Path(path) / weights.INDEX_NAME).is_file():
-        weights.listed(index)  # transformers would follow names that lead out
+    if (index := Path(path) / safetensors_headers.INDEX_NAME).is_file():
+        safetensors_headers.listed(index)  # transformers would follow names that lead out
     return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
 
 

@@ -2,7 +2,7 @@
 
     python -m stoker.engine.parity RUN_DIR                    writes artifacts/reference.json, unless it is current
     python -m stoker.engine.parity RUN_DIR NAME FOLDER OUT    and to OUT what an artifact's folder shows
-The verdict is `stoker.plan.parity`'s.
+The verdict is `stoker.plan.parity_verdict`'s.
 """
 
 import gc
@@ -24,9 +24,9 @@ from stoker.engine.dataset import PreparedSplit, token_ids
 from stoker.engine.foreign import observe
 from stoker.errors import StokerError
 from stoker.facts import prompts as shipped
-from stoker.plan import parity
-from stoker.plan.parity import Prompt, Reference
-from stoker.rundir import artifacts, files, prepared, weights
+from stoker.plan import parity_verdict
+from stoker.plan.parity_verdict import Prompt, Reference
+from stoker.rundir import artifacts, files, prepared, safetensors_headers
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
@@ -51,8 +51,8 @@ def main(path: Path) -> int:
 def look(run_dir: RunDir, name: str, folder: Path, reference: Reference) -> dict[str, Any]:
     """What is seen of an artifact that transformers loads: its files, its tensors, its words and its answers."""
     try:
-        weights.read(folder)
-        held = _compare_tensors(run_dir, folder, reference) if parity.KINDS[name].exact else None
+        safetensors_headers.read(folder)
+        held = _compare_tensors(run_dir, folder, reference) if parity_verdict.KINDS[name].exact else None
         return {**observe.observe(folder, reference.model_dump()), "weights": held}
     except StokerError as error:
         problem = error
@@ -87,7 +87,7 @@ def _make(run_dir: RunDir) -> Reference:
     plain = generate.is_plain(run_dir, tokenizer)
     stops = generate.stop_ids(model, tokenizer)
     words = _prompts(run_dir, tokenizer, _room(model), plain=plain)
-    corpus = _corpus(run_dir, words, _room(model) + parity.ANSWER_TOKENS)
+    corpus = _corpus(run_dir, words, _room(model) + parity_verdict.ANSWER_TOKENS)
     with models.evaluating(model), closing(EventLog(run_dir.events_file)) as log:
         answered = []
         for done, prompt in enumerate(words):
@@ -120,7 +120,7 @@ def _key(run_dir: RunDir) -> str:
     folder = generate.trained_folder(run_dir)
     report = prepared.read_report(run_dir.data)
     parts = {
-        "format": parity.FORMAT,
+        "format": parity_verdict.FORMAT,
         "trained": {path.name: files.content_digest(path) for path in sorted(folder.iterdir()) if path.is_file()},
         "base": models.base_digest(run_dir.run(), run_dir.folder()),
         "data": report.digest if report else "",
@@ -133,8 +133,8 @@ def _key(run_dir: RunDir) -> str:
 
 def _room(model: Any) -> int:
     """How many tokens a prompt may have here."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or parity.PROMPT_TOKENS
-    return max(1, min(parity.PROMPT_TOKENS, positions - parity.ANSWER_TOKENS))
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or parity_verdict.PROMPT_TOKENS
+    return max(1, min(parity_verdict.PROMPT_TOKENS, positions - parity_verdict.ANSWER_TOKENS))
 
 
 def _answer(model: Any, words: Words, stops: list[int]) -> tuple[Prompt, float, float]:
@@ -145,7 +145,9 @@ def _answer(model: Any, words: Words, stops: list[int]) -> tuple[Prompt, float, 
     lines = logits.log_softmax(-1)
     # The answer's own token is always among them, also where the two ways to compute part at a tie.
     chosen = torch.tensor(answer, device=lines.device)[:, None]
-    top = torch.cat([chosen, lines.scatter(1, chosen, -torch.inf).topk(min(parity.TOP, lines.shape[1]) - 1).indices], 1)
+    top = torch.cat(
+        [chosen, lines.scatter(1, chosen, -torch.inf).topk(min(parity_verdict.TOP, lines.shape[1]) - 1).indices], 1
+    )
     logprobs = lines.gather(1, top)
     distance = (logprobs - stepwise.log_softmax(-1).gather(1, top)).abs().max().item()
     prompt = Prompt(
@@ -166,7 +168,7 @@ def _decode(model: Any, prompt: list[int], stops: list[int]) -> tuple[list[int],
     step, cache = torch.tensor([prompt], device=model.device), None
     answer: list[int] = []
     lines = []
-    while len(answer) < parity.ANSWER_TOKENS and not (answer and answer[-1] in stops):
+    while len(answer) < parity_verdict.ANSWER_TOKENS and not (answer and answer[-1] in stops):
         out = model(input_ids=step, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         lines.append(out.logits[0, -1].float())
@@ -182,10 +184,10 @@ def _prompts(run_dir: RunDir, tokenizer: Any, room: int, *, plain: bool) -> list
     """From the run's own data and from those that ship, each once; random tokens where these are too few."""
     found: dict[tuple[int, ...], Words] = {}
     for words in _candidates(run_dir, tokenizer, plain=plain):
-        if 0 < len(words[3]) <= room and len(found) < parity.PROMPTS:
+        if 0 < len(words[3]) <= room and len(found) < parity_verdict.PROMPTS:
             found.setdefault(tuple(words[3]), words)
     draw = random.Random(_SEED)  # noqa: S311  # prompts, not secrets
-    while len(found) < parity.LEAST_PROMPTS:
+    while len(found) < parity_verdict.LEAST_PROMPTS:
         ids = [draw.randrange(len(tokenizer)) for _ in range(min(8, room))]
         found.setdefault(tuple(ids), ("random", None, tokenizer.decode(ids), ids))
     return list(found.values())
@@ -216,15 +218,15 @@ def _opening(segment: np.ndarray) -> list[int]:
     """What stands before the trained tokens; of running text, its first quarter."""
     trained = np.flatnonzero(segment >= 0)
     end = int(trained[0]) if len(trained) and trained[0] > 1 else max(1, len(segment) // 4)
-    return token_ids(segment[: min(end, parity.PROMPT_TOKENS)]).tolist()
+    return token_ids(segment[: min(end, parity_verdict.PROMPT_TOKENS)]).tolist()
 
 
 def _corpus(run_dir: RunDir, words: list[Words], room: int) -> list[list[int]]:
     """Sequences for the perplexity: of the run's data, else the prompts themselves."""
     corpus: list[list[int]] = []
-    for segment in _segments(run_dir, parity.CORPUS_TOKENS):
+    for segment in _segments(run_dir, parity_verdict.CORPUS_TOKENS):
         sequence = segment[:room].tolist()
-        if sum(len(one) for one in corpus) + len(sequence) > parity.CORPUS_TOKENS and corpus:
+        if sum(len(one) for one in corpus) + len(sequence) > parity_verdict.CORPUS_TOKENS and corpus:
             break
         if any(token >= 0 for token in sequence[1:]):
             corpus.append(sequence)

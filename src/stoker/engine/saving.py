@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.plan import saving
+from stoker.plan import save_interval
 from stoker.rundir import checkpoints, filesystem
 from stoker.rundir.events import EventLog
 
@@ -102,7 +102,7 @@ class Saver:
         """Of `save.every: auto`."""
         if self.cost_seconds is None:
             return _UNMEASURED_SECONDS
-        return saving.interval_seconds(self.cost_seconds, self.between_failures_seconds, self._write_seconds)
+        return save_interval.interval_seconds(self.cost_seconds, self.between_failures_seconds, self._write_seconds)
 
     # ---- saving
 

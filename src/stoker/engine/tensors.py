@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from stoker.rundir import weights
-from stoker.rundir.weights import Entry
+from stoker.rundir import safetensors_headers
+from stoker.rundir.safetensors_headers import Entry
 
 _FP32 = torch.finfo(torch.float32).eps
 _SUM_ROUNDINGS = 64
@@ -57,7 +57,7 @@ class Difference:
 
 def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
     """Compare the tensors in a folder with those of the trained model; what `Observation.weights` holds."""
-    entries, wanted = weights.read(folder), expected(model, dtype)
+    entries, wanted = safetensors_headers.read(folder), expected(model, dtype)
     names = [name for name in entries if name in wanted]
     figures: dict[str, Any] = {"compared": len(names), "of": len(entries), "worst": None, "excess": 0.0}
     if not names:
@@ -92,7 +92,7 @@ def expected(model: Any, dtype: str) -> dict[str, Expected]:
             found[f"{plain}.{field}"] = Expected(_stored(parameter, dtype), _whole(parameter), delta)
         elif ".modules_to_save." in name:
             outer, _, rest = name.partition(".modules_to_save.")
-            found[f"{outer}.{rest.partition('.')[2]}"] = Expected(weights.DTYPES[dtype], _whole(parameter))
+            found[f"{outer}.{rest.partition('.')[2]}"] = Expected(safetensors_headers.DTYPES[dtype], _whole(parameter))
         elif not any(word in name for word in (".base_layer.", ".original_module.", ".lora_", ".token_adapter.")):
             found[name] = Expected(_stored(parameter, dtype), _whole(parameter))
     return found
@@ -101,7 +101,7 @@ def expected(model: Any, dtype: str) -> dict[str, Expected]:
 def _stored(parameter: Any, dtype: str) -> str:
     """The type a tensor is stored in: 4-bit ones, unpacked, in the model's."""
     own = str(parameter.dtype).removeprefix("torch.")
-    return weights.DTYPES.get(own, weights.DTYPES[dtype])
+    return safetensors_headers.DTYPES.get(own, safetensors_headers.DTYPES[dtype])
 
 
 def _is_transposed(module: Any) -> bool:

@@ -15,9 +15,9 @@ from stoker.engine.tracing import building, kernels, patches, rules, sharded
 from stoker.engine.tracing.ledger import PARTS, Ledger
 from stoker.engine.tracing.loop import Kernels, Loop
 from stoker.errors import EXIT_DONE
-from stoker.plan import step as steps_of
-from stoker.plan.allocator import Allocator, Entry
-from stoker.plan.step import Step
+from stoker.estimate import step as steps_of
+from stoker.estimate.allocator import Allocator, Entry
+from stoker.estimate.step import Step
 from stoker.rundir import files
 
 

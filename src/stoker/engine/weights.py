@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stoker.rundir import files
-from stoker.rundir import weights as headers
+from stoker.rundir import safetensors_headers as headers
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

@@ -1,1 +1,1 @@
-"""Where it runs: local processes now; other places are added here."""
+"""Starts programs of ours on this machine, and collects what a plan follows from. Changes when a program is added."""

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 from stoker import env
-from stoker.launch import group
 from stoker.rundir.layout import RunDir
+from stoker.supervise import group
 
 
 def start(run_dir: RunDir) -> None:

@@ -15,15 +15,16 @@ from stoker import env
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import platforms
-from stoker.launch import group, local
+from stoker.launch import programs
 from stoker.plan import ending
 from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
+from stoker.supervise import group
 
 _SUPERVISOR_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 _LAUNCH_TRIES = 5
-_PROGRAMS = {"stoker.engine.train", "stoker.launch.supervisor"}
+_PROGRAMS = {"stoker.engine.train", "stoker.supervise.supervisor"}
 _ENDED = {"done", "stopped", "failed"}
 _SILENT_SECONDS = 60.0
 """A supervisor beats every few seconds; clocks of two machines may differ by some."""
@@ -31,11 +32,11 @@ _SILENT_SECONDS = 60.0
 
 def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
     """Start the supervisor, which starts the trainer, in a session of its own: a closed terminal changes nothing."""
-    local.check_engine()
+    programs.check_engine()
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     with (run_dir.logs / "supervisor.log").open("ab") as output:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, "-X", "utf8", "-m", "stoker.launch.supervisor", str(run_dir.path.resolve())],
+            [sys.executable, "-X", "utf8", "-m", "stoker.supervise.supervisor", str(run_dir.path.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

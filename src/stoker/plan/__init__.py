@@ -1,1 +1,1 @@
-"""What will happen: pure arithmetic from Run, machine and data facts to a Plan. No I/O, no torch."""
+"""What will happen: pure decisions from Run, machine and data facts to a Plan. No I/O, no torch."""

@@ -6,8 +6,9 @@ from typing import Any, Generic, TypeVar
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts.machine import Device, Machine
-from stoker.plan import saving, strategy
+from stoker.plan import strategy
 from stoker.plan.plan import Reason
+from stoker.plan.save_interval import OVERHEAD_CAP
 
 T = TypeVar("T")
 
@@ -152,7 +153,7 @@ def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choi
     """When to commit a checkpoint; `auto` stays, because what a save costs is measured where it is written."""
     if run.save.every != "auto":
         return _because(run.save.every, "intervals.save", "why.asked", word="save.every")
-    hours, share = f"{between_failures_seconds / 3600:.0f}", f"{saving.OVERHEAD_CAP * 100:g}"
+    hours, share = f"{between_failures_seconds / 3600:.0f}", f"{OVERHEAD_CAP * 100:g}"
     return _because("auto", "intervals.save", "why.save.auto", place=place, hours=hours, share=share)
 
 

@@ -8,27 +8,14 @@ from typing import Any
 from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
+from stoker.estimate import memory, ranges
 from stoker.facts import failures
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import (
-    budget,
-    checks,
-    choices,
-    clocks,
-    ending,
-    memory,
-    money,
-    moves,
-    native,
-    ranges,
-    search,
-    spot,
-    strategy,
-)
+from stoker.plan import budget, checks, choices, clocks, ending, engine_options, money, moves, search, spot, strategy
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.moves import Earlier
@@ -198,7 +185,7 @@ def make_plan(inputs: Inputs) -> Plan:
     micro, devices = way.micro, asked.devices
     batch = Batch(effective=run.train.batch, micro=micro, accumulation=asked.share // micro, devices=devices)
     disk = found.disk
-    decisions = native.Decisions(
+    decisions = engine_options.Decisions(
         device=machine.kind,
         batch=batch,
         steps=steps,
@@ -269,7 +256,7 @@ def make_plan(inputs: Inputs) -> Plan:
         ],
         argv=_program(way.strategy, devices // machine.nodes),
         env={**_environment(run, machine, way.strategy), **inputs.network.environment},
-        native=native.options(run, decisions),
+        native=engine_options.options(run, decisions),
     )
     resume = moves.resume(inputs.earlier, made, machine, elsewhere=inputs.elsewhere)
     return made.model_copy(update={"resume": resume, "reasons": [*made.reasons, *moves.reasons(resume, made)]})
@@ -368,7 +355,9 @@ def _steps(run: Run, data: DataFacts) -> Steps:
     order = Order(data.digest, run.train.seed, data.sequences, run.train.batch)
     total = run.train.steps or run.train.epochs * order.steps_per_epoch
     epochs = -(-total // order.steps_per_epoch)
-    return Steps(total=total, per_epoch=order.steps_per_epoch, epochs=epochs, warmup=native.warmup_steps(run, total))
+    return Steps(
+        total=total, per_epoch=order.steps_per_epoch, epochs=epochs, warmup=engine_options.warmup_steps(run, total)
+    )
 
 
 def _with_vocab(inputs: Inputs) -> ResolvedShape:

@@ -12,15 +12,16 @@ from typing import Literal
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.estimate import layers, memory, ranges, speed
+from stoker.estimate.memory import Estimate
+from stoker.estimate.speed import Hardware, Pace
+from stoker.estimate.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import choices, layers, memory, moves, ranges, speed, strategy
-from stoker.plan.memory import Estimate
+from stoker.plan import choices, moves, strategy
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
-from stoker.plan.speed import Hardware, Pace
-from stoker.plan.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
 
 Verdict = Literal["yes", "tight", "no"]
 

@@ -5,7 +5,7 @@ import math
 from stoker.config.run import Run
 from stoker.facts import failures, prices
 from stoker.facts.machine import Machine
-from stoker.plan import saving
+from stoker.plan import save_interval
 from stoker.plan.plan import Cost, Reason, Spot
 
 PLACE = "sky"
@@ -46,7 +46,7 @@ def expected_seconds(seconds: float, between: float, restart: float, save: float
         save: What one save takes.
     """
     save = max(save, _LEAST_SAVE_SECONDS)
-    every = min(saving.interval_seconds(save, between), seconds)
+    every = min(save_interval.interval_seconds(save, between), seconds)
     return between * math.exp(restart / between) * math.expm1((every + save) / between) * seconds / every
 
 

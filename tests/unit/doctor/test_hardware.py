@@ -3,7 +3,7 @@
 import pytest
 
 from stoker.doctor import hardware, torch_build
-from stoker.doctor.load import GpuLoad
+from stoker.doctor.activity import GpuLoad
 from stoker.doctor.tested import table
 from stoker.doctor.torch_build import TorchBuild
 from stoker.facts import cards

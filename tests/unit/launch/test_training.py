@@ -65,7 +65,7 @@ def test_a_trainer_without_a_supervisor_is_an_orphan(tmp_path: Path) -> None:
 def test_one_with_a_supervisor_is_none(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     with (
-        process(run_dir, "stoker.launch.supervisor", run_dir.supervisor_file),
+        process(run_dir, "stoker.supervise.supervisor", run_dir.supervisor_file),
         process(run_dir, "stoker.engine.train", run_dir.process_file) as pid,
     ):
         assert training.running_pid(run_dir) == pid
@@ -77,7 +77,7 @@ def test_one_with_a_supervisor_is_none(tmp_path: Path) -> None:
 def test_a_supervisor_that_waits_counts_as_running(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.process_file.write_text(json.dumps({"pid": 2**22 + 1}), encoding="utf-8")  # the trainer that died
-    with process(run_dir, "stoker.launch.supervisor", run_dir.supervisor_file) as pid:
+    with process(run_dir, "stoker.supervise.supervisor", run_dir.supervisor_file) as pid:
         assert training.running_pid(run_dir) == pid
         assert training.orphan(run_dir) is None
 

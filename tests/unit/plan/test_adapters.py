@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from stoker.estimate import memory
+from stoker.estimate.step import Adapter
 from stoker.facts import shapes
 from stoker.facts.shapes import ModelShape
-from stoker.plan import memory
-from stoker.plan.step import Adapter
 
 SIZES = {
     "hidden_size": 64,

@@ -11,11 +11,12 @@ import plan_case
 import pytest
 from plan_case import machine, plan
 
+from stoker.estimate import memory
+from stoker.estimate.step import Adapter, Step
 from stoker.facts import cards
 from stoker.facts.shapes import shipped
-from stoker.plan import memory, search
+from stoker.plan import search
 from stoker.plan.plan import Plan
-from stoker.plan.step import Adapter, Step
 
 GIB = 2**30
 LLAMA_2 = "meta-llama/Llama-2-7b-hf"

@@ -12,7 +12,7 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts import cards, shapes
 from stoker.facts.machine import Device
-from stoker.launch import gather
+from stoker.launch import plan_inputs
 from stoker.messages import CATALOGUES
 from stoker.plan import choices, make
 from stoker.plan.make import make_plan
@@ -372,7 +372,7 @@ def test_the_eval_loss_is_measured_only_where_there_is_eval_data() -> None:
 
 
 def recipe(name: str) -> Plan:
-    return make_plan(gather.inputs(load.load(name), None, machine("RTX4090")))
+    return make_plan(plan_inputs.inputs(load.load(name), None, machine("RTX4090")))
 
 
 HERE = [name for name in load.recipe_names() if not str(load.load(name).run.model).startswith("runs/")]

@@ -6,12 +6,13 @@ import pytest
 from plan_case import SEVEN, inputs, machine, plan, reason
 
 from stoker.errors import StokerError
+from stoker.estimate import communication, operations, ranges, speed
+from stoker.estimate.communication import Links
+from stoker.estimate.step import Step
 from stoker.facts import cards
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
-from stoker.plan import communication, compare, make, money, operations, ranges, search, speed
-from stoker.plan.communication import Links
-from stoker.plan.step import Step
+from stoker.plan import compare, make, money, search
 
 FULL = "tune: {method: full}\ntrain: {batch: 512}"
 LORA = "tune: {method: lora}\ntrain: {batch: 512}"

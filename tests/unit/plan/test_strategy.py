@@ -8,7 +8,7 @@ from plan_case import SEVEN, machine, plan, processor, reason
 
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import gather
+from stoker.launch import plan_inputs
 
 QLORA = "tune: {method: qlora}"
 
@@ -165,9 +165,9 @@ def test_a_ds_config_file_is_read_beside_the_run_file(tmp_path: Path) -> None:
     )
     (tmp_path / "run.yaml").write_text(run)
     run_file = load.load(str(tmp_path / "run.yaml"))
-    made = gather.inputs(run_file, None, machine("A100-40G", 2))
+    made = plan_inputs.inputs(run_file, None, machine("A100-40G", 2))
     assert made.run.native.deepspeed == {"zero_optimization": {"stage": 2}}
     (tmp_path / "ds_config.json").write_text("{")
     with pytest.raises(StokerError) as caught:
-        gather.inputs(run_file, None, machine("A100-40G", 2))
+        plan_inputs.inputs(run_file, None, machine("A100-40G", 2))
     assert caught.value.code == "STK219"

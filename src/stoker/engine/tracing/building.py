@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from stoker import messages
+from stoker.estimate.memory import Linear, linear_layers
+from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import ModelShape
-from stoker.plan.memory import Linear, linear_layers
-from stoker.plan.step import Adapter, Step
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DROPOUT = 0.05

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.engine.exact import local
-from stoker.plan.allocator import Entry
+from stoker.estimate.allocator import Entry
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "logits", "temporaries"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from stoker.engine import exact
 from stoker.engine.tracing import building, kernels, losses, recompute, rules, sharded
 from stoker.engine.tracing.ledger import Ledger
-from stoker.plan.step import Step
+from stoker.estimate.step import Step
 
 Kernels = Literal["cuda", "cpu"]
 """Whose kernels run."""

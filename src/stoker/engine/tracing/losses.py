@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from stoker.plan.step import Step
+from stoker.estimate.step import Step
 
 _CHUNKS = 8
 """As torchtune's `CEWithChunkedOutputLoss`."""

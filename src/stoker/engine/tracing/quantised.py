@@ -11,7 +11,7 @@ import bitsandbytes
 import torch
 
 from stoker.engine.tracing.building import DTYPES
-from stoker.plan.step import Step
+from stoker.estimate.step import Step
 
 _BLOCK = 64
 _NESTED_BLOCK = 256

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from stoker.plan.step import Step
+from stoker.estimate.step import Step
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 _KEPT = _PRODUCTS | {

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from stoker.engine.tracing.ledger import Ledger, Part
-from stoker.plan.allocator import Entry
-from stoker.plan.step import BYTES, Step
+from stoker.estimate.allocator import Entry
+from stoker.estimate.step import BYTES, Step
 
 _FIRST_BUCKET = 1 << 20
 _BUCKET = 25 << 20

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.engine.exact import CanonicalReduceScatter
 from stoker.engine.tracing.building import DTYPES
-from stoker.plan.step import Step
+from stoker.estimate.step import Step
 
 
 @contextmanager

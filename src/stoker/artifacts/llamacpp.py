@@ -1,0 +1,126 @@
+"""llama.cpp's server for one GGUF file while something is asked of it, and what may be asked beyond OpenAI's words.
+
+It runs in the `llamacpp` environment, on 127.0.0.1 behind a token drawn for it, and ends with the `with` block.
+"""
+
+import math
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stoker import env
+from stoker.artifacts import endpoint as served
+from stoker.artifacts.endpoint import Endpoint
+from stoker.errors import StokerError
+from stoker.facts import machine
+from stoker.launch import tools
+from stoker.rundir.layout import RunDir
+
+CONTEXT_TOKENS = 2048
+_START_SECONDS = 600.0
+_LOOK_SECONDS = 0.05
+_TOP = 16
+_FORCE = 1e9
+"""A bias no logit comes near."""
+
+
+@dataclass(frozen=True)
+class LlamaCpp(Endpoint):
+    """An endpoint of llama.cpp's own server. It has one slot: ask one thing at a time."""
+
+
+@contextmanager
+def serving(run_dir: RunDir, model: Path, context: int = CONTEXT_TOKENS) -> Iterator[LlamaCpp]:
+    """Serve a GGUF file of a run; its words go to `logs/llamacpp.log`."""
+    python = tools.require(tools.LLAMACPP)
+    token = secrets.token_urlsafe(32)
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    log = run_dir.logs / "llamacpp.log"
+    script = resources.files("stoker.engine.foreign").joinpath("stoker_llamacpp.py")
+    with resources.as_file(script) as path, tempfile.TemporaryDirectory() as temporary, log.open("ab") as words:
+        address = Path(temporary) / "address"
+        stated = env.read(env.OMP_NUM_THREADS)
+        threads = stated if stated.isdigit() else str(machine.cpu_count())
+        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
+            [str(python), "-I", "-X", "utf8", str(path), str(model), run_dir.name, str(context), threads, str(address)],
+            stdin=subprocess.PIPE,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            env=env.child_environment({env.API_TOKEN.name: token}),
+        )
+        try:
+            yield LlamaCpp(f"{_address(process, address, log)}/v1", token, run_dir.name)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def _address(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
+    """Where the server answers, once it has the model in memory."""
+    end = time.monotonic() + _START_SECONDS
+    while not file.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            raise StokerError("STK634", log=log)
+        time.sleep(_LOOK_SECONDS)
+    return file.read_text(encoding="utf-8")
+
+
+# ---- asked by tokens
+
+
+def complete(endpoint: LlamaCpp, ids: list[int], wanted: int) -> tuple[list[int], list[dict[int, float]], bool]:
+    """The greedy answer behind `ids`: tokens, log-probabilities by token at each, and whether it ended by itself."""
+    answer = _root(endpoint, "completion", {**_greedy(ids), "n_predict": wanted, "n_probs": _TOP})
+    lines = [
+        {one["id"]: one["logprob"] for one in (*place["top_logprobs"], place)}
+        for place in answer["completion_probabilities"]
+    ]
+    return answer["tokens"], lines, answer["stop_type"] == "eos"
+
+
+def tokenize(endpoint: LlamaCpp, text: str) -> list[int]:
+    """The text's tokens by llama.cpp, special ones recognised, none added."""
+    tokens: list[int] = _root(endpoint, "tokenize", {"content": text, "parse_special": True})["tokens"]
+    return tokens
+
+
+def prompt_ids(endpoint: LlamaCpp, messages: list[dict[str, str]] | None, text: str) -> tuple[str, list[int]]:
+    """What llama.cpp makes of a conversation, through the template in the file, or of a plain text."""
+    if messages is not None:
+        text = _root(endpoint, "apply-template", {"messages": messages})["prompt"]
+        return text, tokenize(endpoint, text)
+    body = {"content": text, "parse_special": True, "add_special": True}
+    return text, _root(endpoint, "tokenize", body)["tokens"]
+
+
+def loss(endpoint: LlamaCpp, sequence: list[int]) -> tuple[float, int]:
+    """Summed loss over the tokens of a sequence that count (others are stored as ~id), and how many these are.
+
+    The server gives no log-probabilities of a prompt, but always that of the token it picks, as the model has it: so
+    each token is forced by a bias that does not enter the figure.
+    """
+    ids = [~token if token < 0 else token for token in sequence]
+    counted = [at for at, token in enumerate(sequence) if token >= 0 and at > 0]
+    lines = []
+    for at in counted:
+        body = {**_greedy(ids[:at]), "n_predict": 1, "n_probs": 1, "logit_bias": [[ids[at], _FORCE]]}
+        (place,) = _root(endpoint, "completion", body)["completion_probabilities"]
+        assert place["id"] == ids[at]
+        lines.append(place["logprob"])
+    return -math.fsum(lines), len(counted)
+
+
+def _greedy(ids: list[int]) -> dict[str, Any]:
+    return {"prompt": ids, "temperature": 0, "return_tokens": True, "cache_prompt": True}
+
+
+def _root(endpoint: LlamaCpp, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's own words stand beside `/v1`, not under it."""
+    return served.ask(replace(endpoint, url=endpoint.url.removesuffix("/v1")), path, body)

@@ -1,0 +1,130 @@
+"""Bounded load on an endpoint, from a process of its own: `python -m stoker.artifacts.load_generator`.
+
+The work comes as JSON on stdin: so many clients, each asking again when its answer is complete, until all requests are
+done. Only standard HTTP; knows nothing of the server behind it. The token comes by stdin, so it stands in no command
+line.
+"""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stoker.artifacts import endpoint
+from stoker.artifacts.endpoint import Endpoint
+from stoker.errors import StokerError
+
+SHARES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked, and by how many at once."""
+
+    url: str
+    token: str
+    model: str
+    clients: int
+    requests: int
+    prompts: list[str]
+    max_tokens: int
+    in_turn: bool
+    """One request under way at a time: the others wait before they are sent."""
+    extra: dict[str, Any]
+    """Further fields of a request that this server understands."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """When one request was wanted, its first piece came and its last, in seconds; and its tokens."""
+
+    wanted: float
+    first: float
+    end: float
+    tokens: int
+
+
+def run(work: Work) -> dict[str, Any]:
+    """Put the load on from a second process; the figures."""
+    done = subprocess.run(  # our own program, no shell
+        [sys.executable, "-m", "stoker.artifacts.load_generator"],
+        input=json.dumps(asdict(work)),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if done.returncode:
+        raise StokerError("STK602", url=work.url, reason=(done.stderr.strip().splitlines() or ["-"])[-1])
+    return figures([Answer(*one) for one in json.loads(done.stdout)])
+
+
+def figures(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Throughput over the whole load, and how long single requests took."""
+    seconds = max(one.end for one in answers) - min(one.wanted for one in answers)
+    tokens = sum(one.tokens for one in answers)
+    first = [(one.first - one.wanted) * 1000 for one in answers]
+    whole = [(one.end - one.wanted) * 1000 for one in answers]
+    return {
+        "requests": len(answers),
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / seconds, 2),
+        "first_token_ms": {f"p{share}": round(percentile(first, share), 1) for share in SHARES},
+        "latency_ms": {f"p{share}": round(percentile(whole, share), 1) for share in SHARES},
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` percent lie, between neighbours in proportion."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    below, above = math.floor(place), math.ceil(place)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def put_on(work: Work) -> list[Answer]:
+    """All requests, by so many clients."""
+    at = Endpoint(work.url, work.token, work.model)
+    prompts = itertools.islice(itertools.cycle(work.prompts), work.requests)
+    # One sender is a queue: who came first is asked for first.
+    with ThreadPoolExecutor(work.clients) as clients, ThreadPoolExecutor(1) as sender:
+
+        def client(prompt: str) -> Answer:
+            wanted = time.perf_counter()
+            return (
+                sender.submit(_ask, at, work, prompt, wanted).result()
+                if work.in_turn
+                else _ask(at, work, prompt, wanted)
+            )
+
+        return list(clients.map(client, prompts))
+
+
+def _ask(at: Endpoint, work: Work, prompt: str, wanted: float) -> Answer:
+    body = {"prompt": prompt, "max_tokens": work.max_tokens, "temperature": 0, **work.extra}
+    first, pieces, counted = 0.0, 0, 0
+    for piece in endpoint.stream(at, "completions", body):
+        if piece["choices"]:
+            first = first or time.perf_counter()
+            pieces += 1
+        counted = (piece.get("usage") or {}).get("completion_tokens", counted)
+    if not first:
+        raise ValueError("the server answered without a token")
+    return Answer(wanted, first, time.perf_counter(), counted or pieces)
+
+
+def main() -> None:
+    """Read the work, do it, write when each answer came."""
+    work = Work(**json.loads(sys.stdin.read()))
+    sys.stdout.write(json.dumps([(a.wanted, a.first, a.end, a.tokens) for a in put_on(work)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Makes a quantised artifact: aside, compared with the trained model, accepted. Knows who does which kind, not how.
+
+int8 is made in our own environment by torchao, GGUF files in llama.cpp's, gptq and fp8 in llmcompressor's.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stoker.artifacts import llamacpp, parity_gate
+from stoker.artifacts.llamacpp import LlamaCpp
+from stoker.errors import StokerError
+from stoker.launch import programs, tools, training
+from stoker.launch.tools import Tool
+from stoker.rundir import artifacts, files
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+
+KINDS = ("int8", "gguf-q8_0", "gguf-q4_k_m", "gptq", "fp8")
+"""Artifacts by name."""
+
+_WORK = "quantize"
+_ROOM = {"gguf-q4_k_m": 2.0}
+"""Disk needed, as a share of the source's weights, where it is not once their size: GGUF is written whole first."""
+
+Event = dict[str, Any]
+OnEvent = Callable[[Event], None]
+
+
+def require(kind: str) -> None:
+    """What the kind is made with is installed."""
+    if kind == "int8":
+        if importlib.util.find_spec("torchao") is None:
+            raise StokerError("STK631", package="torchao")
+        programs.check_engine()
+    else:
+        tools.require(_tool(kind))
+
+
+def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
+    """Quantise the model folder `source`, compare, accept.
+
+    Returns:
+        What happened, as the event `quantized` says it.
+    """
+    training.require_idle(run_dir)
+    source_bytes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    files.require_room(run_dir.artifacts, int(source_bytes * _ROOM.get(kind, 1.0)))
+    target = artifacts.begin(run_dir, kind)
+    with _work(run_dir) as work:
+        programs.run_engine("quantize", run_dir, on_event, kind, str(source), str(target), str(work))
+        if kind.startswith("gguf"):
+            figures = _gguf(run_dir, kind, source, target, work, on_event)
+        elif kind == "int8":
+            figures = parity_gate.compare(run_dir, kind, on_event=on_event)
+        else:
+            rows = [str(work / "rows.json")] if kind == "gptq" else []
+            run_tool(tools.LLMCOMPRESSOR, "stoker_compress.py", run_dir, str(source), str(target), *rows)
+            python = tools.require(tools.LLMCOMPRESSOR)
+            figures = parity_gate.compare(run_dir, kind, on_event=on_event, python=python)
+    place = artifacts.accept(run_dir, kind)
+    made = {
+        "name": kind,
+        "path": str(place),
+        "bytes": files.folder_bytes(place),
+        "source_bytes": source_bytes,
+        "agreement": figures["agreement"],
+        "perplexity_change": figures["perplexity_change"],
+    }
+    with closing(EventLog(run_dir.events_file)) as log:
+        log.write("quantized", **made)
+    return made
+
+
+def _tool(kind: str) -> Tool:
+    return tools.LLAMACPP if kind.startswith("gguf") else tools.LLMCOMPRESSOR
+
+
+@contextmanager
+def _work(run_dir: RunDir) -> Iterator[Path]:
+    """A folder for what programs hand each other; gone afterwards."""
+    path = artifacts.begin(run_dir, _WORK)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def run_tool(tool: Tool, script: str, run_dir: RunDir, *arguments: str, refusal: Path | None = None) -> None:
+    """Run a script of `engine/foreign` with a tool's Python; its words go to `logs/quantize.log`.
+
+    A script that fails is an error, unless it wrote its reason to the file `refusal`.
+    """
+    python, log = tools.require(tool), run_dir.logs / "quantize.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with resources.as_file(resources.files("stoker.engine.foreign").joinpath(script)) as path, log.open("ab") as words:
+        done = subprocess.run(  # noqa: S603  # our own script, no shell
+            [str(python), "-I", "-X", "utf8", str(path), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode and not (refusal and refusal.is_file()):
+        raise StokerError("STK409", program=script, exit_code=done.returncode, log=log)
+
+
+# ---- gguf
+
+
+def _gguf(run_dir: RunDir, kind: str, source: Path, target: Path, work: Path, on_event: OnEvent) -> Event:
+    """Convert; compare words and tokens, then answers, through llama.cpp."""
+    expected = files.read_json(work / "words.json")
+    file = target / f"{run_dir.name}-{kind.removeprefix('gguf-')}.gguf"
+    convert(run_dir, kind, source, file, work / "facts.json", expected)
+    with llamacpp.serving(run_dir, file) as endpoint:
+        compare_tokens(endpoint, expected["texts"])
+        return parity_gate.compare(run_dir, kind, endpoint, on_event)
+
+
+def convert(run_dir: RunDir, kind: str, source: Path, file: Path, facts: Path, expected: Event) -> None:
+    """Write the GGUF file and compare the words in it."""
+    turn_end = [] if expected["turn_end"] is None else [str(expected["turn_end"])]
+    words = [str(source), str(file), kind.removeprefix("gguf-"), run_dir.name, str(facts), *turn_end]
+    run_tool(tools.LLAMACPP, "stoker_gguf.py", run_dir, *words, refusal=facts)
+    found = files.read_json(facts)
+    if "refused" in found:
+        raise _refusal(found["refused"], found["detail"])
+    compare_words(found, expected)
+
+
+def compare_words(found: Event, expected: Event) -> None:
+    """Template and ids in the file are the tokenizer's own, byte for byte."""
+    for key in ("chat_template", "eos", "turn_end"):
+        if found[key] != expected[key]:
+            raise StokerError("STK635", key=key, expected=repr(expected[key]), got=repr(found[key]))
+
+
+def _refusal(what: str, detail: str) -> StokerError:
+    return (
+        StokerError("STK632", pre_tokenizer=detail) if what == "pre_tokenizer" else StokerError("STK636", tensor=detail)
+    )
+
+
+def compare_tokens(endpoint: LlamaCpp, texts: list[dict[str, Any]]) -> None:
+    """llama.cpp reads every text into the very tokens the model was trained with."""
+    for one in texts:
+        got = llamacpp.tokenize(endpoint, one["text"])
+        if got != one["ids"]:
+            at = next((at for at, pair in enumerate(zip(got, one["ids"], strict=False)) if pair[0] != pair[1]), None)
+            start = min(len(got), len(one["ids"])) if at is None else at
+            fields = {"expected": one["ids"][start : start + 5], "got": got[start : start + 5]}
+            raise StokerError("STK633", text=repr(one["text"][:60]), position=start, **fields)

@@ -1,0 +1,46 @@
+"""`stoker bundle`: a run as one zip and a notebook of three cells, for places that offer no ssh."""
+
+from pathlib import Path
+
+from stoker import messages
+from stoker.cli.prepare_command import ensure_prepared
+from stoker.config import load
+from stoker.errors import StokerError
+from stoker.launch import programs
+from stoker.places import bundle as bundles
+from stoker.places import package
+from stoker.rundir import layout
+from stoker.rundir.layout import RunDir
+from stoker.terminal import console
+from stoker.terminal.figures import size
+
+
+def bundle(name: str, overrides: list[str], folder: str, *, as_json: bool) -> None:
+    """Pack a run file or recipe."""
+    run_file = load.load(name, overrides)
+    with run_file.located():
+        _prepare(layout.create(run_file, overrides))
+        packed = package.make(name, run_file, overrides)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    made = bundles.make(packed, run_file.run, target / f"{packed.name}.zip")
+    page = target / f"{packed.name}.ipynb"
+    bundles.write(made, run_file.run, page)
+    names = bundles.secret_names(run_file.run)
+    if names:
+        console.talk("bundle.secrets", names=messages.text("pull.comma").join(names))
+    if run_file.run.save.store is None:
+        console.talk("bundle.no_store")
+    console.talk("bundle.done", path=made.path, size=size(made.path.stat().st_size), notebook=page)
+    if as_json:
+        console.data_json({"bundle": str(made.path), "notebook": str(page), "digest": made.digest, "secrets": names})
+
+
+def _prepare(run_dir: RunDir) -> None:
+    """Tokenised before the meter runs, where this machine can."""
+    try:
+        programs.check_engine()
+    except StokerError:
+        console.talk("bundle.not_prepared")
+        return
+    ensure_prepared(run_dir)

@@ -1,0 +1,142 @@
+"""`stoker prepare`: tokenise and pack the run's data, and say what was found in it."""
+
+import json
+from typing import Any
+
+from rich.text import Text
+
+from stoker import messages
+from stoker.config import load
+from stoker.errors import StokerError
+from stoker.launch import programs, training
+from stoker.rundir import checkpoints, layout, prepared
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+from stoker.terminal import console
+
+_BAR_WIDTH = 40
+
+
+def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
+    """Prepare a run file's or recipe's data; with `show`, print so many of its rows."""
+    run_file = load.load(name, overrides)
+    run_dir = layout.create(run_file, overrides)
+    with run_file.located():
+        report = ensure_prepared(run_dir)
+    shown = json.loads(programs.ask_engine("show", run_dir, str(show))) if show > 0 else {}
+    if as_json:
+        console.data_json({**report.model_dump(), **shown})
+        return
+    _summary(run_dir, report)
+    if shown:
+        _show_rows(shown["rows"])
+
+
+def ensure_prepared(run_dir: RunDir) -> Report:
+    """The report of the run's prepared data; what is not prepared yet, is now."""
+    run, folder = run_dir.run(), run_dir.folder()
+    report = prepared.current_report(run_dir.data, run, folder)
+    if report is not None:
+        return report
+    training.require_idle(run_dir)
+    if checkpoints.committed(run_dir.checkpoints):
+        raise StokerError("STK415", name=run_dir.name)
+    with console.status() as status:
+        status.show(messages.text("prepare.starting"))
+        programs.run_engine("prepare", run_dir, lambda event: _progress(event, status))
+    report = prepared.read_report(run_dir.data)
+    assert report is not None
+    return report
+
+
+def _progress(event: dict[str, Any], status: console.Status) -> None:
+    if event["event"] != "prepare":
+        return
+    key = "prepare.progress" if event["rows"] else "prepare.progress_open"
+    counts = {name: f"{event[name]:,}" for name in ("done_rows", "rows", "tokens")}
+    status.show(messages.text(key, **counts))
+
+
+# ---- the report in words
+
+
+def _summary(run_dir: RunDir, report: Report) -> None:
+    for entry in report.detected:
+        console.data(_detected(entry))
+    console.data("")
+    for line in _figures(report):
+        console.data(line)
+    console.data("")
+    console.data(messages.text("prepare.lengths"))
+    for line in _histogram(report.length_histogram):
+        console.data(line)
+    if report.bad_rows:
+        console.data("")
+        path = run_dir.data / "bad_rows.jsonl"
+        console.data(messages.text("prepare.bad_rows", count=f"{report.bad_rows:,}", path=path))
+
+
+def _detected(entry: dict[str, Any]) -> str:
+    keys = ", ".join(f"`{key}`" for key in entry["keys"])
+    reason = messages.text(entry["reason"], keys=keys)
+    counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
+    return messages.text("prepare.detected", path=entry["path"], format=entry["format"] or "-", reason=reason, **counts)
+
+
+def _figures(report: Report) -> list[str]:
+    train = report.train
+    lines = [
+        messages.text(
+            "prepare.packed" if report.packed else "prepare.unpacked",
+            segments=f"{train.segments:,}",
+            sequences=f"{train.sequences:,}",
+            length=f"{report.length:,}",
+            efficiency=f"{report.pack_efficiency:.1%}",
+        ),
+        messages.text(
+            "prepare.tokens",
+            tokens=f"{train.tokens:,}",
+            trained=f"{train.trained_tokens:,}",
+            share=f"{train.trained_tokens / train.tokens:.1%}",
+        ),
+    ]
+    if report.eval:
+        counts = {"segments": f"{report.eval.segments:,}", "tokens": f"{report.eval.tokens:,}"}
+        lines.append(messages.text("prepare.eval", **counts))
+    if report.truncated_rows:
+        count, length = f"{report.truncated_rows:,}", f"{report.length:,}"
+        lines.append(messages.text("prepare.truncated", count=count, length=length))
+    return lines
+
+
+def _histogram(counts: dict[str, int]) -> list[str]:
+    """A bar per power of two, in order."""
+    tops = sorted(int(top) for top in counts)
+    largest = max(counts.values())
+    names = {top: f"{top // 2 + 1}-{top}" if top > 2 else str(top) for top in tops}
+    width = max(len(name) for name in names.values())
+    return [
+        f"  {names[top]:>{width}}  {'#' * max(1, round(_BAR_WIDTH * counts[str(top)] / largest))} {counts[str(top)]:,}"
+        for top in tops
+    ]
+
+
+# ---- rows
+
+
+def _show_rows(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        console.data("")
+        console.data(messages.text("prepare.row", number=row["row"], count=len(row["segments"])))
+        for segment in row["segments"]:
+            console.stdout.print(_coloured(segment))
+    console.data("")
+    console.data(messages.text("prepare.marks"))
+
+
+def _coloured(segment: list[tuple[str, bool]]) -> Text:
+    """A document with its trained runs coloured, and marked for those who see no colour."""
+    out = Text("  ")
+    for text, trained in segment:
+        out.append(f"{{+{text}+}}" if trained else text, style="bold green" if trained else "dim")
+    return out

@@ -1,0 +1,78 @@
+"""`stoker replan`: the next rung of the ladder after a run ran out of memory, or other machines. By the supervisor."""
+
+from contextlib import closing
+
+from stoker.cli.plan_command import require_possible
+from stoker.errors import StokerError
+from stoker.launch import plan_inputs
+from stoker.plan.make import make_plan
+from stoker.plan.plan import Plan, Rung
+from stoker.rundir import files, layout, nodes
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+from stoker.terminal import console
+
+
+def replan(name: str, step: int, together: str | None) -> None:
+    """Write a plan that needs less memory, or is for other machines, with the same batch and length; note both."""
+    run_dir = layout.find(name)
+    with closing(EventLog(run_dir.events_file)) as events:
+        try:
+            before, after = _replan(run_dir, step) if together is None else _regroup(run_dir, set(together.split(",")))
+        except StokerError as error:
+            events.error(error, "supervisor")
+            raise
+        events.write("replan", step=step, before=_cut(before), after=_cut(after))
+    console.talk("train.replanned", changes=changes(_cut(before), _cut(after)))
+
+
+def _replan(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
+    before = files.read_record(run_dir.plan_file, Plan)
+    failed = Rung(
+        strategy=before.strategy,
+        gradient_checkpointing=before.gradient_checkpointing,
+        micro=before.batch.micro,
+        card=before.card,
+        step=step,
+    )
+    noted = before.model_copy(update={"out_of_memory": [*before.out_of_memory, failed]})
+    files.write_json(run_dir.plan_file, noted.model_dump())
+    after = _planned(run_dir)
+    files.write_json(run_dir.plan_file, after.model_dump())
+    return before, after
+
+
+def _regroup(run_dir: RunDir, together: set[str]) -> tuple[Plan, Plan]:
+    """The plan for those machines of the run that are named; where there is none, all stays as it was."""
+    before, record = files.read_record(run_dir.plan_file, Plan), nodes.read(run_dir.nodes_file)
+    assert record is not None
+    nodes.write(run_dir.nodes_file, record.only(together))
+    try:
+        after = _planned(run_dir)
+        require_possible(run_dir.run(), after)
+    except StokerError:
+        nodes.write(run_dir.nodes_file, record)
+        raise
+    files.write_json(run_dir.plan_file, after.model_dump())
+    return before, after
+
+
+def _planned(run_dir: RunDir) -> Plan:
+    run_file = run_dir.file()
+    return make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run, run_dir)))
+
+
+def _cut(plan: Plan) -> dict[str, object]:
+    """How the work is cut to the memory."""
+    return {
+        "micro": plan.batch.micro,
+        "accumulation": plan.batch.accumulation,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+        "strategy": plan.strategy,
+        "devices": plan.batch.devices,
+    }
+
+
+def changes(before: dict[str, object], after: dict[str, object]) -> str:
+    """`micro 8 -> 4, accumulation 1 -> 2`."""
+    return ", ".join(f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after[key])

@@ -1,0 +1,260 @@
+"""`stoker watch`: where a run stands, as a page that redraws itself, one page, or JSON. Never touches the run."""
+
+import datetime
+import itertools
+import time
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from stoker import messages
+from stoker.doctor import activity
+from stoker.doctor.activity import GpuLoad
+from stoker.facts import machine
+from stoker.launch import training
+from stoker.rundir import layout
+from stoker.settle import meter as settling
+from stoker.settle.reasons import reason
+from stoker.terminal import console
+from stoker.terminal.figures import duration, loss, size
+from stoker.terminal.keyboard import Keyboard
+from stoker.terminal.progress import STATES, Progress, spent_text, wait_a_little
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARKLINE_WIDTH = 30
+_LOAD_EVERY_SECONDS = 2.0
+_STATE_STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red", "new": ""}
+
+
+def watch(name: str, *, once: bool, as_json: bool) -> None:
+    """Show a run until it ends; `q` or Ctrl-C leaves, and the run goes on."""
+    progress = Progress(layout.find(name))
+    progress.update()
+    meter = LoadMeter(progress)
+    if as_json:
+        console.data_json(facts(progress, meter))
+    elif once or not console.stdout.is_terminal or progress.state != "running":
+        console.page(_page(progress, meter))
+    else:
+        _follow(progress, meter)
+
+
+class LoadMeter:
+    """How busy the run's devices are, measured now and then: asking takes time."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._measured_at = 0.0
+        self._cpu_seconds: float | None = None
+        self.gpus: list[GpuLoad] = []
+        self.cpu_percent: float | None = None
+        self.memory_bytes: int | None = None
+        self.cpu_count = machine.cpu_count()
+        self.measure()
+        if self._cpu_seconds is not None:
+            wait_a_little()
+            self.measure()
+
+    def measure(self) -> None:
+        """Look at the cards and at the training process."""
+        pid = training.running_pid(self._progress.run_dir)
+        now, before = time.monotonic(), self._cpu_seconds
+        self.gpus = activity.gpus() if pid else []
+        self.memory_bytes = activity.memory_bytes(pid) if pid else None
+        self._cpu_seconds = activity.cpu_seconds(pid) if pid else None
+        if self._cpu_seconds is None:
+            self.cpu_percent = None
+        elif before is not None:
+            used = (self._cpu_seconds - before) / (now - self._measured_at)
+            self.cpu_percent = 100 * used / self.cpu_count
+        self._measured_at = now
+
+    def measure_if_due(self) -> None:
+        """Measure where the last time is long enough ago."""
+        if time.monotonic() - self._measured_at >= _LOAD_EVERY_SECONDS:
+            self.measure()
+
+
+def facts(progress: Progress, meter: LoadMeter) -> dict[str, Any]:
+    """Everything the page shows, for `--json`."""
+    step, checkpoint = progress.step, progress.checkpoint
+    return {
+        "name": progress.run_dir.name,
+        "state": progress.state,
+        "step": progress.done_steps,
+        "total_steps": progress.total_steps,
+        "epoch": step.get("epoch"),
+        "loss": step.get("loss"),
+        "learning_rate": step.get("learning_rate"),
+        "eval_loss": progress.evaluation.get("eval_loss"),
+        "eval_step": progress.evaluation.get("step"),
+        "tokens_per_second": progress.tokens_per_second,
+        "seconds_left": progress.seconds_left,
+        "input_bound": progress.input_bound,
+        "memory_bytes": step.get("memory_bytes") or meter.memory_bytes,
+        "cpu_percent": meter.cpu_percent,
+        "gpus": [asdict(gpu) for gpu in meter.gpus],
+        "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
+        "tier": progress.attempt.get("tier"),
+        "supervisor": training.supervision(progress.run_dir) or None,
+        "settled": settling.settled(progress.run_dir) or None,
+        "money": asdict(progress.spent) if progress.spent else None,
+        "last_step_at": step.get("at"),
+        "error": progress.error or None,
+    }
+
+
+def _follow(progress: Progress, meter: LoadMeter) -> None:
+    leave = Text(messages.text("watch.leave"), style="dim")
+    with Keyboard() as keyboard, console.live() as live:
+        try:
+            while progress.state == "running" and keyboard.pressed() != "q":
+                progress.update()
+                meter.measure_if_due()
+                live.update(Group(_page(progress, meter), leave), refresh=True)
+                wait_a_little()
+        except KeyboardInterrupt:
+            pass
+        progress.update()
+        live.update(_page(progress, meter), refresh=True)
+
+
+def _page(progress: Progress, meter: LoadMeter) -> RenderableType:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
+    state = progress.state
+    for label, value in [*_training_rows(progress), *_load_rows(progress, meter), *_safety_rows(progress)]:
+        rows.add_row(label, value)
+    parts: list[RenderableType] = [_title(progress, state), *_bar(progress, state), rows]
+    if state == "running" and progress.input_bound:
+        parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
+    if progress.error:
+        error = progress.problem
+        parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))
+        parts.append(Text(f"  {messages.text('hint')}: {error.hint}"))
+    return Group(*parts)
+
+
+def _title(progress: Progress, state: str) -> Text:
+    word = Text(messages.text(STATES[state]), style=_STATE_STYLES[state])
+    return Text.assemble((progress.run_dir.name, "bold"), " · ", word)
+
+
+def _bar(progress: Progress, state: str) -> list[RenderableType]:
+    done, total = progress.done_steps, progress.total_steps
+    if not total:
+        return [messages.text("progress.starting")] if state == "running" else []
+    line = Table.grid(padding=(0, 2))
+    line.add_row(ProgressBar(total=total, completed=done, width=44), f"{done}/{total}", f"{100 * done / total:.1f} %")
+    return [line]
+
+
+def _training_rows(progress: Progress) -> list[tuple[str, str]]:
+    if not progress.step:
+        return []
+    rows = [(messages.text("watch.loss"), _loss_value(progress))]
+    if progress.evaluation:
+        fields = {"loss": loss(progress.evaluation["eval_loss"]), "step": progress.evaluation["step"]}
+        rows.append((messages.text("watch.eval"), messages.text("watch.eval_value", **fields)))
+    if progress.tokens_per_second:
+        speed = f"{progress.tokens_per_second:,.0f}"
+        rows.append((messages.text("watch.speed"), messages.text("watch.speed_value", speed=speed)))
+    if progress.state == "running":
+        end = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=progress.seconds_left)
+        fields = {"left": duration(progress.seconds_left), "clock": f"{end:%m-%d %H:%M}"}
+        rows.append((messages.text("watch.left"), messages.text("watch.left_value", **fields)))
+    if progress.spent:
+        rows.append((messages.text("watch.money"), spent_text(progress.spent)))
+    return rows
+
+
+def _loss_value(progress: Progress) -> str:
+    now, curve = loss(progress.step["loss"]), sparkline(progress.losses, _SPARKLINE_WIDTH)
+    if not curve:
+        return now
+    said = messages.text("watch.loss_value", loss=now, first=loss(progress.losses[0]))
+    return f"{curve} {said}"
+
+
+def _load_rows(progress: Progress, meter: LoadMeter) -> list[tuple[str, str]]:
+    rows = []
+    if progress.step.get("memory_bytes"):
+        used = _gib(progress.step["memory_bytes"])
+        rows.append((messages.text("watch.memory"), messages.text("watch.memory_gpu", used=used)))
+    elif meter.memory_bytes:
+        rows.append((messages.text("watch.memory"), messages.text("watch.memory_cpu", used=_gib(meter.memory_bytes))))
+    for gpu in meter.gpus:
+        fields = {"used": _gib(gpu.memory_used_bytes), "total": _gib(gpu.memory_total_bytes)}
+        value = messages.text("watch.gpu_value", busy=gpu.utilisation_percent, **fields)
+        rows.append((messages.text("watch.gpu", index=gpu.index), value))
+    if meter.cpu_percent is not None:
+        value = messages.text("watch.cpu_value", busy=f"{meter.cpu_percent:.0f}", count=meter.cpu_count)
+        rows.append((messages.text("watch.cpu"), value))
+    return rows
+
+
+def _safety_rows(progress: Progress) -> list[tuple[str, str]]:
+    rows = [(messages.text("watch.checkpoint"), _checkpoint(progress.checkpoint)), *_supervisor(progress)]
+    if progress.attempt:
+        rows.append((messages.text("watch.tier"), progress.attempt["tier"]))
+    if progress.step:
+        rows.append((messages.text("watch.last"), messages.text("watch.last_value", ago=_ago(progress.step["at"]))))
+    return rows
+
+
+def _supervisor(progress: Progress) -> list[tuple[str, str]]:
+    """What the supervisor did, waits for and will do; nothing where all went well."""
+    seen = training.supervision(progress.run_dir)
+    said = []
+    if seen.get("restarts"):
+        said.append(messages.text("watch.restarts", restarts=seen["restarts"], reason=reason(_last_reason(progress))))
+    if progress.state == "running" and seen.get("next_retry"):
+        fields = {"clock": _clock(seen["next_retry"]), "reason": reason(seen["reason"])}
+        said.append(messages.text("watch.waiting", **fields))
+    if progress.state == "running" and seen.get("stops_at"):
+        said.append(messages.text("watch.stops_at", clock=_clock(seen["stops_at"])))
+    if progress.state == "running" and any(one["event"] == "warning" for one in progress.interventions):
+        said.append(messages.text("watch.warned"))
+    return [(messages.text("watch.supervisor"), "; ".join(said))] if said else []
+
+
+def _last_reason(progress: Progress) -> str:
+    reasons = [one["reason"] for one in progress.interventions if one["event"] == "restart"]
+    return str(reasons[-1]) if reasons else "surprise"
+
+
+def _clock(at: str) -> str:
+    return f"{datetime.datetime.fromisoformat(at).astimezone():%m-%d %H:%M:%S}"
+
+
+def _checkpoint(event: dict[str, Any]) -> str:
+    if not event:
+        return messages.text("watch.no_checkpoint")
+    fields = {"step": event["step"], "size": size(event["bytes"]), "ago": _ago(event["at"])}
+    return messages.text("watch.checkpoint_value", **fields)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as a row of blocks, the mean of neighbours where there are more than `width`."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def _ago(at: str) -> str:
+    then = datetime.datetime.fromisoformat(at)
+    return duration(max(0.0, (datetime.datetime.now(datetime.timezone.utc) - then).total_seconds()))
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f}"

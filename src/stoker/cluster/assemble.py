@@ -1,0 +1,105 @@
+"""Before a run of several machines starts: they come together and are compared, or it is said what is in the way."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from stoker import env
+from stoker.cluster import preflight, slurm_nodes
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.rundir import nodes
+from stoker.rundir.layout import RunDir
+from stoker.rundir.nodes import Node, Nodes
+from stoker.supervise.wire import Head
+
+JOIN_SECONDS = 600.0
+"""For machines to come: one may have to prepare its data first."""
+PREPARE_SECONDS = 24 * 3600.0
+_LOOK_SECONDS = 0.2
+
+Tell = Callable[..., None]
+
+
+def check(run: Run) -> None:
+    """A run that asks for several machines was started as one of them."""
+    if env.read(env.NODE):
+        return
+    if run.where.hosts:
+        raise StokerError("STK772", place=run.where.place)
+    if run.where.nodes > 1:
+        raise StokerError("STK746", asked=run.where.nodes, count=1)
+
+
+def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECONDS) -> Nodes | None:
+    """The machines of a run that this one decides about; None for a run of one machine.
+
+    Args:
+        run_dir: The run directory, with its data prepared.
+        run: Says how many machines a queue's job has, and whether to start with those that came.
+        tell: Says a sentence of the catalogue.
+        seconds: How long to wait for the others.
+    """
+    here = env.read(env.NODE)
+    if not here:
+        run_dir.nodes_file.unlink(missing_ok=True)  # of an earlier time, with other machines
+        return None
+    if env.read(env.MEETING):
+        slurm_nodes.record_nodes(run_dir, run)
+    record = nodes.read(run_dir.nodes_file)
+    if record is None:
+        raise StokerError("STK774", folder=run_dir.path)
+    preflight.own(record, here)
+    with closing(_opened(record)) as head:
+        joined = _waited(head, record, tell, seconds)
+        if missing := [node for node in record.nodes if node.name not in joined]:
+            _miss(missing, record, head, seconds, tell, elastic=run.where.elastic)
+        record = record.only(joined)
+        preflight.check(head, run_dir, record, tell)
+    nodes.write(run_dir.nodes_file, record)
+    return record
+
+
+def _opened(record: Nodes) -> Head:
+    """Where they come to."""
+    try:
+        return Head(record.model_dump()).open()
+    except OSError as error:
+        raise StokerError("STK776", **_head(record), reason=error.strerror) from error
+
+
+def _miss(missing: list[Node], record: Nodes, head: Head, seconds: float, tell: Tell, *, elastic: bool) -> None:
+    """Some did not come: with another key, or not at all."""
+    for node in missing:
+        if node.address in head.strangers():
+            raise preflight.stranger(record, node.name)
+    names = ", ".join(node.name for node in missing)
+    if not elastic:
+        raise StokerError("STK775", nodes=names, seconds=round(seconds), **_head(record))
+    tell("nodes.without", nodes=names)
+
+
+def _waited(head: Head, record: Nodes, tell: Tell, seconds: float) -> set[str]:
+    """Who is there: all, or those that came in time."""
+    wanted, told = {node.name for node in record.nodes}, False
+    until = time.monotonic() + seconds
+    while (here := head.joined() | {record.head.name}) != wanted and time.monotonic() < until:
+        if not told:
+            tell("nodes.waiting", nodes=", ".join(sorted(wanted - here)))
+            told = True
+        time.sleep(_LOOK_SECONDS)
+    return here
+
+
+def _head(record: Nodes) -> dict[str, Any]:
+    return {"head": record.head.name, "address": record.head.address, "port": record.port}
+
+
+def awaited(run_dir: RunDir, seconds: float = PREPARE_SECONDS) -> None:
+    """Until the deciding machine has prepared its data and said where to meet this time, in a folder that all share."""
+    wanted, until = env.read(env.MEETING), time.monotonic() + seconds
+    while (record := nodes.read(run_dir.nodes_file)) is None or record.meeting != wanted:
+        if time.monotonic() > until:
+            raise StokerError("STK774", folder=run_dir.path)
+        time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,89 @@
+"""What the allocator takes from the driver beyond what tensors hold: two steps of a shallow model, replayed.
+
+Blocks are alike: those between the first and the last add to what is held, hardly to what is lost between. The second
+step matters, because the optimizer's state, made at the end of the first, then lies where the first one's tensors were.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stoker.estimate.allocator import Allocator, Entry
+
+_COUNTED_FROM = 1 << 20
+"""Smaller tensors are left out: together they fill a few segments of 2 MiB."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Bytes of the tensors around a micro batch."""
+
+    held: list[int]
+    """Those that live throughout."""
+    waiting: list[int] = field(default_factory=list)
+    """Gradients of earlier micro batches."""
+    states: list[int] = field(default_factory=list)
+    """The optimizer's, made in the first step."""
+    scratch: list[int] = field(default_factory=list)
+    """What the optimizer's step makes and drops together."""
+
+
+def lost_bytes(log: list[Entry], around: Tensors, *, expandable: bool) -> int:
+    """Bytes reserved at the end of two steps beyond the highest bytes allocated.
+
+    Args:
+        log: One micro batch's tensors.
+        around: The others.
+        expandable: Whether segments grow.
+    """
+    run = _Run(log, expandable=expandable)
+    run.make(around.held)
+    for turn in range(2 if around.states or around.waiting else 1):
+        living = run.micro_batch() if around.waiting else []
+        run.drop(living)
+        waiting = run.make(around.waiting)
+        living = run.micro_batch()
+        if turn == 0:
+            run.make(around.states)
+        run.drop(run.make(around.scratch))
+        run.drop([*waiting, *living])
+    return run.allocator.peak_reserved - run.allocator.peak_allocated
+
+
+class _Run:
+    """An allocator, and numbers for what it serves."""
+
+    def __init__(self, log: list[Entry], *, expandable: bool) -> None:
+        large = {entry[0] for entry in log if len(entry) > 1 and entry[1] >= _COUNTED_FROM}
+        self.log = [entry for entry in log if abs(entry[0]) in large]
+        self.allocator = Allocator(expandable=expandable)
+        self._next = 1
+
+    def make(self, sizes: Iterable[int]) -> list[int]:
+        """Serve some requests; their numbers."""
+        first = self._next
+        for size in sizes:
+            if size >= _COUNTED_FROM:
+                self.allocator.malloc(self._next, size)
+                self._next += 1
+        return list(range(first, self._next))
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Free what some requests got."""
+        for number in numbers:
+            self.allocator.free(number)
+
+    def micro_batch(self) -> list[int]:
+        """Serve the log; the numbers of what lives at its end."""
+        offset, malloc, free = self._next, self.allocator.malloc, self.allocator.free
+        living: dict[int, None] = {}
+        for entry in self.log:
+            if len(entry) == 1:
+                number = offset - entry[0]
+                del living[number]
+                free(number)
+            else:
+                number = offset + entry[0]
+                living[number] = None
+                malloc(number, entry[1], entry[2])
+        self._next += max((entry[0] for entry in self.log), default=0) + 1
+        return list(living)

@@ -1,0 +1,138 @@
+"""The linear layers of a family's block: what they are called, how large they are, and what an adapter trains."""
+
+import functools
+from dataclasses import dataclass
+
+from stoker.estimate.step import Adapter
+from stoker.facts.shapes import ModelShape
+
+_NAMES = {
+    "phi": {"o": "dense", "up": "fc1", "down": "fc2"},
+    "phi3": {"qkv": "qkv_proj", "gate_up": "gate_up_proj"},
+    "glm": {"gate_up": "gate_up_proj"},
+    "gpt2": {"qkv": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj"},
+    "gpt_neox": {"qkv": "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
+    "qwen": {"qkv": "c_attn", "o": "c_proj", "gate": "w2", "up": "w1", "down": "c_proj"},
+    "baichuan": {"qkv": "W_pack"},
+    "chatglm": {"qkv": "query_key_value", "o": "dense", "gate_up": "dense_h_to_4h", "down": "dense_4h_to_h"},
+    "internlm2": {"qkv": "wqkv", "o": "wo", "gate": "w1", "up": "w3", "down": "w2"},
+}
+"""What families call their layers where not `q_proj` and the like; some join several into one."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Linear layers of one name."""
+
+    name: str
+    inputs: int
+    outputs: int
+    count: int
+    """How many the whole model has."""
+    bias: bool = False
+
+    @property
+    def weights(self) -> int:
+        """Elements of one, without its bias."""
+        return self.inputs * self.outputs
+
+
+def by_role(shape: ModelShape) -> dict[str, Linear]:
+    """Linear layers of a block by what they do: q k v or qkv, o, gate and up or gate_up, down."""
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    names = _NAMES.get(shape.family, {})
+    attention = {"q": query, "k": key, "v": key}
+    inner = {"gate": shape.intermediate, "up": shape.intermediate} if shape.gated_mlp else {"up": shape.intermediate}
+    if "qkv" in names:
+        attention = {"qkv": sum(attention.values())}
+    if "gate_up" in names:
+        inner = {"gate_up": sum(inner.values())}
+    experts = max(1, shape.experts) * shape.layers
+
+    def layer(role: str, inputs: int, outputs: int, count: int, *, bias: bool) -> Linear:
+        return Linear(names.get(role, f"{role}_proj"), inputs, outputs, count, bias)
+
+    found = {
+        role: layer(role, shape.hidden, size, shape.layers, bias=shape.qkv_bias) for role, size in attention.items()
+    }
+    found["o"] = layer("o", query, shape.hidden, shape.layers, bias=shape.output_bias)
+    found |= {role: layer(role, shape.hidden, size, experts, bias=shape.mlp_bias) for role, size in inner.items()}
+    found["down"] = layer("down", shape.intermediate, shape.hidden, experts, bias=shape.mlp_bias)
+    return found
+
+
+def linear_layers(shape: ModelShape) -> list[Linear]:
+    """Linear layers of the whole model, as an adapter finds them."""
+    return list(by_role(shape).values())
+
+
+def adapted(shape: ModelShape, adapter: Adapter) -> list[Linear]:
+    """Those that have a low-rank adapter."""
+    return [one for one in linear_layers(shape) if not adapter.targets or one.name in adapter.targets]
+
+
+def trainable_parameters(shape: ModelShape, adapter: Adapter | None) -> int:
+    """Weights that get a gradient."""
+    if adapter is None:
+        return shape.parameters()
+    low_rank = sum(adapter.rank * (one.inputs + one.outputs) * one.count for one in adapted(shape, adapter))
+    tables = {"embed_tokens", "lm_head"} & set(adapter.whole)
+    return low_rank + (1 if tables and shape.tie_embeddings else len(tables)) * shape.vocab * shape.hidden
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Trained weights of one form."""
+
+    rows: int
+    columns: int
+    """1 for a vector."""
+    count: int
+    table: bool = False
+    """Whether it is the embedding or the output layer."""
+
+    @property
+    def elements(self) -> int:
+        """Of one."""
+        return self.rows * self.columns
+
+
+@functools.cache
+def trained(shape: ModelShape, adapter: Adapter | None) -> tuple[Parameter, ...]:
+    """Every weight that gets a gradient, by form."""
+    tables = {"embed_tokens", "lm_head"} if adapter is None else {"embed_tokens", "lm_head"} & set(adapter.whole)
+    count = 1 if shape.tie_embeddings else len(tables)
+    found = [Parameter(shape.vocab, shape.hidden, count, table=True)] if tables else []
+    if adapter is not None:
+        for one in adapted(shape, adapter):
+            found += [Parameter(adapter.rank, one.inputs, one.count), Parameter(one.outputs, adapter.rank, one.count)]
+        return tuple(found)
+    if shape.learned_positions:
+        found.append(Parameter(shape.learned_positions, shape.hidden, 1))
+    for one in linear_layers(shape):
+        found.append(Parameter(one.outputs, one.inputs, one.count))
+        if one.bias:
+            found.append(Parameter(one.outputs, 1, one.count))
+    matrices = sum(one.elements * one.count for one in found)
+    vectors = (shape.parameters() - matrices) // shape.hidden
+    return (*found, Parameter(shape.hidden, 1, vectors))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of an element of a model's weights."""
+
+    outer: float
+    """Of embedding, norms, biases and output layer."""
+    linear: float
+    adapter: float
+
+
+def gathered_bytes(shape: ModelShape, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
+    """Weights of one block, and of what is outside the blocks."""
+    linear = sum(one.weights * one.count for one in linear_layers(shape)) // shape.layers
+    tables = shape.vocab * shape.hidden * (1 if shape.tie_embeddings else 2) + shape.learned_positions * shape.hidden
+    outer = tables + shape.norm_weights * shape.hidden + (shape.vocab if shape.head_bias else 0)
+    rest = (shape.parameters() - outer) // shape.layers - linear
+    low_rank = sum(one.elements * one.count for one in trained(shape, adapter)) // shape.layers if adapter else 0
+    return int(linear * sizes.linear + rest * sizes.outer + low_rank * sizes.adapter), int(outer * sizes.outer)

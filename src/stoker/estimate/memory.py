@@ -1,0 +1,359 @@
+"""Memory of one device in one optimizer step: what lives at which moment, byte for byte, without torch.
+
+Weights, gradients and optimizer state are counted here; what the passes through the model keep and make comes from the
+tape (`tape.py`, `passes.py`), on which one block stands for all. Held to the trace of a real step (`engine.trace`) by
+`tests/engine/test_memory_oracle.py`; figures in `docs/evidence/memory-oracle.json`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stoker.estimate import layers
+from stoker.estimate.fragmentation import Tensors, lost_bytes
+from stoker.estimate.layers import Linear as Linear
+from stoker.estimate.layers import Parameter
+from stoker.estimate.layers import linear_layers as linear_layers
+from stoker.estimate.layers import trainable_parameters as trainable_parameters
+from stoker.estimate.step import BYTES, Step
+from stoker.estimate.tape import block
+from stoker.estimate.walk import Moment, Walk
+
+_FP32 = 4
+_CUBLAS_WORKSPACES = 2 * ((4096 * 2 + 16 * 8) << 10)
+"""cuBLAS' scratch space, one for the thread of each pass. It comes out of torch's allocator."""
+_CONTEXT_BYTES = {"cuda": 500_000_000, "mps": 300 << 20, "cpu": 400 << 20}
+"""The driver's own, with the kernels a training run loads."""
+_NCCL_BYTES = 200 << 20
+_FULL_STATE_BELOW = 4096
+"""Elements up to which an 8-bit optimizer keeps fp32 states."""
+_PAGED_FROM = 100_000
+_LIVE_PARAMETERS = 10**9
+"""Weights that ZeRO-3 keeps put together (`stage3_max_live_parameters`)."""
+_SUB_GROUP = 10**9
+"""Weights that DeepSpeed's ZeRO-3 updates together (`sub_group_size`)."""
+_STATE_BLOCK = 256
+_WEIGHT_BLOCK = 64
+_GROUP = 128
+"""Weights that share a 16-bit scale and a 4-bit zero in GPTQ's form."""
+_SLIGHT = 0.03
+"""Share of what is held below which gradients and states do not change where the next step's tensors lie."""
+_VARIED_ACTIVATIONS, _VARIED_LOGITS = 1.45, 3.7
+"""What the allocator has taken after many steps of differing lengths: so many times what one of the longest holds."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Peak memory of one device, in bytes."""
+
+    step: Step = field(repr=False)
+    kind: str
+    """`cuda`, `mps` or `cpu`."""
+    allocated: int
+    """Held by tensors."""
+    runtime: int
+    """The driver's context, and NCCL's buffers."""
+    parts: dict[str, int]
+    """`allocated` by part."""
+    moment: str
+    """When the peak is."""
+    moments: dict[str, int]
+    """The highest figure of each moment."""
+
+    @functools.cached_property
+    def reserved(self) -> int:
+        """Taken by the allocator, by a replay of two blocks (milliseconds, when first asked for)."""
+        if self.kind != "cuda":
+            return self.allocated
+        if self.step.varied:
+            parts = self.parts
+            kept = parts["weights"] + parts["gradients"] + parts["optimizer"]
+            passing = parts["activations"] + parts["temporaries"]
+            return kept + int(_VARIED_ACTIVATIONS * passing + _VARIED_LOGITS * parts["logits"])
+        return self.allocated + _lost_bytes(self.step, _walk(self.step))
+
+    @functools.cached_property
+    def replayed(self) -> int:
+        """The same by a replay of all blocks: exact where gaps grow with depth, and a hundred times slower."""
+        if self.kind != "cuda" or self.step.varied:
+            return self.reserved
+        return self.allocated + _lost_bytes(self.step, Walk(self.step, self.step.shape.layers))
+
+    @property
+    def device(self) -> int:
+        """What the driver shows."""
+        return self.reserved + self.runtime
+
+
+@functools.cache
+def estimate(step: Step, device: str = "cuda") -> Estimate:
+    """Peak memory, when it is, and of what."""
+    weights, states, waiting = _held_weight_bytes(step), optimizer_bytes(step), _waiting_gradient_bytes(step)
+    complete, buffers = gradient_bytes(step) - waiting, _buffer_bytes(step)
+    moments = {**_walk(step).moments, "optimizer": _optimizer_moment(step, waiting)}
+    if step.gradient_sets > 1:
+        moments["adding"] = Moment(complete, gradients=complete)
+    held = weights + states + waiting + buffers + _CUBLAS_WORKSPACES
+    peaks = {name: held + one.live for name, one in moments.items()}
+    name = max(peaks, key=lambda one: peaks[one])
+    peak = moments[name]
+    parts = {
+        "weights": weights + peak.weights,
+        "gradients": waiting + buffers + peak.gradients,
+        "optimizer": states,
+        "activations": peak.activations,
+        "logits": peak.logits,
+        "temporaries": _CUBLAS_WORKSPACES + peak.others,
+    }
+    runtime = _CONTEXT_BYTES[device] + (_NCCL_BYTES if step.devices > 1 else 0)
+    return Estimate(step, device, peaks[name], runtime, parts, name, peaks)
+
+
+def _walk(step: Step) -> Walk:
+    return _walked(_passing(step))
+
+
+@functools.lru_cache(maxsize=64)
+def _walked(step: Step) -> Walk:
+    return Walk(step)
+
+
+def _passing(step: Step) -> Step:
+    """The step with what makes no difference to its passes left out: many steps of a search pass alike."""
+    if step.strategy in ("single", "ddp", "zero1"):
+        alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1, offload="none")
+    else:
+        alone = step
+    several, sets = min(step.accumulation, 2), min(step.gradient_sets, 2)
+    return dataclasses.replace(
+        alone, optimizer="sgd", master=False, mean_length=None, accumulation=several, gradient_sets=sets
+    )
+
+
+def _lost_bytes(step: Step, walk: Walk) -> int:
+    """What the allocator has taken and no tensor uses, by a model of the blocks that were walked through."""
+    shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
+    around = _tensors(shallow)
+    if sum(around.waiting) + sum(around.states) > _SLIGHT * sum(around.held):
+        return lost_bytes(walk.tape.log, around, expandable=step.expandable)
+    if walk.between:
+        return _lost_in_passes(_passing(step))
+    return lost_bytes(walk.tape.log, Tensors(around.held), expandable=step.expandable)
+
+
+@functools.lru_cache(maxsize=64)
+def _lost_in_passes(step: Step) -> int:
+    """The same where gradients and states are too small to be in the way."""
+    walk = _walked(step)
+    shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
+    return lost_bytes(walk.tape.log, Tensors(_tensors(shallow).held), expandable=step.expandable)
+
+
+def _tensors(step: Step) -> Tensors:
+    """Tensors that are there beside those of a micro batch."""
+    trained = layers.trained(step.shape, step.adapter)
+    gradients = [one.elements * _size(step, one) // step.gradient_parts for one in trained for _ in range(one.count)]
+    weights = _weight_tensors(step) if step.offload != "all" else []
+    waiting = gradients * (step.gradient_sets - 1) if step.gradient_sets > 1 else gradients
+    here = step.offload == "none"
+    return Tensors(
+        held=[*weights, *([_CUBLAS_WORKSPACES // 2] * 2), *(gradients if step.strategy == "ddp" else [])],
+        waiting=waiting if step.accumulation > 1 and not _hands_over(step) else [],
+        states=_state_tensors(step) if here else [],
+        scratch=_scratch_tensors(step) if here else [],
+    )
+
+
+# ---- what the whole step holds
+
+
+def whole_weight_bytes(step: Step) -> int:
+    """The whole model's weights with the adapter, as one process builds them."""
+    every = layers.trained(step.shape, None)
+    adapter = _trained_bytes(step) if step.adapter else 0
+    if step.weights in BYTES:
+        return _copies(every, BYTES[step.weights]) + adapter
+    linears = linear_layers(step.shape)
+    packed = {(one.outputs, one.inputs) for one in linears}
+    outer = [one for one in every if (one.rows, one.columns) not in packed]
+    return sum(_packed_bytes(step, one) * one.count for one in linears) + _copies(outer, BYTES[step.outer]) + adapter
+
+
+def _held_weight_bytes(step: Step) -> int:
+    """This device's part of the weights; of quantised ones only the packed numbers are shared out."""
+    whole = 0 if step.offload == "all" else whole_weight_bytes(step)
+    if step.strategy == "zero3":
+        gathered = min(step.shape.parameters(), _LIVE_PARAMETERS) * BYTES.get(step.weights, 2)
+        return whole // step.weight_parts + gathered
+    if step.weights in BYTES or step.offload == "all":
+        return whole // step.weight_parts
+    packed = sum(block(one.weights // 2) * one.count for one in linear_layers(step.shape))
+    scales = sum(_packed_bytes(step, one) * one.count for one in linear_layers(step.shape)) - packed
+    return (whole - scales) // step.weight_parts + scales
+
+
+def _copies(parameters: Iterable[Parameter], size: int) -> int:
+    """Tensors of these forms, with so many bytes an element."""
+    return sum(block(one.elements * size) * one.count for one in parameters)
+
+
+def _packed_bytes(step: Step, linear: Linear) -> int:
+    """A quantised layer with its scales."""
+    if step.weights == "int8":
+        return linear.weights + linear.outputs * _FP32
+    if step.weights == "int4":
+        return linear.weights // 2 + linear.weights * 5 // (2 * _GROUP)
+    blocks = -(-linear.weights // _WEIGHT_BLOCK)
+    scales = blocks + -(-blocks // 256) * _FP32 if step.weights == "nf4_double" else blocks * _FP32
+    return block(linear.weights // 2) + block(scales)
+
+
+def gradient_bytes(step: Step) -> int:
+    """Gradients of all trained weights of one device's part, in as many copies as live together."""
+    return 0 if _hands_over(step) else _trained_bytes(step) * step.gradient_sets // step.gradient_parts
+
+
+def _trained_bytes(step: Step) -> int:
+    return sum(block(one.elements * _size(step, one)) * one.count for one in layers.trained(step.shape, step.adapter))
+
+
+def _size(step: Step, one: Parameter) -> int:
+    """Bytes of an element of a trained weight."""
+    if step.adapter is None:
+        return BYTES.get(step.weights, _FP32)
+    return BYTES[step.adapter.whole_dtype if one.table else step.adapter.dtype]
+
+
+def _updated_size(step: Step, one: Parameter) -> int:
+    """Of what the optimizer changes."""
+    return _FP32 if step.master else _size(step, one)
+
+
+def _hands_over(step: Step) -> bool:
+    """Whether gradients go to main memory as they come."""
+    return step.offload == "all" or (step.offload == "optimizer" and step.strategy in ("zero2", "zero3"))
+
+
+def _waiting_gradient_bytes(step: Step) -> int:
+    """Gradients of earlier micro batches, while one is computed."""
+    if step.gradient_sets == 1:
+        return gradient_bytes(step) if step.accumulation > 1 else 0
+    return gradient_bytes(step) * (step.gradient_sets - 1) // max(1, step.gradient_sets)
+
+
+def _buffer_bytes(step: Step) -> int:
+    """What DDP and ZeRO send gradients from, taken once."""
+    gradients = _trained_bytes(step)
+    if step.strategy == "ddp":
+        return gradients
+    if step.bucket and step.strategy in ("zero1", "zero2", "zero3"):
+        return 2 * step.bucket * BYTES[step.compute]
+    if step.strategy in ("zero2", "zero3"):
+        return 2 * min(step.shape.hidden**2 * BYTES[step.compute], gradients)
+    return 0
+
+
+def gradient_sets(micro_batches: int, *, exact: bool) -> int:
+    """The tree holds a sum per level and the newest leaf."""
+    return (micro_batches - 1).bit_length() + 1 if exact else 1
+
+
+def checkpoint_bytes(step: Step) -> int:
+    """Size of one checkpoint of the whole run: trained weights and the optimizer's state."""
+    states = sum(_state_bytes(step, one) * one.count for one in layers.trained(step.shape, step.adapter))
+    return trainable_parameters(step.shape, step.adapter) * _FP32 + states + (16 << 20)
+
+
+def _weight_tensors(step: Step) -> list[int]:
+    """This device's part of every weight."""
+    parts, trained = step.weight_parts, layers.trained(step.shape, step.adapter) if step.adapter else ()
+    adapter = [one.elements * _size(step, one) // parts for one in trained for _ in range(one.count)]
+    every = layers.trained(step.shape, None)
+    if step.weights in BYTES:
+        return _each(every, BYTES[step.weights], parts) + adapter
+    linears = linear_layers(step.shape)
+    packed = {(one.outputs, one.inputs) for one in linears}
+    outer = [one for one in every if (one.rows, one.columns) not in packed]
+    return [one.weights // 2 // parts for one in linears] + _each(outer, BYTES[step.outer], parts) + adapter
+
+
+def _each(parameters: Iterable[Parameter], size: int, parts: int) -> list[int]:
+    """Bytes of a device's part of each tensor of these forms."""
+    return [one.elements * size // parts for one in parameters for _ in range(one.count)]
+
+
+# ---- optimizers
+
+
+def optimizer_bytes(step: Step) -> int:
+    """The optimizer's state of one device's part."""
+    if step.offload != "none":
+        return 0
+    states = sum(_state_bytes(step, one) * one.count for one in layers.trained(step.shape, step.adapter))
+    return states // step.state_parts
+
+
+def _state_bytes(step: Step, one: Parameter) -> int:
+    return _master_bytes(step, one) + _moment_bytes(step, one)
+
+
+def _master_bytes(step: Step, one: Parameter) -> int:
+    """An fp32 copy of a 16-bit weight."""
+    return block(one.elements * _FP32) if step.master and _size(step, one) < _FP32 else 0
+
+
+def _moment_bytes(step: Step, one: Parameter) -> int:
+    if step.optimizer == "sgd":
+        return 0
+    if step.optimizer == "adafactor":
+        return (one.rows + one.columns if one.columns > 1 else one.rows) * _FP32
+    if step.optimizer in ("adamw", "adamw_fused"):
+        return 2 * block(one.elements * _updated_size(step, one))
+    if one.elements < _FULL_STATE_BELOW:
+        return 2 * block(one.elements * _FP32)
+    scales = 2 * block(-(-one.elements // _STATE_BLOCK) * _FP32)
+    paged = step.optimizer == "paged_adamw_8bit" and one.elements >= _PAGED_FROM
+    return scales if paged else scales + 2 * block(one.elements)
+
+
+def _optimizer_moment(step: Step, waiting: int) -> Moment:
+    """One complete set of gradients, and what the optimizer's step makes and drops."""
+    trained = layers.trained(step.shape, step.adapter)
+    if step.offload != "none":
+        return Moment(gradient_bytes(step) - waiting, gradients=gradient_bytes(step) - waiting)
+    if step.master and step.strategy == "zero3":
+        # DeepSpeed widens them in groups of so many weights.
+        widened = min(sum(_parts(step, trained)), _SUB_GROUP * _FP32)
+        gradients = gradient_bytes(step) + widened - waiting
+    elif step.master:
+        # They become fp32 one by one.
+        gradients = sum(map(block, _parts(step, trained))) - waiting
+    else:
+        gradients = _trained_bytes(step) * min(1, step.gradient_sets) // step.gradient_parts - waiting
+    return Moment(gradients + sum(map(block, _scratch_tensors(step))), gradients=gradients)
+
+
+def _scratch_tensors(step: Step) -> list[int]:
+    trained = layers.trained(step.shape, step.adapter)
+    largest = max(trained, key=lambda one: one.elements)
+    if step.optimizer == "adafactor":
+        # The squared gradient twice; of 16-bit weights also the gradient and the weight in fp32.
+        return [largest.elements * _FP32] * (2 if _size(step, largest) == _FP32 else 4)
+    if step.gradient_sets == 0:
+        trained = (dataclasses.replace(largest, count=1),)
+    return _parts(step, trained) if step.optimizer == "adamw" else []
+
+
+def _state_tensors(step: Step) -> list[int]:
+    trained = layers.trained(step.shape, step.adapter)
+    if step.optimizer in ("adamw", "adamw_fused"):
+        return _parts(step, trained) * (3 if step.master else 2)
+    if step.optimizer == "adamw_8bit":
+        return 2 * [one.elements // step.state_parts for one in trained for _ in range(one.count)]
+    return []
+
+
+def _parts(step: Step, trained: Iterable[Parameter]) -> list[int]:
+    """Bytes of this device's part of each weight as the optimizer changes it."""
+    return [one.elements * _updated_size(step, one) // step.state_parts for one in trained for _ in range(one.count)]

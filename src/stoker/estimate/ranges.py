@@ -1,0 +1,45 @@
+"""The honest interval beside a figure: which published measurements a step is like."""
+
+import functools
+from typing import Literal
+
+from stoker.estimate import speed
+from stoker.estimate.step import Step
+from stoker.facts import cards, intervals, rates
+from stoker.facts.cards import Card
+from stoker.facts.intervals import Interval
+
+
+def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Interval:
+    """Ratios measured / predicted of measurements like this step on this card."""
+    if card is None or card.kind != "cuda":
+        return intervals.assumed(figure)
+    if figure == "speed" and (_is_guessed(card.name) or _is_far(step, card.name)):
+        return intervals.assumed(figure)
+    return intervals.interval(figure, method(step), sharing(step), intervals.card_class(card))
+
+
+def method(step: Step) -> str:
+    """`full`, `lora` or `qlora`."""
+    if step.adapter is None:
+        return "full"
+    return "lora" if step.weights in ("fp32", "bf16", "fp16") else "qlora"
+
+
+def sharing(step: Step) -> str:
+    """`single`, `replicated` or `sharded`."""
+    if step.devices == 1:
+        return "single"
+    return "sharded" if step.state_parts > 1 else "replicated"
+
+
+def _is_far(step: Step, card: str) -> bool:
+    """Whether nodes work together as in no measurement: over a shared port, or with the whole model on each device."""
+    together = step.devices > step.devices_per_node
+    return together and (sharing(step) == "replicated" or not speed.hardware(cards.find(card)).own_port)
+
+
+@functools.cache
+def _is_guessed(card: str) -> bool:
+    """Whether no measurement tells what such cards reach."""
+    return speed.hardware(cards.find(card)).rate_class in rates.guessed()

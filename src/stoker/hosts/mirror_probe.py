@@ -1,0 +1,105 @@
+"""Asks the ways to the hub and to pip's index from a machine, and says what its runs use.
+
+The ways and the rule are `facts.mirrors`; here is the part that is sent to a box, and what a run has to do with it.
+"""
+
+import shlex
+from pathlib import Path
+
+from stoker import env
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts import answers, mirrors
+from stoker.facts.mirrors import Network, Way
+from stoker.hosts.box_facts import BoxFacts
+from stoker.store import address
+
+_SECONDS = 4
+
+_ASK = r"""
+stoker_now() {
+ now=$(date +%s%N 2>/dev/null); case "$now" in *N|'') now=$(date +%s)000000000;; esac
+ echo "$now"
+}
+stoker_python=$(command -v python3 || command -v python || echo "$HOME/miniconda3/bin/python")
+stoker_ask_pip() {
+ began=$(stoker_now)
+ "$stoker_python" -m pip --version >/dev/null 2>&1 || return 0
+ begun=$(stoker_now)
+ "$stoker_python" -m pip --disable-pip-version-check index versions pip --retries 0 --timeout SECONDS \
+  >/dev/null 2>&1 || return 0
+ ms=$(( ($(stoker_now) - begun - (begun - began)) / 1000000 )); [ "$ms" -gt 0 ] || ms=0
+ echo "reachable pip $ms"
+}
+stoker_ask() {
+ if [ -n "$2" ]; then [ -r "$2" ] || return 0; . "$2" >/dev/null 2>&1 || return 0; fi
+ began=$(stoker_now)
+ if command -v curl >/dev/null 2>&1; then
+  code=$(curl -sIL -o /dev/null -m SECONDS -w '%{http_code}' "$3" 2>/dev/null) || return 0
+ elif command -v wget >/dev/null 2>&1; then
+  code=$(wget -q -S --spider -T SECONDS -t 1 "$3" 2>&1 | sed -n 's/^ *HTTP\/[0-9.]* \([0-9]*\).*/\1/p' | tail -n 1)
+ else
+  code=$("$stoker_python" -c 'import sys, urllib.request as r
+try: print(r.urlopen(r.Request(sys.argv[1], method="HEAD"), timeout=SECONDS).status)
+except Exception as e: print(getattr(e, "code", 0))' "$3" 2>/dev/null) || return 0
+ fi
+ [ "${code:-0}" -ge 100 ] 2>/dev/null && [ "$code" -lt 500 ] || return 0
+ echo "reachable $1 $(( ($(stoker_now) - began) / 1000000 ))"
+}
+"""
+
+
+def script() -> str:
+    """Lines for a POSIX shell: one `reachable ADDRESS MILLISECONDS` per answer, one `given NAME VALUE` per setting."""
+    asked = "\n".join(f"( {_question(way)} ) &" for way in mirrors.ways())
+    given = (
+        '[ -z "${HF_ENDPOINT:-}" ] || echo "given HF_ENDPOINT $HF_ENDPOINT"\n'
+        "index=${PIP_INDEX_URL:-$( (pip config get global.index-url || true) 2>/dev/null)}\n"
+        '[ -z "$index" ] || echo "given PIP_INDEX_URL $index"'
+    )
+    return f"{_ASK.replace('SECONDS', str(_SECONDS))}{asked}\n{given}\nwait"
+
+
+def _question(way: Way) -> str:
+    if way.address == answers.PIP:
+        return "stoker_ask_pip"
+    return f"stoker_ask {shlex.join((way.address, way.file, way.asks or way.address))}"
+
+
+def read(said: str) -> tuple[dict[str, int], dict[str, str]]:
+    """What `script` printed: addresses that answered, and settings that lead somewhere already."""
+    words = [line.split(None, 2) for line in said.splitlines()]
+    reachable = {w[1]: int(w[2]) for w in words if len(w) == 3 and w[0] == "reachable" and w[2].isdecimal()}
+    given = {w[1]: env.without_secrets(w[2]) for w in words if len(w) == 3 and w[0] == "given"}
+    return reachable, given
+
+
+def of(facts: BoxFacts, run: Run) -> Network:
+    """How a machine reaches what a run loads, by what was found there."""
+    return mirrors.choose(
+        facts.reachable, token=bool(env.read(env.HF_TOKEN)), given=facts.given, store=_store_host(run)
+    )
+
+
+def told() -> Network:
+    """What the one who started us here chose, with the variables that lead there as they are set."""
+    network = mirrors.from_text(env.read(env.NETWORK))
+    names = {one.name for one in network.choices}
+    leads = {name for way in mirrors.ways() if way.name in names for name in way.environment}
+    leads |= {one.fields["variable"] for one in network.choices if one.key == mirrors.OVER_GIVEN}
+    here = env.child_environment({})
+    return network.model_copy(update={"environment": {name: here[name] for name in sorted(leads & here.keys())}})
+
+
+def _store_host(run: Run) -> str:
+    """Host of the store, which is reached without a proxy."""
+    endpoint = env.read(env.AWS_ENDPOINT_URL)
+    if not run.save.store:
+        return ""
+    try:
+        found = address.parse(run.save.store, Path())
+    except StokerError:
+        return ""
+    if found.kind == "s3":
+        return endpoint.partition("://")[2].partition("/")[0].partition(":")[0]
+    return found.host if found.kind == "ssh" else ""

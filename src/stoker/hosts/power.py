@@ -1,0 +1,154 @@
+"""Switching a host on and off: by the provider's API where there is one for it, else by the platform's own verb there.
+
+Only verbs that can be undone. What is irreversible belongs to the end of a run that asks for it (`meter.py`).
+"""
+
+import json
+import shlex
+import time
+
+from stoker import env, messages
+from stoker.errors import StokerError
+from stoker.facts import platforms
+from stoker.facts.platforms import Verb
+from stoker.hosts import autodl
+from stoker.hosts.autodl import Tell
+from stoker.hosts.box_facts import Disk, Kept
+from stoker.hosts.known import Host
+from stoker.hosts.shell import Ssh
+
+_GONE_SECONDS = 120.0
+_LOOK_SECONDS = 4.0
+_SILENT_LOOKS = 3
+_SILENT_SECONDS = 12.0
+"""A machine is off when it has been silent for that long and as often: a line may be broken for a moment."""
+_ASK_SECONDS = 30.0
+_LOST = ("nothing", "hours")
+
+
+def on(host: Host, *, card: bool = True, tell: Tell | None = None) -> Host:
+    """Switch it on, with its card or without; the host as it is to be reached now."""
+    _require_api(host)
+    return autodl.power_on(host, card=card, tell=tell)
+
+
+def off(host: Host, *, lossy: bool = False) -> None:
+    """Switch it off, and see that it is; where our folder there does not outlive that, only if it may be lost."""
+    if (kept := lost(host)) and not lossy:
+        raise StokerError("STK771", name=host.name, folder=host.base, kept=messages.text(f"hosts.kept.{kept}"))
+    if has_api(host) and _off_by_api(host):
+        return
+    verb = verb_of(host)
+    line = Ssh(host)
+    try:
+        line.run(script(verb))
+        await_gone(line)
+    finally:
+        line.close()
+
+
+def _off_by_api(host: Host) -> bool:
+    """Whether its provider's API switched it off; it may not know the machine, or not answer."""
+    try:
+        autodl.power_off(host)
+    except StokerError as error:
+        if error.code not in autodl.NOT_SERVED:
+            raise
+        return False
+    return True
+
+
+def verb_of(host: Host) -> Verb:
+    """The command that switches it off and can be undone."""
+    platform = platforms.find(host.platform)
+    if platform is None or platform.meter.reversible is None:
+        raise StokerError("STK726", name=host.name, platform=platform.title if platform else "-")
+    return platform.meter.reversible
+
+
+def lost(host: Host) -> Kept | None:
+    """What our folder there outlives, where that is less than being switched off; by the platform's profile."""
+    disks = [disk for disk in host.facts.disks if _holds(disk, host.base)] if host.facts else []
+    disk = max(disks, key=lambda one: len(one.path), default=None)
+    return disk.survives if disk and disk.survives in _LOST else None
+
+
+def _holds(disk: Disk, folder: str) -> bool:
+    return f"{folder}/".startswith(f"{disk.path.rstrip('/')}/")
+
+
+def running(host: Host) -> list[str] | None:
+    """Names of the runs that are under way there; None where the machine does not say."""
+    line = Ssh(host)
+    base = shlex.quote(host.base)
+    ask = (
+        f"[ -e {base}/env/bin/python ] || {{ echo '[]'; exit 0; }}\n"
+        f"export {env.RUNS.name}={base}/runs; {base}/env/bin/python -m stoker runs --json"
+    )
+    try:
+        told = json.loads(line.run(ask, seconds=_ASK_SECONDS))
+    except (StokerError, ValueError):
+        return None
+    finally:
+        line.close()
+    return [run["name"] for run in told if run["state"] == "running"]
+
+
+def script(verb: Verb) -> str:
+    """A verb for a shell there, started aside; its variables are looked up there and never come here."""
+    lines = []
+    for name in verb.variables:
+        found = f"tr '\\0' '\\n' </proc/1/environ | sed -n 's/^{name}=//p' | head -n 1"
+        lines.append(f'[ -n "${{{name}:-}}" ] || {name}=$({found})')
+        lines.append(f'[ -n "${{{name}:-}}" ] || {{ echo "{name}?" >&2; exit 1; }}')
+    for name, value in verb.environment.items():
+        lines.append(f"export {name}={_word(value)}")
+    return "\n".join([*lines, f"( sleep 1; {_command(verb.words)} ) </dev/null >/dev/null 2>&1 &"])
+
+
+def _command(words: tuple[str, ...]) -> str:
+    """`/bin/sh FILE` is for a script that names no interpreter; a program, or a script that does, runs as it is."""
+    command = " ".join(_word(word) for word in words)
+    if words[0] != "/bin/sh":
+        return command
+    itself = " ".join(_word(word) for word in words[1:])
+    head = f"head -c 4 {_word(words[1])} | od -An -tx1 | tr -d ' \\n'"
+    return f"case $({head}) in 2321*|7f454c46) {itself};; *) {command};; esac"
+
+
+def await_gone(line: Ssh) -> None:
+    """Wait until a machine has been silent for a while, asked each time over a connection of its own."""
+    until = time.monotonic() + _GONE_SECONDS
+    silent: list[float] = []
+    while time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+        line.close()
+        begun = time.monotonic()
+        silent = [] if _answers(line) else [*silent, begun]
+        if len(silent) >= _SILENT_LOOKS and time.monotonic() - silent[0] >= _SILENT_SECONDS:
+            return
+    raise StokerError("STK727", name=line.name)
+
+
+def _answers(line: Ssh) -> bool:
+    """Whether somebody is there; to be turned away is an answer, too."""
+    try:
+        line.run("true", seconds=10)
+    except StokerError as error:
+        return error.code != "STK701"
+    return True
+
+
+def _word(word: str) -> str:
+    return f'"{word}"' if word.startswith("$") else shlex.quote(word)
+
+
+def has_api(host: Host) -> bool:
+    """Whether its provider can be asked about it, by a token of the user's."""
+    return host.platform == "autodl" and bool(env.read(env.AUTODL_TOKEN))
+
+
+def _require_api(host: Host) -> None:
+    if not has_api(host):
+        platform = platforms.find(host.platform)
+        raise StokerError("STK728", name=host.name, platform=platform.title if platform else "-")

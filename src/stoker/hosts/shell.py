@@ -1,0 +1,336 @@
+"""How another machine is spoken to: OpenSSH through the user's own configuration, or this machine itself.
+
+A script goes through the stdin of a login shell: some platforms set their variables in login shells only, and a secret
+then stands neither in a command line nor in a file of the other side.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from stoker import env
+from stoker.errors import StokerError
+from stoker.hosts import known
+from stoker.hosts.known import Host
+from stoker.rundir.files import sha256
+from stoker.store.address import Address
+from stoker.store.shelf import Bandwidth, Fault, Patience
+from stoker.store.ssh import SshStore
+
+_ALIVE_SECONDS = 10
+_OPEN_SECONDS = 60
+_KEPT_SECONDS = 120
+"""How long a connection is kept for the next command."""
+_CUT = 255
+"""What ssh ends with when it is ssh that failed."""
+_RSYNC_FILES = (3, 11, 13, 23, 24)
+"""What rsync ends with where a file or a disk was the reason, not the line."""
+_LAST_WORDS = 12
+"""Lines of a failed script that are shown."""
+
+
+class Line(Protocol):
+    """A way to speak to a machine."""
+
+    name: str
+
+    def run(self, script: str, *, secrets: Mapping[str, str] | None = None, seconds: float = 60) -> str:
+        """Run a script in a login shell there; what it prints. A failure is an error with its last words."""
+
+    def talk(self, script: str) -> int:
+        """Run a script there with the user's terminal; its exit code."""
+
+    def send(self, files: Mapping[str, Path], target: str) -> None:
+        """Bring files to names below a folder there; goes on where an earlier attempt was cut off."""
+
+    def fetch(self, source: str, target: Path) -> None:
+        """Bring what is in a folder there into a folder here."""
+
+
+def _wrapped(script: str, given: Mapping[str, str], mark: str) -> bytes:
+    """Parsed whole before it runs, so that nothing in it reads the rest of it; the marks set banners apart."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in given.items())
+    body = f"{exports}main() {{\nset -e\n{script}\n}}\necho {mark}\n(main </dev/null)\ncode=$?\necho {mark} $code\n"
+    return body.encode()
+
+
+def _between(output: str, mark: str) -> tuple[str, int | None]:
+    """What stands between the marks, and the script's code; None where the line was cut before its end."""
+    _, found, rest = output.partition(f"{mark}\n")
+    inner, ended, code = rest.rpartition(f"{mark} ")
+    return (inner, int(code.split()[0])) if found and ended and code.split() else (rest, None)
+
+
+def _quiet(script: str) -> str:
+    """A script in a login shell whose banner is not heard: stdout is data."""
+    inner = shlex.quote(f"exec 1>&3 3>&-; {script}")
+    return f"exec 3>&1 >/dev/null; exec bash -lc {inner}"
+
+
+class _Spoken:
+    """What lines have in common: a shell that reads a script."""
+
+    name: str
+
+    def _shell(self) -> list[str]:
+        raise NotImplementedError
+
+    def run(self, script: str, *, secrets: Mapping[str, str] | None = None, seconds: float = 60) -> str:
+        """Run a script in a login shell."""
+        mark = f"-----{_nonce()}"
+        try:
+            done = subprocess.run(  # noqa: S603  # ssh or a shell, with a script of ours
+                self._shell(),
+                input=_wrapped(script, secrets or {}, mark),
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StokerError("STK701", host=self.name, reason=f"{seconds:g} s") from error
+        except OSError as error:
+            raise StokerError("STK700", reason=error) from error
+        said, code = _between(done.stdout.decode("utf-8", "replace"), mark)
+        if code == 0:
+            return said
+        words = env.without_secrets(_last(done.stderr.decode("utf-8", "replace")))
+        if code is None:
+            raise self._broken(words or f"exit {done.returncode}")
+        raise StokerError("STK702", host=self.name, reason=words or _last(said) or f"exit {code}")
+
+    def _broken(self, words: str) -> StokerError:
+        return StokerError("STK701", host=self.name, reason=words)
+
+
+class Here(_Spoken):
+    """This machine, such as the login node of a queue."""
+
+    name = "localhost"
+
+    def _shell(self) -> list[str]:
+        return ["bash", "-l", "-s"]
+
+    def talk(self, script: str) -> int:
+        """Run a script with the user's terminal."""
+        return subprocess.run(["bash", "-c", _quiet(script)], check=False).returncode  # noqa: S603, S607  # a script of ours
+
+    def send(self, files: Mapping[str, Path], target: str) -> None:
+        """Copy, each file aside first."""
+        for name, path in files.items():
+            final = Path(target) / name
+            final.parent.mkdir(parents=True, exist_ok=True)
+            aside = final.with_name(f".{final.name}.part")
+            shutil.copyfile(path, aside)
+            aside.replace(final)
+
+    def fetch(self, source: str, target: Path) -> None:
+        """Copy a folder."""
+        shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+class Ssh(_Spoken):
+    """A machine reached by OpenSSH: never asks, never forwards an agent, takes no key but the one pinned."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.name = host.name
+        self._opened = False
+
+    def command(self, *options: str) -> list[str]:
+        """`ssh` with all that keeps the line safe and short of waiting."""
+        said = {
+            "BatchMode": "yes",
+            "PermitLocalCommand": "no",
+            "RemoteCommand": "none",
+            "VerifyHostKeyDNS": "no",
+            "ForwardAgent": "no",
+            "ForwardX11": "no",
+            "ConnectTimeout": "20",
+            "ServerAliveInterval": str(_ALIVE_SECONDS),
+            "ServerAliveCountMax": "3",
+        }
+        if not any(option.startswith("ControlPath=") for option in options):
+            said |= {"ControlMaster": "no", "ControlPath": "none"}  # a connection of the user's own has pinned no key
+        words = [part for key, value in (said | known.options(self.host)).items() for part in ("-o", f"{key}={value}")]
+        return ["ssh", *words, *known.destination(self.host)[:-1], *options]
+
+    @property
+    def _destination(self) -> str:
+        return known.destination(self.host)[-1]
+
+    def talk(self, script: str) -> int:
+        """Run a script there with the user's terminal, where there is one."""
+        terminal = "-t" if sys.stdin.isatty() and sys.stdout.isatty() else "-T"
+        words = [*self._kept(), terminal, self._destination, f"bash -c {shlex.quote(_quiet(script))}"]
+        code = subprocess.run(words, check=False).returncode  # noqa: S603  # ssh with a script of ours
+        if code == _CUT:
+            self.run("true")  # says what is wrong, such as another host key, where it still is
+            raise StokerError("STK701", host=self.name, reason=f"ssh: exit {code}")
+        return code
+
+    def tunnel(self, port: int) -> int:
+        """A port of the box's loopback here, until Ctrl-C."""
+        forward = f"127.0.0.1:{port}:127.0.0.1:{port}"
+        words = [*self.command("-N", "-L", forward, "-o", "ExitOnForwardFailure=yes"), self._destination]
+        return subprocess.run(words, check=False).returncode  # noqa: S603  # ssh, no shell
+
+    def send(self, files: Mapping[str, Path], target: str) -> None:
+        """By rsync; where either side has none, by SFTP; where sshd has no SFTP, by tar."""
+        if not files:
+            return
+        self.run(f"mkdir -p {shlex.quote(target)}")
+        if self._has_rsync():
+            self._rsync_to(files, target)
+            return
+        try:
+            self._sftp_to(files, target)
+        except Fault as fault:
+            if "SFTP" not in str(fault) and "subsystem" not in str(fault):
+                raise StokerError("STK701", host=self.name, reason=fault) from fault
+            self._tar_to(files, target)
+
+    def fetch(self, source: str, target: Path) -> None:
+        """By rsync, or by tar."""
+        target.mkdir(parents=True, exist_ok=True)
+        if self._has_rsync():
+            self._rsync(f"{self._remote(source)}/", f"{target}/")
+            return
+        words = [*self._kept(), "-T", self._destination, f"tar -cf - -C {shlex.quote(source)} ."]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:  # noqa: S603  # ssh
+            assert process.stdout is not None
+            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+                archive.extractall(target, filter="data")
+        if process.returncode:
+            raise self._broken(f"tar: exit {process.returncode}")
+
+    # ---- connections
+
+    def _shell(self) -> list[str]:
+        return [*self._kept(), "-T", self._destination, "bash -l -s"]
+
+    def _kept(self) -> list[str]:
+        """`ssh` over one connection that stays for a while; Windows' has no such thing."""
+        path = _control_path(self.host)
+        if path is None:
+            return self.command("-o", "ClearAllForwardings=yes")
+        over = ("-o", f"ControlPath={path}", "-o", "ClearAllForwardings=yes")
+        if not self._opened:
+            self._opened = True
+            check = [*self.command(*over, "-O", "check"), self._destination]
+            if subprocess.run(check, capture_output=True, check=False).returncode:  # noqa: S603  # ssh, no shell
+                path.unlink(missing_ok=True)  # of one that was killed: ssh would take it for a living one's
+                keep = ["-M", "-N", "-f", "-o", f"ControlPersist={_KEPT_SECONDS}"]
+                # With files of its own: what it inherited it would hold open for as long as it stays.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    subprocess.run(  # noqa: S603  # ssh, no shell
+                        [*self.command(*over, *keep), self._destination],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        timeout=_OPEN_SECONDS,
+                        check=False,
+                    )
+        return self.command(*over)
+
+    def close(self) -> None:
+        """End the connection that was kept."""
+        path = _control_path(self.host)
+        if path is not None:
+            over = self.command("-o", f"ControlPath={path}", "-O", "exit")
+            subprocess.run([*over, self._destination], capture_output=True, check=False)  # noqa: S603  # ssh
+        self._opened = False
+
+    def _broken(self, words: str) -> StokerError:
+        if "Host key verification failed" in words or "IDENTIFICATION HAS CHANGED" in words:
+            return StokerError("STK703", host=self.name)
+        if re.search(r"Permission denied \([a-z]", words):
+            return StokerError("STK705", host=self.name, reason=_last(words, 1))
+        return super()._broken(words)
+
+    # ---- files
+
+    def _has_rsync(self) -> bool:
+        return (
+            os.name != "nt"
+            and shutil.which("rsync") is not None
+            and "yes" in self.run("command -v rsync >/dev/null && echo yes || true")
+        )
+
+    def _rsync_to(self, files: Mapping[str, Path], target: str) -> None:
+        """From a folder of links that looks as the other side will."""
+        with tempfile.TemporaryDirectory(prefix="stoker-") as stage:
+            for name, path in files.items():
+                link = Path(stage) / name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
+            self._rsync(f"{stage}/", f"{self._remote(target)}/", "--copy-links")
+
+    def _rsync(self, source: str, target: str, *options: str) -> None:
+        """Parts are kept, so that the next attempt sends the rest only."""
+        words = ["rsync", "--recursive", "--times", "--partial-dir=.stoker-part", "--timeout=60", *options]
+        done = subprocess.run(  # noqa: S603  # rsync over ssh, no shell here
+            [*words, "--rsh", shlex.join(self._kept()), source, target],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode in _RSYNC_FILES:
+            raise StokerError("STK702", host=self.name, reason=_last(done.stderr))
+        if done.returncode:
+            raise self._broken(_last(done.stderr))
+
+    def _remote(self, path: str) -> str:
+        return f"{self._destination}:{path}"
+
+    def _sftp_to(self, files: Mapping[str, Path], target: str) -> None:
+        address = Address("ssh", f"ssh://{self.name}{target}", target, host=self._destination)
+        store = SshStore(address, Patience(), Bandwidth(), self._kept())
+        for name, path in files.items():
+            store.upload(path, name, sha256(path))
+
+    def _tar_to(self, files: Mapping[str, Path], target: str) -> None:
+        words = [*self._kept(), "-T", self._destination, f"tar -xf - -C {shlex.quote(target)}"]
+        with subprocess.Popen(words, stdin=subprocess.PIPE) as process:  # noqa: S603  # ssh
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), tarfile.open(fileobj=process.stdin, mode="w|") as archive:
+                for name, path in files.items():
+                    archive.add(path.resolve(), name)
+        if process.returncode:
+            raise self._broken(f"tar: exit {process.returncode}")
+
+
+def _control_path(host: Host) -> Path | None:
+    """The socket of a kept connection; a host's own, as it was opened by the key pinned for that host.
+
+    Its name may have about 100 letters, 17 of which ssh wants for itself: TMPDIR of a Mac is too long.
+    """
+    if os.name == "nt":
+        return None
+    folder = Path("/tmp") / f"stoker-{os.getuid()}"  # noqa: S108  # ours alone, checked below; others are too long
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        return None  # somebody else made it: they could put a socket of their own there
+    told = [host.name, *known.destination(host), *known.options(host).values()]
+    return folder / hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)
+
+
+def _last(text: str, lines: int = _LAST_WORDS) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

@@ -1,0 +1,198 @@
+"""Collects the facts a plan follows from: the model's shape, the data's size, the machine, a price."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.config.run import Run
+from stoker.errors import StokerError
+from stoker.facts import cards, failures, platforms, shapes
+from stoker.facts.machine import Machine, examine
+from stoker.facts.mirrors import Network
+from stoker.facts.platforms import Platform
+from stoker.facts.shapes import ResolvedShape
+from stoker.hosts import mirror_probe
+from stoker.launch.deadline import deadline
+from stoker.plan import choices, data, money
+from stoker.plan.data import DataFacts
+from stoker.plan.make import Inputs
+from stoker.plan.moves import Earlier
+from stoker.plan.plan import Plan, Rung
+from stoker.rundir import checkpoints, files, layout, nodes, prepared
+from stoker.rundir import inputs as paths
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+
+def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
+    """This machine, or one with as many of a card as the run asks for; as often as train together."""
+    if card:
+        return Machine.of_card(cards.find(card), _last(run.where.gpus), nodes=choices.nodes(run))
+    together = nodes.read(run_dir.nodes_file) if run_dir else None
+    return examine().model_copy(update={"nodes": len(together.present) if together else 1})
+
+
+def _last(gpus: int | str) -> int:
+    """How many cards a machine must have: a count, or up to the last one named."""
+    if isinstance(gpus, int):
+        return max(1, gpus)
+    return 1 if gpus == "all" else 1 + max(int(number) for number in gpus.split(","))
+
+
+def _count(gpus: int | str, found: int) -> int:
+    """How many cards train."""
+    if isinstance(gpus, int):
+        return gpus
+    return found if gpus == "all" else len(gpus.split(","))
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is known of another machine's surroundings; this one's own are looked at."""
+
+    network: Network
+    platform: Platform | None
+
+
+def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: Elsewhere | None = None) -> Inputs:
+    """All inputs of a plan. Counted data facts win over declared ones.
+
+    Args:
+        run_file: The run.
+        run_dir: Its directory, once there is one.
+        on: The machine it is planned for.
+        elsewhere: Where it is not this one.
+    """
+    platform = elsewhere.platform if elsewhere else platforms.here() if on.examined else None
+    run = _with_deepspeed(run_file)
+    report = _report(run_file, run_dir)
+    begun = run_dir or _begun(run_file)
+    shape = _shape(run_file)
+    card = on.devices[0].card if on.devices else None
+    offer = money.offer(run, card, max(1, _count(run.where.gpus, len(on.devices))))
+    vocab = report.vocab if report else None
+    return Inputs(
+        run=run,
+        machine=on,
+        shape=shape,
+        data=_data(run_file, report),
+        offer=offer,
+        vocab=vocab,
+        earlier=_earlier(begun),
+        out_of_memory=_out_of_memory(begun),
+        deadline=deadline() if run_dir is not None and not elsewhere else None,
+        place=_place(run, platform),
+        platform=platform,
+        network=elsewhere.network if elsewhere else mirror_probe.told(),
+        nodes=_names(run_dir) if not elsewhere else (),
+        elsewhere=elsewhere is not None,
+    )
+
+
+def _names(run_dir: RunDir | None) -> tuple[str, ...]:
+    """The machines that train together here."""
+    together = nodes.read(run_dir.nodes_file) if run_dir else None
+    return together.present if together else ()
+
+
+def _place(run: Run, platform: Platform | None) -> str:
+    """Where failures are counted: the platform it is on, or the kind of place that was asked for."""
+    here = (platform.name, platform.kind) if platform else ()
+    asked = "queue" if run.where.place == "slurm" else run.where.place
+    return failures.known_place(*here, asked)
+
+
+def _with_deepspeed(run_file: RunFile) -> Run:
+    """The run with the DeepSpeed configuration itself, where the run file names a file."""
+    run, stated = run_file.run, run_file.run.native.deepspeed
+    if not isinstance(stated, str):
+        return run
+    path = run_file.folder / stated
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StokerError("STK219", path=path, reason=error) from error
+    native = run.native.model_copy(update={"deepspeed": content})
+    return run.model_copy(update={"native": native})
+
+
+def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) -> None:
+    """Put into the manifest what the run is about to be made with."""
+    layout.record(
+        run_dir,
+        versions=on.packages,
+        machine=on.model_dump(exclude={"packages"}),
+        data_digest=data_digest,
+        git=_git_state(run_file.folder),
+    )
+
+
+def _git_state(folder: Path) -> str:
+    """The commit a folder stands at, or nothing."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    commit = _said(git, "-C", str(folder), "rev-parse", "HEAD")
+    return f"{commit}+changes" if commit and _said(git, "-C", str(folder), "status", "--porcelain") else commit
+
+
+def _said(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603  # git, no shell
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _shape(run_file: RunFile) -> ResolvedShape:
+    """The model's shape; of a recipe's run that has not been trained yet, the shape the recipe states."""
+    run, folder = run_file.run, run_file.folder
+    if not isinstance(run.model, str):
+        return shapes.resolve(run.model, folder, run.tokenizer, run.data.length)
+    earlier = run.model.removeprefix(paths.EARLIER_RUN)
+    try:
+        return shapes.resolve(paths.model_path(run.model, folder), folder, run.tokenizer, run.data.length)
+    except StokerError:
+        if earlier == run.model or earlier not in load.recipe_names():
+            raise
+        return _shape(load.load(earlier))
+
+
+def _begun(run_file: RunFile) -> RunDir | None:
+    """The directory of this very run, where there is one: what is planned is then how it goes on."""
+    try:
+        run_dir = layout.find(str(run_file.run.name))
+        return None if layout.changed_words(run_dir.run(), run_file.run) else run_dir
+    except StokerError:
+        return None
+
+
+def _earlier(run_dir: RunDir | None) -> Earlier | None:
+    """The newest checkpoint; the trainer reads it through, a plan does not."""
+    found = checkpoints.next_found(run_dir.checkpoints) if run_dir is not None else None
+    if found is None:
+        return None
+    commit = found.commit
+    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version)
+
+
+def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:
+    """What the plan before this one found out; another machine's findings are passed over by the card's name."""
+    if run_dir is None or not run_dir.plan_file.exists():
+        return ()
+    return tuple(files.read_record(run_dir.plan_file, Plan).out_of_memory)
+
+
+def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
+    """The report of data prepared for this very run, if there is one."""
+    if run_dir is None:
+        try:
+            run_dir = layout.find(str(run_file.run.name))
+        except StokerError:
+            return None
+    return prepared.current_report(run_dir.data, run_file.run, run_file.folder)
+
+
+def _data(run_file: RunFile, report: Report | None) -> DataFacts:
+    return data.from_report(report) if report else data.declared(run_file.run)

@@ -1,0 +1,29 @@
+"""Has a step traced: the real training step with fake tensors on a CPU, through a model of CUDA's allocator."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import StokerError
+from stoker.estimate import step as steps
+from stoker.launch import foreground, programs
+from stoker.plan.make import Found
+from stoker.rundir import files
+
+
+def check(found: Found) -> None:
+    """Refuse what cannot be traced, before anything is started."""
+    programs.check_engine()
+    machine = found.inputs.machine
+    if machine.kind != "cuda":
+        raise StokerError("STK223", card=machine.name)
+
+
+def trace(found: Found) -> dict[str, Any]:
+    """What one device holds, as `engine.trace.Traced` has it."""
+    with tempfile.TemporaryDirectory(prefix="stoker-") as name:
+        folder = Path(name)
+        files.write_json(folder / "step.json", steps.to_json(found.way.step))
+        foreground.run("trace", folder)
+        traced: dict[str, Any] = files.read_json(folder / "trace.json")
+    return traced

@@ -1,0 +1,229 @@
+"""The program inside a bundle: `python BUNDLE VERB`, BUNDLE being the zip or the folder it was unpacked into.
+
+    install             unpack what the record lists, digests compared, and install around the image's own torch
+    stoker WORDS...     install if need be, then `stoker WORDS` there
+    result              check what was trained, and make one zip of it
+    segment JSON        install if need be, then one segment of a chain (`stoker.places.segment`)
+Standard library only, one file: Stoker is not installed yet where it runs. Its sentences come with the bundle's record.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+RECORD = "bundle.json"
+_BASES = ("/kaggle/working", "/content", "/mnt/workspace")
+"""Where notebooks keep their work: Kaggle, Colab, PAI-DSW. Elsewhere it is the folder they are in."""
+_KEPT = ("torch", "torchvision", "torchaudio", "triton")
+"""Packages of the image that stay as they are."""
+_RESULT = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "artifacts/final")
+_CHUNK_BYTES = 1 << 20
+
+
+class Bundle:
+    """A zip, or the folder somebody unpacked it into: Kaggle does so with every zip of a dataset."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._archive = None if path.is_dir() else zipfile.ZipFile(path)
+        with self.stream(RECORD) as file:
+            self.record: dict[str, Any] = json.loads(file.read().decode("utf-8"))
+
+    def stream(self, name: str) -> IO[bytes]:
+        """A file of it."""
+        return (self.path / name).open("rb") if self._archive is None else self._archive.open(name=name)
+
+    def say(self, key: str, **fields: Any) -> None:
+        """One of the sentences that came with it."""
+        print(self.record["sentences"][key].format(**fields), flush=True)  # noqa: T201  # there is no console here
+
+
+class Box:
+    """Where a bundle was unpacked."""
+
+    def __init__(self, bundle: Bundle, base: Path, runs: Path | None = None) -> None:
+        """Choose the folders.
+
+        Args:
+            bundle: What is unpacked.
+            base: The folder below which everything stands.
+            runs: Where runs stand, if not below it.
+        """
+        self.bundle = bundle
+        self.base = base
+        self.runs = runs or base / "runs"
+
+    # ---- unpack
+
+    def unpack(self) -> None:
+        """Write every file the record lists, and nothing else; what is there already stays."""
+        wanted = self.bundle.record["files"]
+        missing = {name: entry for name, entry in wanted.items() if not self._has(name, entry)}
+        needed = sum(entry["bytes"] for entry in missing.values())
+        self.base.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(self.base).free) < needed:
+            self._end("no_room", needed=f"{needed / 1e9:.1f}", free=f"{free / 1e9:.1f}", folder=self.base)
+        for name, entry in missing.items():
+            self._write(name, entry)
+
+    def place(self, name: str) -> Path:
+        """Where a file of the bundle goes; a name that leads elsewhere is refused."""
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\\" in name or ":" in name:
+            self._end("bad_name", name=name)
+        top, inner = (self.runs, parts[1:]) if parts[0] == "runs" else (self.base, parts)
+        target = top.joinpath(*inner)
+        if not target.resolve().is_relative_to(top.resolve()):
+            self._end("bad_name", name=name)
+        return target
+
+    def _has(self, name: str, entry: dict[str, Any]) -> bool:
+        path = self.place(name)
+        return path.is_file() and path.stat().st_size == entry["bytes"] and _digest(path) == entry["sha256"]
+
+    def _write(self, name: str, entry: dict[str, Any]) -> None:
+        target = self.place(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        digest, left = hashlib.sha256(), entry["bytes"]
+        with self.bundle.stream(name) as source, part.open("wb") as file:
+            while left >= 0 and (chunk := source.read(_CHUNK_BYTES)):
+                digest.update(chunk)
+                left -= len(chunk)
+                file.write(chunk)
+        if left or digest.hexdigest() != entry["sha256"]:
+            part.unlink()
+            self._end("bad_file", name=name)
+        part.replace(target)
+
+    # ---- install
+
+    def install(self) -> None:
+        """Install Stoker and what it needs into the Python of the notebook; the image's torch stays."""
+        self.unpack()
+        name = self.bundle.record["wheel"]
+        wheel, mark = self.place(name), self.base / "installed.json"
+        done = {"wheel": self.bundle.record["files"][name]["sha256"], "python": sys.executable}
+        if mark.is_file() and mark.read_text(encoding="utf-8") == json.dumps(done) and _installed("stoker"):
+            return
+        kept = {name: version for name in _KEPT if (version := _installed(name))}
+        constraints = self.base / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
+        self.bundle.say("installing", torch=kept.get("torch", "-"))
+        if _installed("stoker"):  # pip takes a wheel of the same version for the same
+            self._pip("--no-deps", "--force-reinstall", str(wheel))
+        self._pip("--constraint", str(constraints), f"{wheel}[{self.bundle.record['extras']}]")
+        mark.write_text(json.dumps(done), encoding="utf-8")
+
+    def _pip(self, *words: str) -> None:
+        quiet = ("-q", "--disable-pip-version-check", "--root-user-action=ignore")
+        if subprocess.call([sys.executable, "-m", "pip", "install", *quiet, *words]):  # noqa: S603  # no shell
+            self._end("no_install", torch=_installed("torch") or "-")
+
+    # ---- run
+
+    def call(self, *words: str) -> int:
+        """A program of Stoker, where the run file stands."""
+        folder = self.base / self.bundle.record["folder"]
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "STOKER_RUNS": str(self.runs)}
+        return subprocess.call([sys.executable, "-X", "utf8", "-m", *words], cwd=folder, env=environment)  # noqa: S603
+
+    def result(self) -> int:
+        """Read every checkpoint back, and make one zip of what a laptop needs; it is read back, too."""
+        name = self.bundle.record["name"]
+        if code := self.call("stoker", "verify", name):
+            return code
+        run = self.runs / name
+        if not (run / "artifacts" / "final").is_dir():
+            self._end("unfinished", name=name)
+        inner = [path for one in _RESULT for path in _below(run / one)]
+        inner += _below(max((run / "checkpoints").glob("step-*"), default=run / "none"))
+        target = self.base / f"{name}-result.zip"
+        digests = _pack(target, {f"{name}/{path.relative_to(run).as_posix()}": path for path in inner})
+        if _packed(target) != digests:
+            self._end("bad_file", name=target.name)
+        self.bundle.say("result", path=target, size=f"{target.stat().st_size / 1e6:.0f}")
+        return 0
+
+    def _end(self, key: str, **fields: Any) -> None:
+        self.bundle.say(key, **fields)
+        sys.exit(1)
+
+
+def base() -> Path:
+    """The folder for all of it on this machine."""
+    work = next((Path(one) for one in _BASES if os.access(one, os.W_OK)), Path.cwd())
+    return work / "stoker"
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _below(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return _digest_of(file)
+
+
+def _digest_of(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _pack(target: Path, names: dict[str, Path]) -> dict[str, str]:
+    part = target.with_name(f".{target.name}.part")
+    with zipfile.ZipFile(part, "w") as archive:
+        for name, path in names.items():
+            archive.write(path, name)
+    part.replace(target)
+    return {name: _digest(path) for name, path in names.items()}
+
+
+def _packed(target: Path) -> dict[str, str]:
+    with zipfile.ZipFile(target) as archive:
+        found = {}
+        for name in archive.namelist():
+            with archive.open(name=name) as file:
+                found[name] = _digest_of(file)
+        return found
+
+
+def main(words: list[str]) -> int:
+    """Do what was asked of this bundle."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    bundle = Bundle(Path(__file__).resolve().parent)
+    verb, rest = words[0], words[1:]
+    if verb == "segment":
+        asked = json.loads(rest[0])
+        box = Box(bundle, Path(asked["base"]), Path(asked["runs"]))
+        box.install()
+        return box.call("stoker.places.segment", json.dumps({**asked, "words": bundle.record["words"]}))
+    box = Box(bundle, base())
+    box.install()
+    if verb == "install":
+        bundle.say("installed", folder=box.base)
+        return 0
+    return box.result() if verb == "result" else box.call("stoker", *rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""A Slurm queue: the login node is a box like others; a run there is a job, and one job after another until it is done.
+
+The job's script is written out readable: options, the run's own lines, then `queue.sh`, the same for every run. A job
+whose time is up commits and is requeued; where that is not allowed it submits its successor. A job of several nodes has
+`stoker train` on the first one, by the script itself, which Slurm tells of the end, and `stoker join` on the others.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from stoker.config import values
+from stoker.config.run import Run
+from stoker.errors import EXIT_DONE, StokerError
+from stoker.hosts.box_facts import BoxFacts
+from stoker.hosts.known import Host
+from stoker.hosts.shell import Here, Line
+from stoker.places import package as packages
+from stoker.places.box import Box
+from stoker.places.package import Package
+
+_LEAST_NOTICE_SECONDS, _MOST_NOTICE_SECONDS = 120, 600
+_NOTICE_SHARE = 0.05
+"""Of a job's time: kept for the last checkpoint and its copy."""
+_FRUITLESS_MOST = 3
+"""Jobs in a row without a newer checkpoint."""
+_GPU_OPTIONS = {"gres", "gpus", "gpus_per_node", "gpus_per_task", "gpus_per_socket", "tres_per_task"}
+_FIELDS = "%i|%T|%r|%S|%e|%N"
+"""Number, state, reason, start, end, nodes."""
+_PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"}
+
+
+class Queue(Box):
+    """A Slurm cluster, spoken to on its login node."""
+
+    def __init__(self, line: Line, host: Host, run: Run, notice_seconds: int | None = None) -> None:
+        """Take a login node.
+
+        Args:
+            line: How it is spoken to.
+            host: What is known of it.
+            run: Decides how long a job is and what it may take.
+            notice_seconds: How long before the time limit a job is told. Default: a share of its time.
+        """
+        super().__init__(line, host, run)
+        self.notice_seconds = notice_seconds or _notice_seconds(run)
+
+    @classmethod
+    def here(cls, run: Run) -> "Queue":
+        """The cluster whose login node this is."""
+        line, base = Here(), (Path.home() / "stoker").as_posix()
+        return cls(line, Host(name=line.name, host=line.name, base=base, python=sys.executable), run)
+
+    def facts(self) -> BoxFacts | None:
+        """Nobody can be asked before the job has its node: the plan is made there."""
+        return None
+
+    # ---- a job
+
+    def start(self, package: Package) -> None:
+        """Write the job's script and submit it."""
+        if waiting := self._jobs(package.name):
+            raise StokerError("STK742", name=package.name, host=self.name, job=waiting[0]["id"])
+        folder = f"{self.run_folder(package.name)}/slurm"
+        text = self.script(package, packages.secrets(self._run))
+        self.line.run(
+            f"mkdir -p {quote(folder)} {quote(self.run_folder(package.name))}/logs "
+            f"{quote(self.base)}/{quote(package.folder)}\n"
+            f"rm -f {quote(folder)}/end {quote(folder)}/fruitless\n"
+            f"cat > {quote(folder)}/job.sh <<'END_OF_JOB'\n{text}END_OF_JOB\n"
+        )
+        try:
+            self.line.run(f"sbatch --parsable {quote(folder)}/job.sh", secrets=packages.secrets(self._run))
+        except StokerError as error:
+            if error.code != "STK702":
+                raise
+            raise StokerError("STK741", host=self.name, reason=error.fields["reason"]) from error
+
+    def script(self, package: Package, exported: Iterable[str]) -> str:
+        """The job's script.
+
+        Args:
+            package: The run.
+            exported: Names of variables that travel with the job; Slurm takes their values from who submits it.
+        """
+        folder = self.run_folder(package.name)
+        words = [word for word in package.words if word != "--detach"]
+        options = [*self._options(package.name), ("export", ",".join(exported) or "NONE")]
+        lines = [
+            "#!/bin/bash -l",
+            f"# The run `{package.name}`, as Stoker submits it. By hand: sbatch {folder}/slurm/job.sh",
+            *(f"#SBATCH --{name}" + (f"={value}" if value else "") for name, value in options),
+            "",
+            *(f"export {name}={quote(value)}" for name, value in self.environment().items()),
+            *self.network().exports().splitlines(),
+            f"run={quote(folder)}",
+            f"fruitless_most={_FRUITLESS_MOST}",
+            f"cd {quote(f'{self.base}/{package.folder}')} || exit 2",
+            self._command("train", words),
+            *([self._command("join", package.joining)] if self._run.where.nodes > 1 else []),
+            "",
+        ]
+        common = resources.files("stoker.places").joinpath("queue.sh").read_text(encoding="utf-8")
+        return "\n".join(lines) + common.partition("\n")[2]  # the first line is for shellcheck
+
+    def _command(self, name: str, words: Sequence[str]) -> str:
+        return f"{name}=({' '.join(map(quote, self._python('-m', 'stoker', *words)))})"
+
+    def _options(self, name: str) -> Iterator[tuple[str, str]]:
+        """What sbatch is asked for: ours, then the run file's `native.slurm`."""
+        where, native = self._run.where, self._run.native.slurm
+        yield "job-name", _job_name(name)
+        yield "output", quote(f"{self.run_folder(name)}/logs/slurm-%j.log")
+        yield "open-mode", "append"
+        yield "nodes", str(where.nodes)
+        yield "ntasks-per-node", "1"
+        if where.elastic:
+            yield "no-kill", ""  # else a lost node ends the job of all, and Slurm requeues it
+        yield "signal", f"B:USR1@{self.notice_seconds}"
+        yield "requeue", ""
+        if where.session:
+            yield "time", str(max(1, math.ceil(values.duration_seconds(where.session) / 60)))
+        if not _GPU_OPTIONS & native.keys() and (cards := _cards(where.gpus)):
+            yield "gres", f"gpu:{cards}"
+        for option, value in native.items():
+            if value is not False:
+                yield option.replace("_", "-"), "" if value is True else _value(option, value)
+
+    # ---- while it waits or runs
+
+    def status(self, run: str) -> dict[str, Any] | None:
+        """How the run stands: its job, and what the run directory says; None where neither is known."""
+        jobs, known = self._jobs(run), super().status(run)
+        if known is None and not jobs:
+            return None
+        state = (known or {}).get("state", "new")
+        if jobs:
+            state = "queued" if jobs[0]["state"] in _PENDING else "running"
+        return {"name": run, "step": 0, **(known or {}), "state": state, "jobs": jobs, "last": self._last_note(run)}
+
+    def _last_note(self, run: str) -> list[str]:
+        """What a job noted last: number, restarts, time, step before, step after, what became of it."""
+        return self.line.run(f"tail -n 1 {quote(self.run_folder(run))}/slurm/jobs 2>/dev/null || true").split()
+
+    def _jobs(self, run: str) -> list[dict[str, str]]:
+        """The run's jobs in the queue."""
+        said = self.line.run(
+            "command -v squeue >/dev/null || { echo none; exit 0; }\n"
+            f'squeue --noheader --user="$(id -un)" --name={quote(_job_name(run))} --format={quote(_FIELDS)}'
+        )
+        if said.strip() == "none":
+            raise StokerError("STK740", host=self.name)
+        names = ("id", "state", "reason", "starts", "ends", "nodes")
+        return [dict(zip(names, line.split("|"), strict=True)) for line in said.splitlines() if line.count("|") == 5]
+
+    def stop(self, run: str) -> None:
+        """Ask the run to commit and end, and for no further job; one that only waits is taken out of the queue."""
+        folder, name = quote(self.run_folder(run)), quote(_job_name(run))
+        self.line.run(
+            f"mkdir -p {folder}/slurm; touch {folder}/slurm/end {folder}/stop\n"
+            f'scancel --state=PENDING --user="$(id -un)" --name={name}'
+        )
+
+    def follow(self, words: Sequence[str]) -> int:
+        """`stoker WORDS` there; but a stop goes by way of the queue, and a job that waits has no page yet."""
+        if words[0] == "stop":
+            self.stop(words[1])
+            return super().follow(words) if self._has_begun(words[1]) else EXIT_DONE
+        if words[0] in ("watch", "logs") and not self._has_begun(words[1]):
+            for job in self._jobs(words[1]):
+                raise StokerError("STK745", name=words[1], host=self.name, **job)
+        return super().follow(words)
+
+    def _has_begun(self, run: str) -> bool:
+        """Whether any job of the run has had a node."""
+        return "yes" in self.line.run(f"test -e {quote(self.run_folder(run))}/manifest.json && echo yes || true")
+
+    def stop_meter(self) -> None:
+        """A queue bills jobs; none is left when a run has ended."""
+
+
+# ---- small things
+
+
+def _job_name(run: str) -> str:
+    return f"stoker-{run}"
+
+
+def _notice_seconds(run: Run) -> int:
+    """How long before the end of its time a job is told."""
+    if not run.where.session:
+        return _MOST_NOTICE_SECONDS // 2
+    share = round(_NOTICE_SHARE * values.duration_seconds(run.where.session))
+    return min(_MOST_NOTICE_SECONDS, max(_LEAST_NOTICE_SECONDS, share))
+
+
+def _cards(gpus: int | str) -> int:
+    """How many cards a job takes: `all` are those it is given, so one unless `native.slurm` asks for more."""
+    if isinstance(gpus, int):
+        return gpus
+    return 1 if gpus == "all" else 1 + max(int(number) for number in gpus.split(","))
+
+
+def _value(option: str, value: Any) -> str:
+    """An option's value on an `#SBATCH` line, which ends it: nothing in it may begin another one."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict) or value is None or not re.fullmatch(r"[ -~]+", text):
+        raise StokerError("STK743", option=option, value=text, flag=option.replace("_", "-"))
+    return quote(text)

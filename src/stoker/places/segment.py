@@ -1,0 +1,247 @@
+"""One segment of a chain: `python -m stoker.places.segment JSON`, on a machine that is taken away after some hours.
+
+Takes the newest checkpoint that verifies from what the segment before left (or from the store), trains until the
+session's end is near, and leaves a report beside the run. It ends with 0 whatever happened: a notebook that fails may
+lose its output. Knows folders and clocks, nothing of who runs it.
+"""
+
+import datetime
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from stoker import env
+from stoker.config import load
+from stoker.config.run import Run
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
+from stoker.rundir import checkpoints, events, files, pulled
+from stoker.rundir.checkpoints import Checkpoint
+from stoker.rundir.layout import RunDir
+from stoker.rundir.pulled import Pulled
+from stoker.store import fetch, opening
+from stoker.store.shelf import Fault
+
+REPORT = "stoker-segment.json"
+MARGIN_SECONDS = 120.0
+"""Of a session for what is not training: the machine's start before `began`, the output after us."""
+_RECORDS = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "supervisor.json")
+_DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/*/*/")
+"""How deep below the inputs an earlier output may stand; that is the platform's own matter, and it has changed."""
+
+
+class Asked(BaseModel):
+    """What a segment is told."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    """Of the run."""
+    chain: str
+    """Which chain: outputs of others are none of ours."""
+    number: int
+    source: int | None
+    """The segment it goes on from; None for the first."""
+    session_seconds: float
+    began: float
+    """When the session's clock started, in seconds since 1970: before anything was unpacked or installed."""
+    runs: str
+    inputs: str
+    """Below it stands what the segment before left."""
+    words: list[str]
+    """What stands behind `stoker` to train."""
+
+
+class Report(BaseModel):
+    """What a segment leaves for whoever goes on."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    chain: str
+    number: int
+    source: int | None = None
+    state: str
+    """done, stopped or failed."""
+    exit_code: int = 0
+    step: int = 0
+    """Of the newest checkpoint that verifies."""
+    resumed_step: int = 0
+    total_steps: int = 0
+    standing: Pulled | None = None
+    rejected: list[dict[str, str]] = []
+    """Checkpoints of the segment before that did not verify, and why."""
+    error: dict[str, Any] | None = None
+    seconds: float = 0.0
+
+    def sealed(self) -> dict[str, Any]:
+        """As it is written: with a digest of its own, so that half of it, or another page, is not taken for it."""
+        content = self.model_dump()
+        return {**content, "digest": _digest(content)}
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """What `sealed` wrote.
+
+        Raises:
+            FileNotFoundError: Where there is none.
+            ValueError: Where it is not what was written.
+        """
+        content = files.read_json(path)
+        if not isinstance(content, dict) or content.pop("digest", "") != _digest(content):
+            raise ValueError(path.name)
+        return cls.model_validate(content)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def main(text: str) -> int:
+    """Do one segment and report, also what nobody foresaw: without a report all its checkpoints count as lost."""
+    asked = Asked.model_validate_json(text)
+    run_dir = RunDir(Path(asked.runs) / asked.name)
+    rejected: list[dict[str, str]] = []
+    step, code, error = 0, EXIT_USER, None
+    stands: dict[str, Any] = {}
+    try:
+        step = bring(asked, run_dir, rejected)
+        code = _train(asked)
+        error = _last_error(run_dir) if code not in (EXIT_DONE, EXIT_STOPPED) else None
+    except Exception as problem:  # noqa: BLE001  # see above
+        error = _told(problem)
+    try:
+        stands = _standing(run_dir)
+    except Exception as problem:  # noqa: BLE001  # the next segment looks for itself what it can go on from
+        code, error = EXIT_STOPPED if code == EXIT_DONE else code, error or _told(problem)
+    report = Report(
+        chain=asked.chain,
+        number=asked.number,
+        source=asked.source,
+        state={EXIT_DONE: "done", EXIT_STOPPED: "stopped"}.get(code, "failed"),
+        exit_code=code,
+        resumed_step=step,
+        rejected=rejected,
+        error=error,
+        seconds=time.time() - asked.began,
+        **stands,
+    )
+    # Prepared data comes with the bundle; in the output it would only take room.
+    shutil.rmtree(run_dir.data, ignore_errors=True)
+    files.write_json(Path(asked.runs).parent / REPORT, report.sealed())
+    return 0
+
+
+def _told(problem: Exception) -> dict[str, Any]:
+    first = problem.errors[0] if isinstance(problem, StokerErrors) else problem
+    if not isinstance(first, StokerError):
+        traceback.print_exception(first)
+        first = StokerError("STK900", reason=f"{type(first).__name__}: {first}")
+    return first.to_json()
+
+
+# ---- what the segment before left
+
+
+def bring(asked: Asked, run_dir: RunDir, rejected: list[dict[str, str]]) -> int:
+    """Take over from the segment before; the step training goes on from.
+
+    Raises:
+        StokerError: STK751 where its output is not here, STK752 where nothing of it can be used. A chain never starts
+            over by itself.
+    """
+    if asked.source is None:
+        return 0
+    report, before = _before(asked)
+    _take_records(before, run_dir)
+    newest, wrong = checkpoints.newest_verified(before.checkpoints)
+    rejected += [{"path": one.path.name, "reason": one.reason} for one in wrong]
+    if newest is not None:
+        _adopt(newest, run_dir)
+        best = checkpoints.best_step(newest)
+        for one in checkpoints.committed(before.checkpoints):
+            if one.step == best != newest.step and not checkpoints.verify(one):
+                _adopt(one, run_dir)
+        return newest.step
+    if not report.step and not wrong:
+        return 0
+    return _from_store(asked, run_dir, report.step, "; ".join(f"{one.path.name}: {one.reason}" for one in wrong))
+
+
+def _before(asked: Asked) -> tuple[Report, RunDir]:
+    for depth in _DEPTHS:
+        for path in sorted(Path(asked.inputs).glob(depth + REPORT)):
+            try:
+                report = Report.read(path)
+            except (OSError, ValueError):
+                continue
+            if (report.chain, report.number) == (asked.chain, asked.source):
+                return report, RunDir(path.parent / Path(asked.runs).name / asked.name)
+    raise StokerError("STK751", number=asked.source, folder=asked.inputs)
+
+
+def _take_records(before: RunDir, run_dir: RunDir) -> None:
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    for name in _RECORDS:
+        if (before.path / name).is_file() and not (run_dir.path / name).exists():
+            shutil.copyfile(before.path / name, run_dir.path / name)
+
+
+def _adopt(one: Checkpoint, run_dir: RunDir) -> None:
+    """Copy it aside, read it back, give it its name."""
+    aside = run_dir.checkpoints / f".{one.path.name}.taken.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(one.path, aside, copy_function=shutil.copyfile)
+    checkpoints.adopt(run_dir.checkpoints, aside)
+
+
+def _from_store(asked: Asked, run_dir: RunDir, step: int, reason: str) -> int:
+    run_file = load.load(asked.words[1], _overrides(asked.words))
+    found = _stored(run_file.run, run_file.folder, run_dir) if run_file.run.save.store else None
+    if found is None:
+        raise StokerError("STK752", number=asked.source, step=step, reason=reason or "-")
+    return found.step
+
+
+def _stored(run: Run, folder: Path, run_dir: RunDir) -> Checkpoint | None:
+    try:
+        store = opening.of_run(run, folder)
+        return fetch.newer_checkpoint(store, run_dir, lambda _: None)[0]
+    except Fault as fault:
+        raise StokerError("STK652", store=run.save.store, reason=fault) from fault
+
+
+def _overrides(words: list[str]) -> list[str]:
+    return [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+
+
+# ---- train
+
+
+def _train(asked: Asked) -> int:
+    end = datetime.datetime.fromtimestamp(asked.began + asked.session_seconds - MARGIN_SECONDS, datetime.timezone.utc)
+    environment = env.child_environment({env.DEADLINE.name: end.isoformat(timespec="seconds")})
+    command = [sys.executable, "-X", "utf8", "-m", "stoker", *asked.words]
+    return subprocess.call(command, env=environment)  # noqa: S603  # our own program, no shell
+
+
+def _standing(run_dir: RunDir) -> dict[str, Any]:
+    standing = pulled.standing(run_dir)
+    attempts = [event for event in events.skim(run_dir.events_file) if event["event"] == "attempt"]
+    total = int(attempts[-1]["total_steps"]) if attempts else 0
+    return {"standing": standing, "step": standing.step or 0, "total_steps": total}
+
+
+def _last_error(run_dir: RunDir) -> dict[str, Any] | None:
+    found = [event["error"] for event in events.skim(run_dir.events_file) if event["event"] == "error"]
+    return dict(found[-1]) if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,270 @@
+"""SkyPilot: writes `runs/<name>/sky.yaml`, a task with our own resume inside, and the command that starts it.
+
+Nothing of SkyPilot is imported or run here: the user runs `sky`. SkyPilot replaces a machine that was taken away, and
+the same `stoker train` goes on there from the store; so a run without a store off the machine is refused. SkyPilot asks
+nobody before it gives a machine back: the task ends only once the copy in the store was read back.
+"""
+
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from importlib import resources as data
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker import env, messages
+from stoker.config.load import RunFile
+from stoker.config.run import Run
+from stoker.errors import EXIT_STOPPED, StokerError
+from stoker.facts import cards
+from stoker.hosts.box_facts import BoxFacts
+from stoker.launch import plan_inputs
+from stoker.launch.tools import Tool
+from stoker.places import package as packages
+from stoker.places import wheel
+from stoker.places.box import EXTRAS, SETUP
+from stoker.places.package import Package
+from stoker.places.place import Place
+from stoker.plan import compare
+from stoker.plan.compare import Row
+from stoker.rundir import files
+from stoker.rundir.layout import RunDir
+from stoker.store import address
+
+TOOL = Tool("sky", "sky", "skypilot")
+FILE = "sky.yaml"
+
+_USUAL_DISK_GB = 256
+"""What SkyPilot gives a machine by itself."""
+_SYSTEM_DISK_GB = 60
+_IDLE_MINUTES = 5
+_TRIES = 60
+"""A minute each, until the copy stands; then the machine may be stopped, which keeps its disk."""
+_STORES = ("s3", "hf")
+"""Stores a machine reaches with what stands in its environment."""
+_MACHINE = ("accelerators", "instance_type", "any_of", "ordered")
+"""Options of SkyPilot that say which machine."""
+
+_BEFORE = """\
+set -e
+mkdir -p ~/stoker
+cp -Ru ~/sky_workdir/. ~/stoker/
+python=$(command -v python3 || command -v python)
+"""
+_RUN = """\
+export {runs}="$HOME/stoker/runs"
+cd ~/stoker/{folder} || exit 2
+stoker() {{ ~/stoker/env/bin/python -X utf8 -m stoker "$@"; }}
+run=~/stoker/runs/{name}
+code=0
+stoker {words} || code=$?
+
+# SkyPilot gives the machine back when this has ended. So it does not, until what was made stands in the store.
+made() {{ [ "$(ls -d "$run"/checkpoints/step-* "$run"/artifacts/final 2>/dev/null)" ]; }}
+tries=0
+until ! made || {{ stoker push {name} && stoker verify {name} --from {store}; }}; do
+  echo {waiting} >&2
+  tries=$((tries + 1))
+  [ "$tries" != {most} ] || exit 1
+  sleep 60
+done
+exit "$code"
+"""
+
+
+class Task(Place):
+    """The place `sky`: there is nobody to speak with, SkyPilot has commands of its own for that."""
+
+    name = "sky"
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def facts(self) -> BoxFacts | None:
+        """SkyPilot finds a machine later."""
+        return None
+
+    def status(self, run: str) -> dict[str, Any] | None:
+        """Only SkyPilot knows."""
+        del run
+        return None  # a place that says nothing
+
+    def put(self, package: Package) -> None:
+        """See `write`."""
+        raise StokerError("STK769", words=_words("launch", package.name, FILE))
+
+    def start(self, package: Package) -> None:
+        """See `command`."""
+        raise StokerError("STK769", words=_words("launch", package.name, FILE))
+
+    def follow(self, words: Sequence[str]) -> int:
+        """SkyPilot follows its machines."""
+        raise StokerError("STK769", words=_words("logs", words[-1] if len(words) < 2 else words[1]))
+
+    def stop(self, run: str) -> None:
+        """SkyPilot stops its machines."""
+        raise StokerError("STK769", words=_words("cancel", run))
+
+    def get(self, run: str) -> RunDir:
+        """What was made is in the run's store."""
+        raise StokerError("STK769", words=f"stoker pull {run} --from {self.run.save.store or 'ADDRESS'}")
+
+    def stop_meter(self) -> None:
+        """SkyPilot stops its machines."""
+        raise StokerError("STK769", words="sky stop")
+
+
+def check(run: Run, folder: Path) -> None:
+    """Refuse what could not go on after the machine is gone."""
+    store = run.save.store
+    if store is None or address.parse(store, folder).kind not in _STORES:
+        raise StokerError("STK768", store=store or "-")
+
+
+def machine(run_file: RunFile, run_dir: RunDir) -> Row | None:
+    """The card that carries the run for the least money, of those SkyPilot knows; None where the run file names one."""
+    run = run_file.run
+    if any(name in run.native.sky for name in _MACHINE):
+        return None
+    inputs = plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(_first_card(), run))
+    counts = (run.where.gpus,) if isinstance(run.where.gpus, int) and run.where.gpus else compare.COUNTS
+    known = [card for card in cards.cards() if card.name in accelerators()]
+    row = compare.recommend(compare.ranked(compare.compare(inputs, known, counts), "money"), run)
+    if row is None:
+        raise StokerError("STK770", name=run_file.name)
+    return row
+
+
+def write(run_file: RunFile, package: Package, run_dir: RunDir, row: Row | None) -> Path:
+    """Write the task, and beside it the folder SkyPilot sends along."""
+    run = run_file.run
+    stage = run_dir.path / "sky"
+    _lay_out(package, stage)
+    path = run_dir.path / FILE
+    task = {
+        "name": task_name(package.name),
+        "workdir": str(stage.resolve()),
+        "resources": resources(run, row),
+        "envs": {env.LANG.name: messages.language()},
+        "secrets": dict.fromkeys(packages.secrets(run)),
+        "setup": _setup(stage),
+        "run": _script(run, package),
+    }
+    head = messages.text("sky.header", command=shlex.join(command(run, path)))
+    comment = "".join(f"# {line}\n" for line in head.splitlines())
+    files.write_text(path, comment + _yaml({key: value for key, value in task.items() if value}))
+    return path
+
+
+def resources(run: Run, row: Row | None) -> dict[str, Any]:
+    """What SkyPilot is asked for: the user's own words first, then what the plan says."""
+    found: dict[str, Any] = {}
+    if row is not None:
+        found["accelerators"] = f"{accelerators()[row.card]}:{row.devices}"
+        needed = _SYSTEM_DISK_GB + -(-sum(row.found.disk.values()) // 10**9) if row.found else 0
+        if needed > _USUAL_DISK_GB:
+            found["disk_size"] = needed
+    if run.where.spot:
+        found |= {"use_spot": True, "job_recovery": {"recover_on_exit_codes": [EXIT_STOPPED]}}
+    elif run.where.after != "stay":
+        # Never `down`: SkyPilot deletes the disk whatever the copy is like, also after a task that was killed.
+        found["autostop"] = {"idle_minutes": _IDLE_MINUTES, "down": False}
+    return {**found, **run.native.sky}
+
+
+def release(name: str, store: str) -> tuple[str, str]:
+    """For `where.after: release`: the command that reads the copy back, and the one that then deletes the cluster."""
+    return shlex.join(["stoker", "verify", name, "--from", store]), _words("down", name)
+
+
+def command(run: Run, path: Path) -> list[str]:
+    """What the user types. A machine that may be taken away is a managed job: SkyPilot then finds another one."""
+    secrets = [word for name in packages.secrets(run) for word in ("--secret", name)]
+    name = task_name(path.parent.name)
+    if run.where.spot:
+        return ["sky", "jobs", "launch", "-n", name, *secrets, str(path)]
+    return ["sky", "launch", "-c", name, *secrets, str(path)]
+
+
+def task_name(run: str) -> str:
+    """A name SkyPilot and every cloud take."""
+    return "stoker-" + re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+
+
+@functools.cache
+def accelerators() -> dict[str, str]:
+    """SkyPilot's names of cards."""
+    text = data.files("stoker.facts").joinpath("data/sky.json").read_text(encoding="utf-8")
+    found: dict[str, str] = json.loads(text)["accelerators"]
+    return found
+
+
+def _first_card() -> str:
+    return next(iter(accelerators()))
+
+
+def _script(run: Run, package: Package) -> str:
+    is_deleted = run.where.spot or '"down": true' in json.dumps(run.native.sky)
+    return _RUN.format(
+        runs=env.RUNS.name,
+        folder=shlex.quote(package.folder),
+        name=shlex.quote(package.name),
+        words=_called(package),
+        store=shlex.quote(str(run.save.store)),
+        waiting=shlex.quote(messages.text("sky.waiting", name=package.name)),
+        most=0 if is_deleted else _TRIES,
+    )
+
+
+def _called(package: Package) -> str:
+    """In the foreground, so that the job ends with the training; SkyPilot stops the machine, not we."""
+    words = [word for word in package.words if word != "--detach"]
+    return shlex.join([*words, "--set", "where.after=stay"])
+
+
+def _lay_out(package: Package, stage: Path) -> None:
+    """The package's files under their names there, as links where the disk has them: nothing is copied twice."""
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    wheel.build(stage / "wheels")
+    for name, path in package.files.items():
+        target = stage / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path.resolve(), target)
+        except OSError:
+            shutil.copyfile(path, target)
+
+
+def _setup(stage: Path) -> str:
+    """What a box gets, too: an environment around the image's own torch."""
+    (made,) = (stage / "wheels").glob("*.whl")
+    name = shlex.quote(made.relative_to(stage).as_posix())
+    mark = files.sha256(made)[:16]
+    script = SETUP.format(base="~/stoker", mark=mark, python='"$python"', wheel=name, extras=f"'[{EXTRAS}]'")
+    return _BEFORE + script.lstrip()
+
+
+def _words(verb: str, run: str, *more: str) -> str:
+    return shlex.join(["sky", verb, *([] if more else [task_name(run)]), *more])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Scripts stand in the file as they are read."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(task: dict[str, Any]) -> str:
+    return yaml.dump(task, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=200)

@@ -1,0 +1,122 @@
+"""Tells the user what became of a run, by hooks of the environment: a webhook, AutoDL's WeChat message, a command.
+
+Addresses and tokens are secrets: nothing here writes them down, and what failed is named by the hook alone. No
+redirect is followed: it would take a token elsewhere.
+"""
+
+import json
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from urllib import error, request
+from urllib.parse import urlsplit
+
+from stoker import env
+from stoker.hosts.autodl import NoRedirect
+
+AUTODL_ADDRESS = "https://www.autodl.com/api/v1/wechat/message/send"
+_ANSWER_SECONDS = 10.0
+_COMMAND_SECONDS = 25.0
+_HOOK_SECONDS = 30.0
+"""For one hook, whatever it does: a server that answers by drops must not hold the meter up."""
+_ANSWER_BYTES = 1 << 16
+
+
+class _Refused(Exception):
+    """A hook that said no; our own words, without a secret."""
+
+
+@dataclass(frozen=True)
+class News:
+    """One message: what about, and in words."""
+
+    run: str
+    kind: str
+    """warning, done, stopped, failed, waiting, stopping or trouble."""
+    title: str
+    text: str
+
+
+def tell(news: News) -> dict[str, str]:
+    """Send it by every hook that is set; hooks that failed with the reason."""
+    problems = {}
+    for variable, send in _HOOKS.items():
+        if (value := env.read(variable)) and (problem := _sent(send, value, news)):
+            problems[variable.name] = problem
+    return problems
+
+
+def _sent(send: Callable[[str, News], None], value: str, news: News) -> str:
+    """Send it in a thread that is not waited for too long; what went wrong, or nothing."""
+    found = ["no answer"]
+
+    def run() -> None:
+        try:
+            send(value, news)
+            found[0] = ""
+        except (_Refused, OSError, HTTPException, ValueError, subprocess.SubprocessError) as problem:
+            found[0] = _reason(problem)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_HOOK_SECONDS)
+    return found[0]
+
+
+def _webhook(address: str, news: News) -> None:
+    content = {"run": news.run, "event": news.kind, "title": news.title, "text": news.text}
+    _post(address, content, {})
+
+
+def _autodl(token: str, news: News) -> None:
+    content = {"title": news.title, "name": news.run, "content": news.text}
+    answer = _post(AUTODL_ADDRESS, content, {"Authorization": token})
+    if '"Success"' not in answer.decode("utf-8", "replace"):
+        raise _Refused("not accepted")
+
+
+def _command(words: str, news: News) -> None:
+    text = f"{news.title}\n\n{news.text}\n"
+    done = subprocess.run(  # noqa: S603  # the user's own command, no shell
+        shlex.split(words),
+        input=text.encode(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_COMMAND_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise _Refused(f"exit {done.returncode}")
+
+
+_HOOKS: dict[env.Variable, Callable[[str, News], None]] = {
+    env.WEBHOOK: _webhook,
+    env.AUTODL_TOKEN: _autodl,
+    env.NOTIFY_COMMAND: _command,
+}
+
+
+def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> bytes:
+    if urlsplit(address).scheme not in ("http", "https"):
+        raise _Refused("not http or https")
+    asked = request.Request(  # noqa: S310  # the scheme is checked above
+        address,
+        data=json.dumps(content, ensure_ascii=False).encode(),
+        headers={"Content-Type": "application/json; charset=utf-8", **headers},
+        method="POST",
+    )
+    send = request.build_opener(NoRedirect).open
+    with send(asked, timeout=_ANSWER_SECONDS) as answer:
+        return bytes(answer.read(_ANSWER_BYTES))
+
+
+def _reason(problem: Exception) -> str:
+    """Why, without a word of the address, the token or the command: libraries put them into theirs."""
+    if isinstance(problem, error.HTTPError):
+        return f"HTTP {problem.code}"
+    if isinstance(problem, _Refused):
+        return str(problem)
+    return type(problem).__name__

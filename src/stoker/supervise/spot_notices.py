@@ -1,0 +1,127 @@
+"""Spot notices: `python spot_notices.py ADDRESS SECONDS`, asks a cloud whether it takes this machine back.
+
+Standard library only; the supervisor starts it, so that whatever hangs here does not hang there. Where no cloud answers
+the first time it ends at once and says nothing. A notice is one line, when the machine ends in seconds since 1970, and
+the end. It knows nothing of runs, follows no redirect and uses no proxy: `http.client` does neither.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException
+
+_ANSWER_SECONDS = 2.0
+_LARGEST_BYTES = 1 << 16
+_LEAST_SECONDS = 30.0
+"""What Google and Azure leave, and what is assumed where a notice names no time to come."""
+_NO_ANSWER = (OSError, HTTPException, ValueError, LookupError, TypeError)
+"""Nobody there, somebody else, or another day's format: no notice."""
+
+
+def ask(address: str, path: str, headers: dict[str, str], method: str = "GET") -> str:
+    """One answer's text; what is not 200 raises."""
+    connection = HTTPConnection(address, timeout=_ANSWER_SECONDS)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise HTTPException(str(answer.status))
+        return answer.read(_LARGEST_BYTES).decode().strip()
+    finally:
+        connection.close()
+
+
+# ---- what tells each cloud, and its notice: the time it names, None for no notice
+
+
+def amazon_token(address: str) -> str:
+    """IMDSv2: every question shows a token that was fetched before."""
+    return ask(address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
+
+
+def amazon(address: str) -> str | None:
+    """The page does not exist (404) until the machine is marked, two minutes before."""
+    shown = {"X-aws-ec2-metadata-token": amazon_token(address)}
+    marked = json.loads(ask(address, "/latest/meta-data/spot/instance-action", shown))
+    return str(marked["time"]) if marked["action"] in ("terminate", "stop", "hibernate") else None
+
+
+def google_word(address: str) -> str:
+    """TRUE or FALSE."""
+    word = ask(address, "/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+    if word not in ("TRUE", "FALSE"):
+        raise ValueError(word)
+    return word
+
+
+def google(address: str) -> str | None:
+    """No time is named."""
+    return "" if google_word(address) == "TRUE" else None
+
+
+def azure_name(address: str) -> str:
+    """This machine's name: a notice goes to all machines of a set and names those it means."""
+    return ask(address, "/metadata/instance/compute/name?api-version=2021-02-01&format=text", {"Metadata": "true"})
+
+
+def azure(address: str) -> str | None:
+    """Azure takes up to two minutes for the first answer on a machine: it is not what tells that this is Azure."""
+    name = azure_name(address).lower()
+    told = json.loads(ask(address, "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}))
+    for event in told["Events"]:
+        if event["EventType"] == "Preempt" and name in [str(one).lower() for one in event["Resources"]]:
+            return str(event["NotBefore"])
+    return None
+
+
+_CLOUDS = ((amazon_token, amazon), (google_word, google), (azure_name, azure))
+
+
+# ---- the program
+
+
+def find(address: str) -> Callable[[str], str | None] | None:
+    """How the cloud this machine stands in is asked for a notice; None where none answers."""
+    for tells, notice in _CLOUDS:
+        with contextlib.suppress(*_NO_ANSWER):
+            tells(address)
+            return notice
+    return None
+
+
+def ends(named: str, now: float) -> float:
+    """When the machine ends by the time a notice names, as Amazon (ISO 8601) or Azure (RFC 1123) writes it."""
+    try:
+        when = parsedate_to_datetime(named) if "," in named else datetime.fromisoformat(named.replace("Z", "+00:00"))
+    except (ValueError, TypeError):
+        return now + _LEAST_SECONDS
+    return when.timestamp() if when.timestamp() > now else now + _LEAST_SECONDS
+
+
+def main() -> None:
+    """Ask until there is a notice, or the supervisor is gone: then the other end of stdin is closed."""
+    address, seconds = sys.argv[1], float(sys.argv[2])
+    threading.Thread(target=_leave_with_the_supervisor, daemon=True).start()
+    notice = find(address)
+    while notice is not None:
+        with contextlib.suppress(*_NO_ANSWER):
+            named = notice(address)
+            if named is not None:
+                sys.stdout.write(f"{ends(named, time.time())}\n")
+                return
+        time.sleep(seconds)
+
+
+def _leave_with_the_supervisor() -> None:
+    os.read(0, 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

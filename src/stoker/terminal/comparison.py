@@ -1,0 +1,278 @@
+"""The run on every card as people read it: one ranked table, the recommendation, and what would fit where none does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from stoker import messages
+from stoker.config.run import Run
+from stoker.facts.prices import STALE_DAYS
+from stoker.plan import clocks, compare, money
+from stoker.plan.clocks import Stay
+from stoker.plan.compare import Change, Goal, Row
+from stoker.plan.make import Found
+from stoker.terminal import console, figures
+
+_SHOWN = 12
+_UNITS = {1: "compare.seconds", 60: "compare.minutes", 3600: "compare.hours"}
+_LEAST_UNITS = 2
+"""A table counts in the largest unit of which its first row takes at least so many."""
+
+
+def show(run: Run, here: Row, rows: list[Row], changes: list[Change], goal: Goal, *, everything: bool) -> None:
+    """The ranked table with the sentences that belong to it."""
+    marked = compare.frontier(rows)
+    shown = rows if everything else compare.shortlist(rows, marked, _advised(run, rows), _SHOWN)
+    console.data(messages.text("compare.title", name=run.name, goal=messages.text(f"compare.goal.{goal}")))
+    console.table(_table(here, shown, marked))
+    console.data("")
+    for line in _sentences(run, rows, changes):
+        console.data(line)
+    hidden = [row for row in rows if not any(row is one for one in shown)]
+    if hidden:
+        no = sum(row.fits == "no" for row in hidden)
+        console.talk("compare.more", count=len(hidden), no=no)
+    console.talk("compare.legend")
+
+
+def to_json(run: Run, here: Row, rows: list[Row], changes: list[Change], goal: Goal) -> dict[str, Any]:
+    """Everything the table is made of."""
+    marked = compare.frontier(rows)
+    advised = compare.recommend(rows, run)
+    return {
+        "name": run.name,
+        "for": goal,
+        "recommended": _row_json(advised, marked) if advised else None,
+        "here": _row_json(here, []),
+        "rows": [_row_json(row, marked) for row in rows],
+        "changes": changes_json(changes),
+    }
+
+
+def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """What would fit."""
+    return [{"kind": change.kind, "method": change.method, "row": _row_json(change.row, [])} for change in changes]
+
+
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """What would fit, a line each."""
+    if not changes:
+        return [messages.text("change.none")]
+    return [messages.text("plan.way_out"), *(f"  {_change(change)}" for change in changes)]
+
+
+def _price_source(row: Row) -> str:
+    """Whose price, and how old where it is."""
+    cost = row.cost
+    if cost is None:
+        return messages.text("compare.no_price")
+    if cost.source == money.OWN:
+        return messages.text("compare.own_price")
+    cloud = cost.source.partition(",")[0]
+    said = messages.text("compare.age", source=cloud, days=cost.age_days) if cost.age_days > STALE_DAYS else cloud
+    if cost.billed_devices > row.devices:
+        said += "; " + messages.text("compare.whole_machines", count=cost.billed_devices)
+    return said
+
+
+# ---- the table
+
+
+def _table(here: Row, shown: list[Row], marked: list[Row]) -> Table:
+    first = shown[0].seconds if shown else 0.0
+    unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    table.add_column(messages.text("compare.card"), no_wrap=True)
+    table.add_column(messages.text("compare.count"), justify="right", no_wrap=True)
+    table.add_column(messages.text("compare.fits"), no_wrap=True)
+    for heading in ("compare.memory", "compare.speed", _UNITS[unit], "compare.money"):
+        table.add_column(messages.text(heading), justify="right", no_wrap=True)
+    table.add_column(messages.text("compare.why"), overflow="fold")
+    for row in (here, *shown):
+        name = messages.text("compare.here") if row is here else row.card
+        mark = "*" if any(row is one for one in marked) else ""
+        table.add_row(mark, name, str(row.devices), *_cells(row, unit), _why(row))
+    return table
+
+
+def _cells(row: Row, unit_seconds: int) -> list[str | Text]:
+    fits = messages.text(f"compare.fits.{row.fits}")
+    if row.found is None:
+        return [fits, "", "", "", ""]
+    memory = _memory(row.found)
+    if row.fits == "no":
+        return [fits, memory, "", "", ""]
+    pace, slowest, fastest = row.found.tokens_per_second
+    time, least, most = (figures.short(each / unit_seconds) for each in row.found.seconds)
+    return [
+        fits,
+        memory,
+        _two(f"{pace:,.0f}", f"{figures.thousands(slowest)}-{figures.thousands(fastest)}"),
+        _two(time, f"{least}-{most}"),
+        _money(row),
+    ]
+
+
+def _memory(found: Found) -> Text:
+    used, there = found.way.memory.device / 2**30, found.inputs.machine.memory_per_device / 2**30
+    low, high = (figures.short(each / 2**30) for each in found.way.memory_range)
+    return _two(f"{figures.short(used)}/{there:.0f}", f"{low}-{high}")
+
+
+def _money(row: Row) -> str | Text:
+    if row.cost is None:
+        return "-"
+    amount, least, most = map(figures.money, (row.cost.amount, *row.cost.amount_range))
+    return _two(f"{amount} {row.cost.currency}", f"{least}-{most}")
+
+
+def _two(expected: str, between: str) -> Text:
+    """A figure, and under it where nine in ten lie."""
+    return Text.assemble(expected, "\n", (between, "dim"))
+
+
+def _why(row: Row) -> str:
+    found = row.found
+    if row.refused:
+        return row.refused.what
+    assert found is not None
+    if not found.supported:
+        return messages.text("compare.old", capability=found.inputs.machine.compute_capability)
+    if row.fits == "no":
+        short = (found.way.memory.device - found.inputs.machine.memory_per_device) / 2**30
+        return messages.text("compare.lacks", gib=figures.short(max(short, 0.1)))
+    return f"{_way(found)}\n{_price_source(row)}" if row.cost or found.inputs.machine.devices else _way(found)
+
+
+def _way(found: Found) -> str:
+    """`ddp 2x8x4 recompute`."""
+    step = found.way
+    split = f"{step.micro}x{step.step.accumulation}x{found.asked.devices}"
+    words = [] if step.strategy == "single" else [step.strategy]
+    words.append(split)
+    if step.checkpointing:
+        words.append(messages.text("compare.recompute"))
+    return " ".join(words)
+
+
+# ---- sentences
+
+
+def _sentences(run: Run, rows: list[Row], changes: list[Change]) -> list[str]:
+    if all(row.fits == "no" for row in rows):
+        return [messages.text("compare.none"), *change_lines(changes)]
+    found = [_advice(run, rows), *_free(rows)]
+    if run.where.price:
+        found.append(messages.text("compare.one_price", price=run.where.price))
+    return found
+
+
+def _advised(run: Run, rows: list[Row]) -> list[Row]:
+    """The row to take and, where there is one, a much faster one."""
+    first = compare.recommend(rows, run)
+    if first is None:
+        return []
+    quick = compare.faster(rows, first, run) if first.fits == "yes" else None
+    return [first, quick] if quick else [first]
+
+
+def _advice(run: Run, rows: list[Row]) -> str:
+    advised = _advised(run, rows)
+    if not advised:
+        budget = ", ".join(filter(None, (run.budget.time, run.budget.money)))
+        return messages.text("compare.over_budget", budget=budget)
+    fields = _taken(advised[0])
+    if advised[0].fits == "tight":
+        return messages.text("compare.tight_only", **fields)
+    if len(advised) > 1:
+        faster = {f"faster_{key}": value for key, value in _taken(advised[1]).items()}
+        return messages.text("compare.take_faster", **fields, **faster)
+    return messages.text("compare.take", **fields)
+
+
+def _taken(row: Row) -> dict[str, Any]:
+    assert row.found is not None
+    return {"count": row.devices, "card": row.card, "time": figures.time_range(row.found.seconds), "money": _paid(row)}
+
+
+def _paid(row: Row) -> str:
+    if row.cost is None:
+        return messages.text("compare.no_price")
+    return messages.text("compare.paid", amount=figures.paid(row.cost), source=_price_source(row))
+
+
+def _free(rows: list[Row]) -> list[str]:
+    """Where it runs for nothing, and in how many sessions; of each platform the fastest."""
+    best: dict[str, tuple[Row, Stay]] = {}
+    for row in sorted((row for row in rows if row.fits != "no"), key=lambda row: row.seconds):
+        for stay in row.stays:
+            if stay.free and stay.session_hours:
+                best.setdefault(stay.platform, (row, stay))
+    return [_free_of_charge(row, clocks.sessions_reason(stay).text) for row, stay in best.values()]
+
+
+def _free_of_charge(row: Row, sessions: str) -> str:
+    assert row.found is not None
+    fields = {"count": row.devices, "card": row.card, "sessions": sessions}
+    if row.fits == "yes":
+        return messages.text("compare.free", **fields)
+    high, there = row.found.way.memory_range[1], row.found.inputs.machine.memory_per_device
+    return messages.text("compare.free_perhaps", high=f"{high / 2**30:.1f}", there=f"{there / 2**30:.1f}", **fields)
+
+
+def _change(change: Change) -> str:
+    row = change.row
+    assert row.found is not None
+    used, there = row.found.way.memory.device / 2**30, row.found.inputs.machine.memory_per_device / 2**30
+    taken = _taken(row)
+    said = messages.text(
+        "change.figures", used=f"{used:.1f}", there=f"{there:.0f}", time=taken["time"], money=taken["money"]
+    )
+    return messages.text(f"change.{change.kind}", method=change.method, count=row.devices, card=row.card, figures=said)
+
+
+# ---- JSON
+
+
+def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
+    out: dict[str, Any] = {"card": row.card, "devices": row.devices, "fits": row.fits, "why": _why(row)}
+    out["frontier"] = any(row is one for one in marked)
+    out["refused"] = row.refused.to_json() if row.refused else None
+    found = row.found
+    if found is None:
+        return out
+    pace, slowest, fastest = found.tokens_per_second
+    seconds, least, most = found.seconds
+    return out | {
+        "memory_bytes": found.way.memory.device,
+        "memory_bytes_range": found.way.memory_range,
+        "available_bytes": found.inputs.machine.memory_per_device,
+        "moment": found.way.memory.moment,
+        "tokens_per_second": pace,
+        "tokens_per_second_range": (slowest, fastest),
+        "time_seconds": seconds,
+        "time_seconds_range": (least, most),
+        "cost": row.cost.model_dump() if row.cost else None,
+        "strategy": found.way.strategy,
+        "micro": found.way.micro,
+        "accumulation": found.way.step.accumulation,
+        "gradient_checkpointing": found.way.checkpointing,
+        "precision": found.asked.precision,
+        "disk_bytes": sum(found.disk.values()),
+        "platforms": [_stay_json(stay) for stay in row.stays],
+    }
+
+
+def _stay_json(stay: Stay) -> dict[str, Any]:
+    return {
+        "platform": stay.platform,
+        "free": stay.free,
+        "session_hours": stay.session_hours,
+        "sessions": stay.sessions,
+        "weekly_hours": stay.weekly_hours,
+        "weeks": stay.weeks,
+        "disk_too_small": stay.disk.path if stay.disk else None,
+    }

@@ -1,0 +1,159 @@
+"""The only place that prints: data to stdout, talk to stderr, errors in one shape."""
+
+import errno
+import io
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from stoker import env, messages
+from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
+from stoker.terminal import usage
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR}
+
+# Without `emoji=False` rich turns the `:100:` of `run.yaml:100: key` into a picture.
+stdout = Console(highlight=False, soft_wrap=True, emoji=False)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def data(text: str) -> None:
+    """Print a command's answer, as it is."""
+    print(text)
+
+
+def piece(text: str) -> None:
+    """Print a piece of a streamed answer."""
+    print(text, end="", flush=True)
+
+
+def ask() -> str:
+    """A line from the user; empty at the end of input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""
+
+
+def data_json(value: Any) -> None:
+    """Print a command's answer as JSON."""
+    print(json.dumps(value, ensure_ascii=False, indent=1))
+
+
+def table(rows: Table) -> None:
+    """Print a table to stdout."""
+    stdout.print(rows)
+
+
+def page(content: RenderableType) -> None:
+    """Print lines with style to stdout."""
+    stdout.print(content)
+
+
+def live() -> "Live":
+    """A page on stdout that is drawn again and again, until its `with` block ends."""
+    from rich.live import Live  # `stoker --help` does without
+
+    return Live(console=stdout, auto_refresh=False, vertical_overflow="visible")
+
+
+def talk(key: str, /, **fields: Any) -> None:
+    """Say a sentence of the catalogue to stderr."""
+    stderr.print(messages.text(key, **fields), markup=False)
+
+
+def show_error(error: StokerError) -> None:
+    """`error: what [code]`, the place, and the hint."""
+    stderr.print(f"[bold red]{messages.text('error')}[/]:", end=" ")
+    stderr.print(f"{error.what}  [{error.code}]", markup=False)
+    if error.where:
+        stderr.print(f"  {env.masked(error.where)}", markup=False)
+    stderr.print()
+    stderr.print(f"[bold]{messages.text('hint')}[/]:", end=" ")
+    stderr.print(error.hint, markup=False)
+
+
+class Status:
+    """One line that is rewritten in a terminal; elsewhere a new line now and then."""
+
+    _LINE_EVERY_SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._live = stderr.status("", spinner="line") if stderr.is_terminal else None
+        self._printed_at = 0.0
+
+    def __enter__(self) -> "Status":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, line: str) -> None:
+        """Show the newest line."""
+        if self._live:
+            self._live.update(escape(line))
+        elif time.monotonic() - self._printed_at >= self._LINE_EVERY_SECONDS:
+            self._printed_at = time.monotonic()
+            stderr.print(line, markup=False)
+
+
+def status() -> Status:
+    """A line of progress on stderr."""
+    return Status()
+
+
+def _misread(error: Any) -> int:
+    if usage.asks_for_help(error):
+        data(error.format_message())
+        return 0
+    show_error(usage.explain(error))
+    return EXIT_USER
+
+
+def guarded(command: Callable[[], None]) -> int:
+    """Run a command; a user's mistake is said in words (1), a surprise with its traceback (2)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a console that lacks a letter shows `?` in its place
+    try:
+        command()
+    except StokerError as error:
+        show_error(error)
+        return EXIT_USER
+    except StokerErrors as several:
+        for index, problem in enumerate(several.errors):
+            if index:
+                stderr.print()
+            show_error(problem)
+        return EXIT_USER
+    except usage.UsageError as misread:
+        return _misread(misread)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as surprise:  # noqa: BLE001  # the outermost net: everything unforeseen ends here
+        return _unforeseen(surprise)
+    return 0
+
+
+def _unforeseen(error: Exception) -> int:
+    """A disk that is full or may not be written to is the user's to mend; all else is a surprise."""
+    if isinstance(error, OSError) and error.errno in _DISK and error.filename:
+        show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
+        return EXIT_USER
+    traceback.print_exception(error)
+    show_error(StokerError("STK900", reason=f"{type(error).__name__}: {error}"))
+    return EXIT_SURPRISE

@@ -1,0 +1,240 @@
+"""`stoker plan --explain CARD`: the arithmetic behind every figure, and how far measurements lay from such figures."""
+
+from rich.table import Column, Table
+
+from stoker import messages
+from stoker.estimate import operations, ranges
+from stoker.facts.intervals import Interval
+from stoker.facts.prices import Offer
+from stoker.facts.rates import rates
+from stoker.plan import clocks, money, search
+from stoker.plan.make import Found
+from stoker.plan.plan import Cost
+from stoker.terminal import console, figures
+
+_GIB = 2**30
+_LEAST_SHARE = 5e-4
+"""Parts of a step below it are not listed."""
+_SECTIONS = ("batch", "memory", "speed", "time", "money", "disk", "platforms")
+
+
+def show(found: Found) -> None:
+    """Print every section."""
+    name, card = found.inputs.run.name, found.inputs.machine.name
+    console.data(messages.text("explain.title", name=name, card=card, count=found.asked.devices))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
+    for section, lines in sections(found).items():
+        for number, line in enumerate(lines):
+            table.add_row(messages.text(f"explain.section.{section}") if number == 0 else "", line)
+    console.table(table)
+
+
+def sections(found: Found) -> dict[str, list[str]]:
+    """The lines of each section that has any."""
+    lines = (_batch, _memory, _speed, _time, _money, _disk, _platforms)
+    return {name: said for name, make in zip(_SECTIONS, lines, strict=True) if (said := make(found))}
+
+
+def named(kind: str, key: str) -> str:
+    """A part or a moment in words."""
+    return messages.text(f"{kind}.{key}") if messages.known(f"{kind}.{key}") else key
+
+
+def _batch(found: Found) -> list[str]:
+    way, run = found.way, found.inputs.run
+    fields = {"effective": run.train.batch, "micro": way.micro, "accumulation": way.step.accumulation}
+    said = [messages.text("why.batch", devices=found.asked.devices, **fields)]
+    recompute = messages.text("explain.recompute.on" if way.checkpointing else "explain.recompute.off")
+    said.append(
+        messages.text(
+            "explain.way",
+            strategy=way.strategy,
+            precision=found.asked.precision,
+            attention=found.asked.attention,
+            recompute=recompute,
+        )
+    )
+    return said
+
+
+def _memory(found: Found) -> list[str]:
+    used, machine = found.way.memory, found.inputs.machine
+    low, high = (each / _GIB for each in found.way.memory_range)
+    there = machine.memory_per_device / _GIB
+    room = there * search.usable_share(machine)
+    around = ranges.of("memory", found.way.step, machine.card)
+    parts = [(named("part", part), size) for part, size in used.parts.items() if size]
+    parts.sort(key=lambda part: -part[1])
+    verdict = "explain.fits.old" if not found.supported else f"explain.fits.{found.fits}"
+    return [
+        messages.text("explain.peak", moment=named("moment", used.moment), part=parts[0][0], gib=_gib(parts[0][1])),
+        *(f"  {_gib(size):>7}  {part}" for part, size in parts),
+        _sum("=", _gib(used.allocated), "explain.allocated"),
+        _sum("+", _gib(used.reserved - used.allocated), "explain.gaps"),
+        _sum("+", _gib(used.runtime), "explain.runtime"),
+        _sum("=", _gib(used.device), "explain.device"),
+        _between(around, f"{low:.2f}", f"{high:.2f} GiB"),
+        messages.text(
+            verdict,
+            expected=_gib(used.device),
+            high=f"{high:.2f}",
+            there=f"{there:.2f}",
+            share=search.usable_share(machine),
+            room=f"{room:.2f}",
+        ),
+        *_moments(found),
+    ]
+
+
+def _moments(found: Found) -> list[str]:
+    used = found.way.memory
+    others = [(named("moment", key), size) for key, size in used.moments.items() if key != used.moment]
+    if not others:
+        return []
+    said = ", ".join(f"{name} {_gib(size)}" for name, size in sorted(others, key=lambda one: -one[1]))
+    return [messages.text("explain.moments", moments=said)]
+
+
+def _speed(found: Found) -> list[str]:
+    pace, step, machine = found.way.pace, found.way.step, found.inputs.machine
+    total = pace.step_seconds
+    parts = sorted(pace.parts.items(), key=lambda part: -part[1])
+    shown = [(part, seconds) for part, seconds in parts if seconds / total >= _LEAST_SHARE]
+    expected, slowest, fastest = found.tokens_per_second
+    return [
+        *_roof(found),
+        *(f"  {seconds:>9.3f} s {seconds / total:>4.0%}  {_term(found, part, seconds)}" for part, seconds in shown),
+        _sum("=", f"{total:>9.3f} s     ", "explain.step"),
+        messages.text(
+            "explain.tokens_per_second",
+            batch=found.inputs.run.train.batch,
+            mean=f"{step.mean_length or step.length:,.0f}",
+            seconds=f"{total:.3f}",
+            speed=f"{expected:,.0f}",
+        ),
+        _between(
+            ranges.of("speed", step, machine.card),
+            f"{slowest:,.0f}",
+            messages.text("plan.pace", value=f"{fastest:,.0f}"),
+        ),
+    ]
+
+
+def _roof(found: Found) -> list[str]:
+    """What the device could do at best, and what of that training reaches."""
+    on = search.hardware(found.inputs.machine)
+    has = {"tflops": f"{on.half_flops / 1e12:,.3g}", "bandwidth": f"{on.bandwidth / 1e9:,.0f}", **_link(found)}
+    if on.kind != "cuda":
+        return [messages.text("explain.roof", **has), messages.text("explain.plain")]
+    fitted = rates()
+    reached = {"products": f"{fitted.peak[on.rate_class]:.0%}", "streams": f"{fitted.bandwidth:.0%}"}
+    return [messages.text("explain.roof", **has), messages.text("explain.reached", **reached)]
+
+
+def _term(found: Found, part: str, seconds: float) -> str:
+    """A part of the step with what it computes or moves, and how fast that is."""
+    step = found.way.step
+    if found.inputs.machine.kind != "cuda":
+        return named("part", part)
+    work, times = operations.work(step), step.accumulation
+    passes = {"forward": work.forward, "backward": work.backward}
+    streams = {
+        "bandwidth": work.forward.streamed + work.backward.streamed,
+        "dequantise": work.forward.unpacked + work.backward.unpacked,
+    }
+    if part in passes:
+        one = passes[part]
+        done = times * (sum(load.flops for load in one.products) + one.attention_flops) / 1e12
+        key, rate = "explain.term.flops", f"{done / seconds:,.3g}"
+    elif part in streams:
+        done = times * streams[part] / 1e9
+        key, rate = "explain.term.bytes", f"{done / seconds:,.0f}"
+    else:
+        return named("part", part)
+    return messages.text(key, part=named("part", part), work=f"{done:,.4g}", rate=rate)
+
+
+def _link(found: Found) -> dict[str, str]:
+    if found.asked.devices == 1:
+        return {"link": ""}
+    on = search.hardware(found.inputs.machine)
+    said = ""
+    if found.way.step.devices_per_node > 1:
+        said += messages.text("explain.link", speed=f"{on.link_bytes_per_second / 1e9:.0f}")
+    if found.inputs.machine.nodes > 1:
+        said += messages.text("explain.network", speed=f"{on.network_bytes_per_second / 1e9:.3g}")
+    return {"link": said}
+
+
+def _time(found: Found) -> list[str]:
+    seconds, data, steps = found.seconds, found.inputs.data, found.steps
+    return [
+        messages.text(
+            "explain.tokens",
+            tokens=f"{data.tokens:,}",
+            per_epoch=f"{steps.per_epoch:,}",
+            total=f"{steps.total:,}",
+            all=f"{found.tokens:,.0f}",
+        ),
+        messages.text(
+            "explain.hours",
+            all=f"{found.tokens:,.0f}",
+            speed=f"{found.tokens_per_second[0]:,.0f}",
+            hours=f"{seconds[0] / 3600:,.4f}",
+            time=figures.time_range(seconds),
+        ),
+    ]
+
+
+def _money(found: Found) -> list[str]:
+    offer = found.inputs.offer
+    cost = money.cost(found.seconds, found.asked.devices, offer, found.inputs.machine.nodes)
+    if offer is None or cost is None:
+        return [messages.text("compare.no_price")]
+    return [
+        messages.text(
+            "explain.cost",
+            hours=f"{found.seconds[0] / 3600:,.4f}",
+            count=cost.billed_devices,
+            price=f"{cost.price_per_hour:g} {cost.currency}",
+            amount=f"{cost.amount:,.2f} {cost.currency}",
+            low=f"{cost.amount_range[0]:,.2f}",
+            high=f"{cost.amount_range[1]:,.2f}",
+        ),
+        _price(cost, offer, found.asked.devices),
+    ]
+
+
+def _price(cost: Cost, offer: Offer, devices: int) -> str:
+    if cost.source == money.OWN:
+        return messages.text("plan.price_own")
+    said = messages.text("plan.price_age", source=f"{cost.source} {offer.instance}".strip(), days=cost.age_days)
+    if cost.billed_devices > devices:
+        said += "; " + messages.text("compare.whole_machines", count=cost.billed_devices)
+    return said
+
+
+def _disk(found: Found) -> list[str]:
+    parts = {part: size for part, size in found.disk.items() if size}
+    said = " + ".join(f"{size / 1e9:.2f} {messages.text(f'disk.{part}')}" for part, size in parts.items())
+    return [f"{said} = {sum(parts.values()) / 1e9:.2f} GB"]
+
+
+def _platforms(found: Found) -> list[str]:
+    name, devices = found.inputs.machine.name, found.asked.devices
+    nodes = found.inputs.machine.nodes
+    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes)]
+
+
+def _between(around: Interval, low: str, high: str) -> str:
+    key = "explain.between" if around.n else "explain.between.none"
+    ratios = {"down": f"{around.low:.2f}", "up": f"{around.high:.2f}"}
+    return messages.text(key, low=low, high=high, n=around.n, group=around.group, **ratios)
+
+
+def _sum(sign: str, figure: str, key: str) -> str:
+    return f"{sign} {figure:>7}  {messages.text(key)}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f}"

@@ -1,0 +1,61 @@
+"""Figures as people read them: as many digits as they are worth, times in words, a figure with its interval."""
+
+from stoker import messages
+from stoker.plan.plan import Cost
+
+
+def short(value: float) -> str:
+    """Two digits behind the point below one, one below a hundred, none above; `12k`."""
+    if value >= 10_000:
+        return thousands(value)
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def money(amount: float) -> str:
+    """Two digits behind the point below ten, one below a hundred, none above; `<0.01`."""
+    if 0 < amount < 0.01:
+        return "<0.01"
+    return f"{amount:.2f}" if amount < 10 else short(amount)
+
+
+def thousands(value: float) -> str:
+    """`870`, `1.2k`, `12k`."""
+    if value < 1000:
+        return f"{value:.0f}"
+    return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:,.0f}k"
+
+
+def duration(seconds: float) -> str:
+    """`2 h 05 min`, `3 min 20 s`, `12 s`."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+    if whole >= 60:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole} s"
+
+
+def time_range(seconds: tuple[float, float, float]) -> str:
+    """`6 h 27 min (4 h 58 min to 8 h 36 min)`."""
+    expected, least, most = map(duration, seconds)
+    return messages.text("plan.range", value=expected, low=least, high=most)
+
+
+def paid(cost: Cost) -> str:
+    """`12.79 CNY (9.84 to 17.05)`."""
+    amount, least, most = (f"{each:,.2f}" for each in (cost.amount, *cost.amount_range))
+    return messages.text("plan.range", value=f"{amount} {cost.currency}", low=least, high=most)
+
+
+def loss(value: float | str | None) -> str:
+    """Four decimals; `nan` as it was written; `-` for none."""
+    return f"{value:.4f}" if isinstance(value, int | float) else value or "-"
+
+
+def size(size_bytes: float) -> str:
+    """`1.2 GB`, `34 MB`, `5 kB`."""
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.1f} GB"
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.0f} kB"

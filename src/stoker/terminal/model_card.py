@@ -1,0 +1,169 @@
+"""The model card of an export: front matter for the hub, then one table in English and the same in Chinese.
+
+Everything in it was recorded by the run: nothing is asked, measured or guessed here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker import messages
+from stoker.config.run import Run, Shape
+from stoker.plan.plan import Plan
+from stoker.rundir import events, files, inputs, prepared
+from stoker.rundir.layout import RunDir
+from stoker.terminal import figures
+
+FILE_NAME = "README.md"
+_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+_LAST_STEPS = 10
+_SAME_WEIGHTS = (None, "final", "merged", "export")
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds an export of Stoker's: its card says so."""
+    path = folder / FILE_NAME
+    return path.is_file() and "\nstoker:\n" in path.read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
+
+
+def text(run_dir: RunDir, exported: dict[str, Any], parity: dict[str, Any]) -> str:
+    """The card.
+
+    Args:
+        run_dir: The run.
+        exported: The `exported` event: dtype, bytes, licence.
+        parity: How the export compares with the trained model.
+    """
+    run = run_dir.run()
+    rows = _rows(run_dir, run, exported, parity)
+    head = f"---\n{_front_matter(run_dir, run, exported)}---\n\n# {run_dir.name}\n"
+    return "\n".join([head, *(_section(language, run, rows) for language in ("en", "zh"))])
+
+
+def base_label(run: Run) -> str | None:
+    """What the model was tuned from, as the world knows it: no path of this machine."""
+    if isinstance(run.model, Shape):
+        return None
+    name = run.model.removeprefix(inputs.EARLIER_RUN)
+    return Path(name).name if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 else name
+
+
+def losses(run_dir: RunDir) -> dict[str, float]:
+    """Measured: the mean training loss of the last steps, and the newest eval loss."""
+    steps = events.steps(run_dir.events_file)
+    last = [float(steps[step]["loss"]) for step in sorted(steps)[-_LAST_STEPS:]]
+    found = {"train": sum(last) / len(last), "steps": float(len(last))} if last else {}
+    measured = [event["eval_loss"] for event in events.skim(run_dir.events_file) if _is_eval(event)]
+    if measured:
+        found["eval"] = min(measured) if run_dir.run().save.best else measured[-1]
+    return found
+
+
+def _is_eval(event: dict[str, Any]) -> bool:
+    """Measured while training, or later on the same weights: not on quantised ones."""
+    return event["event"] == "eval" or (event["event"] == "evaluated" and event.get("artifact") in _SAME_WEIGHTS)
+
+
+def _front_matter(run_dir: RunDir, run: Run, exported: dict[str, Any]) -> str:
+    base, manifest = base_label(run), run_dir.manifest()
+    hub = [source.path.partition(":")[2] for source in inputs.train_sources(run) if source.path.startswith("hub:")]
+    fields = {
+        **({"base_model": base} if base else {}),
+        **exported["licence"],
+        **({"datasets": hub} if hub else {}),
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["stoker", run.tune.method],
+        "stoker": {"version": manifest.stoker_version, "data_digest": manifest.data_digest},
+    }
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+
+
+def _section(language: str, run: Run, rows: list[tuple[str, dict[str, Any]]]) -> str:
+    catalogue = messages.CATALOGUES[language]
+    kind = "scratch" if isinstance(run.model, Shape) else "tuned"
+    lines = [
+        catalogue["card.title"],
+        "",
+        catalogue[f"card.{kind}"].format(base=base_label(run)),
+        "",
+        "| | |",
+        "|---|---|",
+        *(
+            f"| {catalogue[f'card.{key}']} | {catalogue[f'card.{key}_value'].format(**fields)} |"
+            for key, fields in rows
+        ),
+        "",
+        catalogue["card.use"],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(
+    run_dir: RunDir, run: Run, exported: dict[str, Any], parity: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    plan = files.read_record(run_dir.plan_file, Plan)
+    measured = losses(run_dir)
+    rows = [
+        ("method", {"method": _method(run, plan)}),
+        ("training", _training(run, plan)),
+        ("data", _data(run_dir, run)),
+    ]
+    if "train" in measured:
+        rows.append(("train_loss", {"loss": f"{measured['train']:.4f}", "steps": f"{measured['steps']:.0f}"}))
+    if "eval" in measured:
+        rows.append(("eval_loss", {"loss": f"{measured['eval']:.4f}"}))
+    counts = {key: f"{parity[key]:,}" for key in ("prompts", "agree", "tokens")}
+    return [
+        *rows,
+        ("weights", {"dtype": exported["dtype"], "size": figures.size(exported["bytes"])}),
+        ("same", {**counts, "distance": f"{parity['logit_distance']:.0e}"}),
+        ("made", {"versions": _versions(run_dir), "card": plan.card}),
+    ]
+
+
+def _method(run: Run, plan: Plan) -> str:
+    """The method with every option the adapter was made with."""
+    options = {**plan.native.lora, **plan.native.quantization}
+    said = (f"{key} {_plain(value)}" for key, value in options.items() if key != "task_type")
+    return ", ".join([run.tune.method, *said])
+
+
+def _training(run: Run, plan: Plan) -> dict[str, Any]:
+    train = run.train
+    return {
+        "objective": train.objective,
+        "steps": plan.steps.total,
+        "epochs": plan.steps.epochs,
+        "batch": plan.batch.effective,
+        "length": run.data.length,
+        "rate": f"{train.learning_rate:g}",
+        "schedule": train.schedule,
+        "warmup": plan.steps.warmup,
+        "precision": plan.precision,
+        "seed": train.seed,
+    }
+
+
+def _data(run_dir: RunDir, run: Run) -> dict[str, Any]:
+    names = [Path(s.path).name if s.path.startswith(("/", "~", ".")) else s.path for s in inputs.train_sources(run)]
+    report = prepared.read_report(run_dir.data)
+    return {
+        "sources": ", ".join(f"`{name}`" for name in names),
+        "rows": f"{report.rows_read:,}" if report else "?",
+        "tokens": f"{report.train.tokens:,}" if report else "?",
+        "digest": report.digest if report else "?",
+    }
+
+
+def _versions(run_dir: RunDir) -> str:
+    manifest = run_dir.manifest()
+    found = {"stoker": manifest.stoker_version, **manifest.versions}
+    return ", ".join(f"{name} {found[name]}" for name in ("stoker", *_PACKAGES) if name in found)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,61 @@
+"""The parity gate as people see it: a line of progress, and one that says how an artifact compares."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from stoker import messages
+from stoker.artifacts import parity_gate
+from stoker.artifacts.endpoint import Endpoint
+from stoker.plan.parity_verdict import Reference
+from stoker.rundir.layout import RunDir
+from stoker.terminal import console
+
+
+def compare(
+    run_dir: RunDir,
+    name: str,
+    endpoint: Endpoint | None = None,
+    reference: Reference | None = None,
+    *,
+    python: Path | None = None,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Compare an artifact with the trained model and say how it went; raises where it is not the same."""
+    with console.status() as status:
+        take = functools.partial(_show, status)
+        figures = parity_gate.compare(run_dir, name, endpoint, take, python=python, folder=folder, reference=reference)
+    console.talk("parity.line", **_counts(figures), rest=_rest(figures))
+    return figures
+
+
+def make_reference(run_dir: RunDir) -> Reference:
+    """Ask the trained model first: beside a server there may be no memory for it."""
+    with console.status() as status:
+        return parity_gate.make_reference(run_dir, functools.partial(_show, status))
+
+
+def _show(status: console.Status, event: dict[str, Any]) -> None:
+    if event["event"] == "parity":
+        fields = {key: event[key] for key in ("part", "done", "of")}
+        status.show(messages.text("parity.progress", **fields))
+
+
+def _counts(figures: dict[str, Any]) -> dict[str, str]:
+    return {key: f"{figures[key]:,}" for key in ("prompts", "agree", "tokens")}
+
+
+def _rest(figures: dict[str, Any]) -> str:
+    if not figures["exact"]:
+        change = figures["perplexity_change"]
+        return messages.text(
+            "parity.quantised",
+            agreement=f"{figures['agreement']:.1%}",
+            agreement_limit=f"{figures['agreement_limit']:.0%}",
+            change=messages.text("parity.unmeasured") if change is None else f"{change:+.2%}",
+            change_limit=f"{figures['perplexity_change_limit']:+.0%}",
+        )
+    distance = f"{figures['logit_distance']:.0e}" if figures["logit_distance"] else "0"
+    if figures["ties"]:
+        return messages.text("parity.exact_ties", ties=figures["ties"], distance=distance)
+    return messages.text("parity.exact", distance=distance)
