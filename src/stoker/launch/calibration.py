@@ -19,7 +19,7 @@ from stoker.launch import plan_inputs, programs, training
 from stoker.plan.make import make_plan
 from stoker.rundir import events, files, layout
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group, processes
+from stoker.supervise import processes
 
 STEPS = 20
 _WARM_UP = 5
@@ -67,7 +67,7 @@ def measure(
         try:
             peak = _follow(process, scratch, on_step, min(STEPS, plan.steps.total))
         finally:
-            group.end(process.pid)
+            processes.terminate(process.pid)
             process.wait()
             if meeting:
                 shutil.rmtree(meeting, ignore_errors=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.launch import foreground
+from stoker.launch import programs
 from stoker.rundir import files
 
 _FORMATS = (".png", ".svg", ".pdf")
@@ -27,4 +27,4 @@ def draw(report: dict[str, Any], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         files.write_json(Path(folder) / "compare.json", {**report, "target": str(target.resolve())})
-        foreground.run("plot_plan", Path(folder))
+        programs.run_on_folder("plot_plan", Path(folder))

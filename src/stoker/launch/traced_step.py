@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.errors import StokerError
 from stoker.estimate import step as steps
-from stoker.launch import foreground, programs
+from stoker.launch import programs
 from stoker.plan.make import Found
 from stoker.rundir import files
 
@@ -24,6 +24,6 @@ def trace(found: Found) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stoker-") as name:
         folder = Path(name)
         files.write_json(folder / "step.json", steps.to_json(found.way.step))
-        foreground.run("trace", folder)
+        programs.run_on_folder("trace", folder)
         traced: dict[str, Any] = files.read_json(folder / "trace.json")
     return traced

@@ -22,7 +22,7 @@ _CAUSES = {"compute": "own_seconds", "data": "data_seconds"}
 Pulse = dict[str, Any]
 
 
-class Ranks:
+class RankWatch:
     """What pulses have told so far."""
 
     def __init__(self, silent_seconds: float, unseen_seconds: float) -> None:

@@ -33,11 +33,11 @@ _ACCEPT_SECONDS = 1.0
 Said = dict[str, Any]
 
 
-class Refused(ConnectionError):
+class WireRefused(ConnectionError):
     """The other end does not have the key, does not know the name, or has a line of this name already."""
 
 
-class Line:
+class WireLine:
     """One end of a line: JSON objects, one a text line, each behind its signature."""
 
     def __init__(self, connection: socket.socket, ours: str, theirs: str) -> None:
@@ -85,7 +85,7 @@ class Line:
         del self._rest[: end + 1]
         wanted = _proof(self._key, self._theirs, self._received, text)
         if not hmac.compare_digest(proof.encode(), wanted.encode()):
-            raise Refused(self._theirs)
+            raise WireRefused(self._theirs)
         self._received += 1
         self.heard_at = time.monotonic()
         try:
@@ -103,18 +103,18 @@ class Line:
         self._connection.close()
 
 
-def connect(record: Said, name: str) -> Line:
+def connect(record: Said, name: str) -> WireLine:
     """A node's line to the head that has the run's key."""
     address = record["nodes"][0]["address"]
     connection = socket.create_connection((address, record["port"]), timeout=_GREETING_SECONDS)
-    line = Line(connection, "node", "head")
+    line = WireLine(connection, "node", "head")
     try:
         nonces = [str(line.receive(_GREETING_SECONDS)["nonce"]), secrets.token_hex(32)]
         key, bound = bytes.fromhex(record["key"]), [record["meeting"], name, *nonces]
         line.send({"name": name, "nonce": nonces[1], "proof": _proof(key, "node", *bound)})
         answer = line.receive(_GREETING_SECONDS)
         if not hmac.compare_digest(str(answer.get("proof", "")).encode(), _proof(key, "head", *bound).encode()):
-            raise Refused(str(answer.get("refused", "key")))
+            raise WireRefused(str(answer.get("refused", "key")))
         line.trust(bytes.fromhex(_proof(key, "line", *bound)))
     except BaseException:
         line.close()
@@ -133,10 +133,10 @@ class Head:
         self._meeting = str(record["meeting"])
         self._key = bytes.fromhex(record["key"])
         self._names = {str(node["name"]) for node in others}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, WireLine] = {}
         self._lock = threading.RLock()
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
-        self._answers: dict[int, tuple[Line, queue.SimpleQueue[Said]]] = {}
+        self._answers: dict[int, tuple[WireLine, queue.SimpleQueue[Said]]] = {}
         self._numbers = itertools.count(1)
         self._greeting = threading.Semaphore(_STRANGERS)
         self._strangers: set[str] = set()
@@ -217,7 +217,7 @@ class Head:
             raise ConnectionError(name)
         return dict(said["answer"])
 
-    def _line(self, name: str) -> Line:
+    def _line(self, name: str) -> WireLine:
         with self._lock:
             if name not in self._lines:
                 raise ConnectionError(name)
@@ -239,7 +239,7 @@ class Head:
 
     def _attend(self, connection: socket.socket) -> None:
         """A line from its greeting to its end."""
-        line = Line(connection, "head", "node")
+        line = WireLine(connection, "head", "node")
         try:
             name = self._greet(line, str(connection.getpeername()[0]))
         except (OSError, ValueError, LookupError, TypeError):  # a stranger, whatever it sent
@@ -257,7 +257,7 @@ class Head:
             pass
         self._lose(name, line, reason)
 
-    def _greet(self, line: Line, address: str) -> str:
+    def _greet(self, line: WireLine, address: str) -> str:
         """Who it is, if it has the key, is listed, and has no living line; it learns that we have the key, too."""
         nonce = secrets.token_hex(32)
         line.send({"nonce": nonce})
@@ -269,15 +269,15 @@ class Head:
                 if len(self._strangers) < _STRANGERS:
                     self._strangers.add(address)
             line.send({"refused": "key"})
-            raise Refused(name)
+            raise WireRefused(name)
         with self._lock:
             if not self._open:
-                raise Refused(name)
+                raise WireRefused(name)
             before = self._lines.get(name)
             is_living = before is not None and time.monotonic() - before.heard_at < _LIVING_SECONDS
             if name not in self._names or is_living:
                 line.send({"refused": "twice" if is_living else "name"})
-                raise Refused(name)
+                raise WireRefused(name)
             line.send({"proof": _proof(self._key, "head", *bound)})
             line.trust(bytes.fromhex(_proof(self._key, "line", *bound)))
             if before:
@@ -286,7 +286,7 @@ class Head:
             self._said.put({"joined": True, "node": name})
         return name
 
-    def _hear(self, name: str, line: Line, said: Said) -> None:
+    def _hear(self, name: str, line: WireLine, said: Said) -> None:
         if "answered" in said:
             with self._lock:
                 _, answer = self._answers.get(int(said["answered"]), (None, None))
@@ -297,7 +297,7 @@ class Head:
             line.send({"beat": said["beat"]})
         self._said.put({**said, "node": name})
 
-    def _lose(self, name: str, line: Line, reason: str) -> None:
+    def _lose(self, name: str, line: WireLine, reason: str) -> None:
         """Once for each line: whoever waits for an answer on it learns so."""
         line.close()
         with self._lock:

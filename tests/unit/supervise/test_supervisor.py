@@ -1,6 +1,6 @@
 """The supervisor with real child processes. What it starts here stands in for the trainer: a small script, no torch."""
 
-import ast
+import functools
 import itertools
 import json
 import os
@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from metadata_server import simulated
 
-from stoker import errors
-from stoker.rundir import events
-from stoker.supervise import processes, ranks, spot_notices, supervisor, wire
-from stoker.supervise.supervisor import Ended, Settings, Supervisor, judge
+from stoker.rundir import events, lock
+from stoker.supervise import limit_watch, processes, ranks, spot_notices, supervisor
+from stoker.supervise.limits import Clock
+from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.status import SupervisedRun
+from stoker.supervise.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="kills by signal")
 
@@ -71,7 +72,7 @@ def kill(number=signal.SIGKILL):
 say("attempt", resumed_step=step)
 '''
 
-QUICK = Settings(
+QUICK = SupervisorSettings(
     look_seconds=0.02,
     beat_seconds=0.05,
     start_seconds=20,
@@ -91,14 +92,14 @@ QUICK = Settings(
 def stand_in(tmp_path: Path) -> Callable[..., Supervisor]:
     """A supervisor of a run whose trainer is `STAND_IN` and what follows it."""
 
-    def make(body: str, settings: Settings = QUICK, **plan: Any) -> Supervisor:
+    def make(body: str, settings: SupervisorSettings = QUICK, clock: Clock | None = None, **plan: Any) -> Supervisor:
         run_dir = tmp_path / "run"
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
         script = tmp_path / "trainer.py"
         script.write_text(STAND_IN + body, encoding="utf-8")
         content = {"argv": [str(script)], "env": {}, "strategy": "single", **plan}
         (run_dir / "plan.json").write_text(json.dumps(content), encoding="utf-8")
-        return Supervisor(run_dir, settings)
+        return Supervisor(run_dir, settings, clock=clock)
 
     return make
 
@@ -160,17 +161,16 @@ def test_a_rank_that_ends_while_it_is_looked_at_has_ended(tmp_path: Path, monkey
 
 
 def test_silence_is_counted_by_the_time_that_passed(tmp_path: Path) -> None:
-    class Counted(ranks.Ranks):
+    class Counted(ranks.RankWatch):
         passed = 0.0
 
         def see(self, pulses: list[dict[str, Any]], passed_seconds: float) -> None:
             self.passed += passed_seconds
 
     watching, counted, began = Supervisor(tmp_path, QUICK), Counted(30, 900), time.monotonic()
-    watching._watch_anew()
-    watching._passed = 5.0  # of the last look
+    watching._ranks.begin()
     for _ in range(10):
-        watching._examine(counted)
+        watching._ranks._examine(counted)
     assert counted.passed <= time.monotonic() - began
 
 
@@ -319,7 +319,7 @@ for turn in range(300):
     shutil.rmtree(aside)
 finish()
 """
-    hasty = Settings(**{**QUICK.__dict__, "look_seconds": 0.0001})
+    hasty = SupervisorSettings(**{**QUICK.__dict__, "look_seconds": 0.0001})
     assert stand_in(body, hasty).run() == 0
 
 
@@ -348,7 +348,7 @@ def test_the_stop_file_ends_it_with_75(stand_in: Callable[..., Supervisor]) -> N
 
 
 def test_a_stop_while_it_waits_to_start_again_ends_it_too(stand_in: Callable[..., Supervisor]) -> None:
-    slow = Settings(**{**QUICK.__dict__, "first_wait_seconds": 30, "longest_wait_seconds": 30})
+    slow = SupervisorSettings(**{**QUICK.__dict__, "first_wait_seconds": 30, "longest_wait_seconds": 30})
     watching = stand_in("if attempt == 1: go(2)\nkill()", slow)
 
     def ask() -> None:
@@ -440,10 +440,9 @@ def test_where_notices_are_off_a_marked_machine_trains_on(
 def test_a_metadata_service_that_does_not_answer_delays_nothing(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    watching = stand_in("go(100000, commit=50)", limits={"time_seconds": 1.0})
     looks: list[float] = []
-    plain = watching._wait
-    watching._wait = lambda seconds: (looks.append(time.monotonic()), plain(seconds))[1]
+    clock = Clock(wait=lambda seconds: (looks.append(time.monotonic()), time.sleep(seconds))[1])
+    watching = stand_in("go(100000, commit=50)", clock=clock, limits={"time_seconds": 1.0})
     with simulated("hanging" if place == "nowhere" else place) as server:
         monkeypatch.setenv("STOKER_METADATA", "127.0.0.1:9" if place == "nowhere" else server.address)
         assert watching.run() == 75
@@ -454,7 +453,7 @@ def test_a_metadata_service_that_does_not_answer_delays_nothing(
 def test_a_notice_ends_a_wait_and_is_written_down(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Settings(**{**QUICK.__dict__, "first_wait_seconds": 60, "longest_wait_seconds": 60})
+    slow = SupervisorSettings(**{**QUICK.__dict__, "first_wait_seconds": 60, "longest_wait_seconds": 60})
     watching = stand_in("if attempt == 1: go(2)\nkill()", slow)
     with simulated("aws") as server:
         monkeypatch.setenv("STOKER_METADATA", server.address)
@@ -474,11 +473,11 @@ def test_a_notice_ends_a_wait_and_is_written_down(
 def test_the_copy_in_the_store_is_waited_for_as_long_as_the_notice_leaves(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, seconds: float, reason: str
 ) -> None:
-    def push(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def push(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
 
-    monkeypatch.setattr(Supervisor, "_stoker", push)
-    patient = Settings(**{**QUICK.__dict__, "copy_seconds": 600})
+    monkeypatch.setattr(SupervisedRun, "start_stoker", push)
+    patient = SupervisorSettings(**{**QUICK.__dict__, "copy_seconds": 600})
     watching = stand_in("go(100000, commit=100000)", patient, store="/elsewhere")
     with simulated("aws") as server:
         monkeypatch.setenv("STOKER_METADATA", server.address)
@@ -529,11 +528,11 @@ def test_out_of_memory_asks_for_a_new_plan(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def replan(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def replan(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         asked.append((command, *words))
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({0 if len(asked) < 3 else 1})"])
 
-    monkeypatch.setattr(Supervisor, "_stoker", replan)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", replan)
     watching = stand_in('go(3)\nfail("STK408", reason="no memory")')
     assert watching.run() == 1
     assert asked == [("replan", "3")] * 3
@@ -544,12 +543,12 @@ def test_every_commit_is_copied_to_the_store_and_the_end_waits_for_it(
 ) -> None:
     copies: list[float] = []
 
-    def push(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def push(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         assert command == "push"
         copies.append(time.monotonic())
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.1)"])
 
-    monkeypatch.setattr(Supervisor, "_stoker", push)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", push)
     watching = stand_in("finish()", store="/elsewhere")
     assert watching.run() == 0
     assert copies
@@ -559,10 +558,10 @@ def test_every_commit_is_copied_to_the_store_and_the_end_waits_for_it(
 def test_a_store_that_fails_is_said_and_does_not_undo_the_run(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def push(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def push(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
 
-    monkeypatch.setattr(Supervisor, "_stoker", push)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", push)
     watching = stand_in("finish()", store="/elsewhere")
     assert watching.run() == 0
     assert (status(watching)["state"], status(watching)["reason"]) == ("done", "store")
@@ -590,15 +589,15 @@ def test_only_one_supervisor_watches_a_run(stand_in: Callable[..., Supervisor]) 
     assert len(noted(watching, "attempt")) == 1
 
 
-def pushed(monkeypatch: pytest.MonkeyPatch, program: Callable[[Supervisor], str]) -> list[float]:
+def pushed(monkeypatch: pytest.MonkeyPatch, program: Callable[[SupervisedRun], str]) -> list[float]:
     """What `stoker push` does, as a program's text by the state of things; says when each was begun."""
     begun: list[float] = []
 
-    def push(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def push(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         begun.append(time.monotonic())
         return subprocess.Popen([sys.executable, "-S", "-c", program(self)])
 
-    monkeypatch.setattr(Supervisor, "_stoker", push)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", push)
     return begun
 
 
@@ -609,7 +608,7 @@ def test_the_finished_model_is_in_the_last_copy(
     """The last checkpoint comes before the finished model: a copy begun in between has not seen it."""
     seen: list[bool] = []
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         seen.append((self.run_dir / "final").exists())
         return f"import time; time.sleep({seconds})"
 
@@ -628,7 +627,7 @@ def test_what_is_committed_is_what_the_attempt_went_on_from(
     """A fresh machine: the events in the store were ahead of the copies there."""
     copies: list[int] = []
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         copies.append(int((self.run_dir / "committed").read_text()))
         return ""
 
@@ -645,12 +644,12 @@ def test_what_is_committed_is_what_the_attempt_went_on_from(
 
 def test_steps_done_again_after_a_damaged_checkpoint_are_no_progress(stand_in: Callable[..., Supervisor]) -> None:
     watching = stand_in("")
-    watching._understand({"event": "checkpoint", "step": 900, "seconds": 1})
+    watching._events.take({"event": "checkpoint", "step": 900, "seconds": 1})
     watching.status.stored_step, watching.status.fruitless = 900, 3
-    watching._understand({"event": "attempt", "resumed_step": 850})
-    watching._understand({"event": "checkpoint", "step": 900, "seconds": 1})
+    watching._events.take({"event": "attempt", "resumed_step": 850})
+    watching._events.take({"event": "checkpoint", "step": 900, "seconds": 1})
     assert (watching.status.committed_step, watching.status.stored_step, watching.status.fruitless) == (900, None, 3)
-    watching._understand({"event": "checkpoint", "step": 901, "seconds": 1})
+    watching._events.take({"event": "checkpoint", "step": 901, "seconds": 1})
     assert watching.status.fruitless == 0
 
 
@@ -693,13 +692,13 @@ def test_an_orphaned_trainer_past_its_limit_is_asked_to_commit(stand_in: Callabl
 def test_a_number_that_is_another_process_now_is_left_alone(stand_in: Callable[..., Supervisor]) -> None:
     watching = stand_in("")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as stranger:
-        assert supervisor.Adopted(stranger.pid, watching.run_dir).poll() is not None
+        assert processes.AdoptedTrainer(stranger.pid, watching.run_dir).poll() is not None
         while len(processes.words_of(stranger.pid)) < 3:
             time.sleep(0.02)
-        watching._end_group(stranger.pid, gone=True)
+        processes.end_group(stranger.pid, watching.run_dir, "", gone=True)
         time.sleep(0.2)
         assert stranger.poll() is None
-        watching._end_group(stranger.pid)
+        processes.end_group(stranger.pid, watching.run_dir, "")
         assert stranger.wait(10) == -signal.SIGKILL
 
 
@@ -716,7 +715,7 @@ def test_a_group_that_may_not_be_signalled_does_not_end_the_supervisor(monkeypat
 def test_the_next_attempt_follows_the_new_plan(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         after = json.dumps({**self.plan, "env": {"RUNG": "2"}})
         path = str(self.run_dir / "plan.json")
         return f"import time; time.sleep(0.3); open({path!r}, 'w').write({after!r})"
@@ -731,7 +730,7 @@ def test_a_plan_that_does_not_come_ends_the_run(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed(monkeypatch, lambda _: "import time; time.sleep(30)")
-    hasty = Settings(**{**QUICK.__dict__, "plan_seconds": 0.5})
+    hasty = SupervisorSettings(**{**QUICK.__dict__, "plan_seconds": 0.5})
     watching = stand_in('go(3)\nfail("STK408", reason="no memory")', hasty)
     started = time.monotonic()
     assert watching.run() == 1
@@ -744,7 +743,7 @@ def test_a_machine_that_starts_no_planning_is_asked_again(
 ) -> None:
     refused: list[int] = []
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         refused.append(1)
         if len(refused) < 2:
             raise OSError(12, "Cannot allocate memory")
@@ -757,7 +756,7 @@ def test_a_machine_that_starts_no_planning_is_asked_again(
 
 
 def test_it_can_be_stopped_while_it_plans(stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) -> None:
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         (self.run_dir / "stop").touch()
         return "import time; time.sleep(30)"
 
@@ -786,12 +785,8 @@ class Clocks:
 
 
 @pytest.mark.parametrize(("wall", "own"), [(3600.0, 3600.0), (3600.0, 0.0)])
-def test_a_machine_that_slept_did_not_hang(
-    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, wall: float, own: float
-) -> None:
+def test_a_machine_that_slept_did_not_hang(stand_in: Callable[..., Supervisor], wall: float, own: float) -> None:
     clocks = Clocks()
-    monkeypatch.setattr(supervisor, "time", clocks)
-    watching = stand_in("go(4)\ntime.sleep(1)\nfinish()")
     looks: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -800,24 +795,21 @@ def test_a_machine_that_slept_did_not_hang(
             clocks.jump(wall, own)
         time.sleep(seconds)
 
-    watching._wait = wait
+    watching = stand_in("go(4)\ntime.sleep(1)\nfinish()", clock=Clock(clocks.time, wait, clocks.monotonic))
     assert watching.run() == 0
     assert clocks.wall == wall
     assert not noted(watching, "restart")
 
 
-def test_a_clock_that_is_set_back_hides_no_hang(
-    stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_hides_no_hang(stand_in: Callable[..., Supervisor]) -> None:
     clocks = Clocks()
-    monkeypatch.setattr(supervisor, "time", clocks)
-    watching = stand_in("if attempt == 1: go(4); time.sleep(20)\nfinish()")
 
     def wait(seconds: float) -> None:
         clocks.jump(-3600.0 if watching.status.step == 4 else clocks.wall, 0.0)
         time.sleep(seconds)
 
-    watching._wait = wait
+    clock = Clock(clocks.time, wait, clocks.monotonic)
+    watching = stand_in("if attempt == 1: go(4); time.sleep(20)\nfinish()", clock=clock)
     assert watching.run() == 0
     assert [one["reason"] for one in noted(watching, "restart")] == ["hang"]
 
@@ -825,7 +817,7 @@ def test_a_clock_that_is_set_back_hides_no_hang(
 def test_copies_are_no_sign_of_life(stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their events stand in the same file as the trainer's, and a store that is away brings ever more of them."""
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         path, line = str(self.run_dir / "events.jsonl"), '{"event": "store", "copied": false}\n'
         return f"open({path!r}, 'a').write({line!r}); raise SystemExit(75)"
 
@@ -874,7 +866,7 @@ def test_a_copy_that_cannot_be_started_is_tried_again(
 ) -> None:
     refused: list[int] = []
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         refused.append(1)
         if len(refused) < 3:
             raise OSError(11, "Resource temporarily unavailable")
@@ -891,12 +883,14 @@ def test_a_store_that_is_away_is_asked_ever_less_often(
 ) -> None:
     begun: list[float] = []
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         begun.extend([time.monotonic()] * (self.status.state == "copying"))
         return "raise SystemExit(75)"
 
     pushed(monkeypatch, program)
-    calm = Settings(**{**QUICK.__dict__, "first_wait_seconds": 0.2, "longest_wait_seconds": 60, "copy_seconds": 4})
+    calm = SupervisorSettings(
+        **{**QUICK.__dict__, "first_wait_seconds": 0.2, "longest_wait_seconds": 60, "copy_seconds": 4}
+    )
     watching = stand_in("go(2)\nsay('end', status='done', step=2)", calm, store="/elsewhere")
     assert watching.run() == 0
     assert status(watching)["reason"] == "store"
@@ -909,7 +903,7 @@ def test_a_store_that_refuses_is_not_waited_for(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = pushed(monkeypatch, lambda _: "raise SystemExit(1)")
-    patient = Settings(**{**QUICK.__dict__, "copy_seconds": 30})
+    patient = SupervisorSettings(**{**QUICK.__dict__, "copy_seconds": 30})
     watching = stand_in("go(2)\nsay('end', status='done', step=2)", patient, store="/elsewhere")
     started = time.monotonic()
     assert watching.run() == 0
@@ -922,7 +916,7 @@ def test_a_budget_is_not_waited_away_for_a_store(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed(monkeypatch, lambda _: "raise SystemExit(75)")
-    patient = Settings(**{**QUICK.__dict__, "copy_seconds": 40})
+    patient = SupervisorSettings(**{**QUICK.__dict__, "copy_seconds": 40})
     watching = stand_in("go(100000, commit=50)", patient, store="/elsewhere", limits={"time_seconds": 2.0})
     started = time.monotonic()
     assert watching.run() == 75
@@ -933,7 +927,7 @@ def test_a_budget_is_not_waited_away_for_a_store(
 def test_a_copy_that_failed_is_tried_again_before_the_next_checkpoint(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         failed = self.run_dir / "failed"
         if failed.exists():
             (self.run_dir / "copied").touch()
@@ -986,7 +980,7 @@ def test_a_run_that_failed_is_copied_once_too(
 ) -> None:
     after: list[int] = []
 
-    def program(self: Supervisor) -> str:
+    def program(self: SupervisedRun) -> str:
         ended = self.status.state == "copying"
         after.extend([1] * ended)
         return f"raise SystemExit({code if ended else 75})"
@@ -1059,7 +1053,7 @@ def test_who_looks_at_the_lock_does_not_turn_the_supervisor_away(
             looker.kill()
             looker.wait()
 
-        monkeypatch.setattr(time, "sleep", let_go)
+        monkeypatch.setattr(lock, "held", functools.partial(lock.held, wait=let_go))
         monkeypatch.setattr(sys, "argv", ["supervisor", str(watching.run_dir)])
         try:
             assert supervisor.main() == 0
@@ -1082,57 +1076,8 @@ def test_no_number_of_an_attempt_is_used_twice(stand_in: Callable[..., Superviso
 def test_a_line_cut_short_by_a_kill_is_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "step", "st', encoding="utf-8")
-    supervisor.append_event(path, "restart", reason="SIGKILL")
+    events.append(path, "restart", reason="SIGKILL")
     assert [event["event"] for event in events.read(path)] == ["restart"]
-
-
-@pytest.mark.parametrize(
-    ("ended", "act", "reason"),
-    [
-        (Ended(0, status="done"), "done", ""),
-        (Ended(75), "stopped", "asked"),
-        (Ended(0, status="stopped"), "stopped", "asked"),
-        (Ended(-9), "retry", "SIGKILL"),
-        (Ended(-9, starved=True), "replan", "memory"),
-        (Ended(-9, hung=True), "retry", "hang"),
-        (Ended(1, tail="  exitcode  : -9 (pid: 17)"), "retry", "SIGKILL"),
-        (Ended(1, codes=["STK402", "STK408"]), "replan", "memory"),
-        (Ended(1, codes=["STK402", "STK410"]), "fail", "STK410"),
-        (Ended(1, codes=["STK402"]), "fail", "STK402"),
-        (Ended(1, codes=["STK402"], tail="  exitcode  : -9 (pid: 17)"), "retry", "SIGKILL"),
-        (Ended(1, codes=["STK423", "STK423"]), "retry", "lost"),
-        (Ended(1, codes=["STK423", "STK408"]), "replan", "memory"),
-        (Ended(1, codes=["STK423", "STK410"]), "fail", "STK410"),
-        (Ended(1, codes=["STK423"], tail="  exitcode  : -9 (pid: 17)"), "retry", "SIGKILL"),
-        (Ended(1, codes=["STK423"], tail="  exitcode  : 2 (pid: 17)"), "retry", "surprise"),
-        (Ended(2, tail="RuntimeError: CUDA error: unspecified launch failure"), "retry", "device"),
-        (Ended(2, tail="KeyError"), "retry", "surprise"),
-        (Ended(1, codes=["STK416"], bad_step=3), "fail", "bad_step"),
-        (Ended(-9, codes=["STK423"], lost="silent"), "retry", "silent"),
-        (Ended(-9, codes=["STK423", "STK408"], lost="node"), "replan", "memory"),
-        (Ended(1, codes=["STK424", "STK423"]), "retry", "STK424"),
-        (Ended(1, codes=["STK425", "STK423"]), "fail", "STK425"),
-        (Ended(0), "retry", "surprise"),
-    ],
-)
-def test_what_will_repeat_is_told_from_what_may_pass(ended: Ended, act: str, reason: str) -> None:
-    verdict = judge(ended, skip=False, trained=True)
-    assert (verdict.act, verdict.reason) == (act, reason)
-
-
-@pytest.mark.parametrize("module", [supervisor, spot_notices, wire, ranks, processes])
-def test_it_needs_the_standard_library_only(module: ModuleType) -> None:
-    """And of our own files those that need no more, and only for several processes."""
-    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    own = {wire.__name__, ranks.__name__, processes.__name__, "stoker.supervise"} if module is supervisor else set()
-    assert {name.partition(".")[0] for name in imported - own} <= sys.stdlib_module_names
-
-
-def test_its_exit_codes_are_those_of_the_house() -> None:
-    for name in ("EXIT_DONE", "EXIT_USER", "EXIT_SURPRISE", "EXIT_STOPPED"):
-        assert getattr(supervisor, name) == getattr(errors, name)
 
 
 # ---- budgets on a rented machine
@@ -1150,7 +1095,7 @@ def test_at_most_of_a_budget_it_warns_once(stand_in: Callable[..., Supervisor]) 
     assert kinds.index("warning") < kinds.index("limit")
     again = Supervisor(watching.run_dir, QUICK)
     again._recall()
-    again._warn()
+    again._limits.warn()
     assert len(noted(again, "warning")) == 1
 
 
@@ -1160,7 +1105,7 @@ def test_who_wants_news_is_told_of_the_warning(
     monkeypatch.setenv("STOKER_NOTIFY_COMMAND", "cat")
     watching = stand_in("go(100000, commit=50)", limits={"money_seconds": 1.0})
     asked: list[tuple[str, ...]] = []
-    watching._stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
+    watching._run.start_stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
     assert watching.run() == 75
     assert asked == [("settle", "settle.log", "--warning", "money")]
 
@@ -1174,7 +1119,7 @@ def test_the_time_of_the_launch_counts(stand_in: Callable[..., Supervisor], monk
     assert 100 <= status(watching)["spent_seconds"] < 115
     again = Supervisor(watching.run_dir, QUICK)
     again._recall()
-    assert 100 <= again._spent_seconds < 120
+    assert 100 <= again._run.spent.seconds < 120
 
 
 def test_a_launch_that_took_the_whole_budget_is_refused(
@@ -1190,12 +1135,12 @@ def test_what_the_machine_waited_after_a_run_counts(stand_in: Callable[..., Supe
     watching = stand_in("finish()")
     (watching.run_dir / "settled.json").write_text(json.dumps({"spent_seconds": 500.0}))
     watching._recall()
-    assert watching._spent_seconds >= 500
+    assert watching._run.spent.seconds >= 500
 
 
 def test_a_trainer_that_does_not_stop_at_its_limit_is_ended(stand_in: Callable[..., Supervisor]) -> None:
     """Its newest committed checkpoint stays; nobody pays half an hour for a hang."""
-    hasty = Settings(
+    hasty = SupervisorSettings(
         **{
             **QUICK.__dict__,
             "overtime_seconds": 0.4,
@@ -1215,7 +1160,9 @@ def test_a_trainer_that_does_not_stop_at_its_limit_is_ended(stand_in: Callable[.
 
 def test_a_checkpoint_being_written_at_the_limit_is_waited_for(stand_in: Callable[..., Supervisor]) -> None:
     """Also while it is synced and digested, which moves nothing."""
-    hasty = Settings(**{**QUICK.__dict__, "overtime_seconds": 0.2, "silent_seconds": 0.2, "hang_floor_seconds": 60})
+    hasty = SupervisorSettings(
+        **{**QUICK.__dict__, "overtime_seconds": 0.2, "silent_seconds": 0.2, "hang_floor_seconds": 60}
+    )
     body = """
 go(4)
 while not (run / "stop").exists(): time.sleep(0.02)
@@ -1234,21 +1181,23 @@ go(5)
 def test_the_end_is_settled_where_there_is_something_to_settle(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in supervisor._HOOKS:
-        monkeypatch.delenv(name, raising=False)
+    for hook in limit_watch.HOOKS:
+        monkeypatch.delenv(hook.name, raising=False)
     for plan, hook, expected in (({}, "", 0), ({"after": "stay"}, "", 0), ({"after": "stop"}, "", 1), ({}, "cat", 1)):
         monkeypatch.setenv("STOKER_NOTIFY_COMMAND", hook)
         watching = stand_in("finish()", **plan)
-        watching._read_plan()
+        watching._run.read_plan()
         asked: list[tuple[Any, ...]] = []
-        watching._stoker = lambda *words, asked=asked, **options: asked.append((*words, options))  # type: ignore
+        watching._run.start_stoker = lambda *words, asked=asked, **options: asked.append((*words, options))  # type: ignore
         watching.settle()
         assert asked == [("settle", "settle.log", {"detached": True})] * expected
 
 
 def test_a_trainer_that_gives_signs_after_its_limit_is_left_to_its_commit(stand_in: Callable[..., Supervisor]) -> None:
     """It gathers what it will save: events and the heartbeat say that it works."""
-    hasty = Settings(**{**QUICK.__dict__, "overtime_seconds": 0.2, "silent_seconds": 0.5, "hang_floor_seconds": 60})
+    hasty = SupervisorSettings(
+        **{**QUICK.__dict__, "overtime_seconds": 0.2, "silent_seconds": 0.5, "hang_floor_seconds": 60}
+    )
     body = """
 go(4)
 while not (run / "stop").exists(): time.sleep(0.02)
@@ -1261,37 +1210,36 @@ go(5)
 
 
 def test_a_silent_trainer_is_ended_after_what_a_save_may_take(stand_in: Callable[..., Supervisor]) -> None:
-    watching = stand_in("", limits={"time_seconds": 1000.0})
-    watching._read_plan()
-    watching._asked, watching._silent = "time", 1e6
+    watching = stand_in("", SupervisorSettings(), limits={"time_seconds": 1000.0})
+    watching._run.read_plan()
+    watching._life.silent_seconds = 1e6
     for late, expected in ((-1.0, False), (299.0, False), (301.0, True)):
-        watching.settings = Settings()
-        watching._spent_before = 1000.0 + late
-        assert watching._is_overdue() == expected
+        watching._run.spent.before_seconds = 1000.0 + late
+        assert watching._limits.is_overdue("time") == expected
 
 
 def test_folders_that_are_renamed_this_moment_are_being_written(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watching = stand_in("", Settings(), limits={"time_seconds": 1.0})
-    watching._read_plan()
-    watching._asked, watching._silent, watching._spent_before = "time", 1e6, 500.0
-    assert watching._is_overdue()
+    watching = stand_in("", SupervisorSettings(), limits={"time_seconds": 1.0})
+    watching._run.read_plan()
+    watching._life.silent_seconds, watching._run.spent.before_seconds = 1e6, 500.0
+    assert watching._limits.is_overdue("time")
 
     def renamed(*_: object) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr(Path, "glob", renamed)
-    assert not watching._is_overdue()
+    assert not watching._limits.is_overdue("time")
 
 
 def test_before_the_first_checkpoint_the_rehearsed_save_is_reserved(stand_in: Callable[..., Supervisor]) -> None:
     watching = stand_in("", limits={"time_seconds": 100.0})
-    watching._read_plan()
-    watching._understand({"event": "rehearsal", "part": "step", "seconds": 500.0})
-    assert watching._limit() == ""
-    watching._understand({"event": "rehearsal", "part": "save", "seconds": 60.0})
-    assert watching._limit() == "time"
+    watching._run.read_plan()
+    watching._events.take({"event": "rehearsal", "part": "step", "seconds": 500.0})
+    assert watching._limits.reached() == ""
+    watching._events.take({"event": "rehearsal", "part": "save", "seconds": 60.0})
+    assert watching._limits.reached() == "time"
 
 
 def test_a_deadline_that_is_none_does_not_end_the_supervisor(stand_in: Callable[..., Supervisor]) -> None:
@@ -1304,7 +1252,7 @@ def test_without_a_log_its_subcommands_run_too(stand_in: Callable[..., Superviso
     watching = stand_in("")
     shutil.rmtree(watching.run_dir / "logs")
     (watching.run_dir / "logs").write_text("no folder")
-    begun = watching._stoker("--version", "settle.log")
+    begun = watching._run.start_stoker("--version", "settle.log")
     assert begun.wait(60) is not None
 
 
@@ -1327,9 +1275,9 @@ def test_a_surprise_of_its_own_leaves_no_run_without_a_guard(
 
     def make(folder: Path) -> Supervisor:
         one, looks = Supervisor(folder, QUICK, start), iter(range(5))
-        one._stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
+        one._run.start_stoker = lambda *words, **_: asked.append(words)  # type: ignore[assignment, return-value, func-returns-value]
         if len(made) < clumsy:
-            one._warn = lambda: next(looks)  # type: ignore[method-assign, assignment, return-value]
+            one._limits.warn = lambda: next(looks)  # type: ignore[method-assign, assignment, return-value]
         made.append(one)
         return one
 
