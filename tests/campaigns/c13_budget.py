@@ -138,7 +138,7 @@ def _settled(campaign: Campaign, base: Path, case: Case, starts: float, **guards
         off_at.append(time.time())
         return box.act(run_dir, words, variables)
 
-    patience = meter.Settings(look_seconds=0.2, last_seconds=60 / SCALE, first_wait_seconds=0.5, gone_seconds=5.0)
+    patience = meter.SettleSettings(look_seconds=0.2, last_seconds=60 / SCALE, first_wait_seconds=0.5, gone_seconds=5.0)
     try:
         settled = Settling(run_dir, box.platform, box.news.append, patience, act=act).run()
     except Gone:

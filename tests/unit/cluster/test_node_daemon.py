@@ -27,6 +27,7 @@ from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 from stoker.supervise import wire as lines
 from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.status import SupervisedRun
 from stoker.supervise.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whose process is whose")
@@ -509,14 +510,14 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back_later(
 """
     asked: list[tuple[str, ...]] = []
 
-    def replan(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def replan(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         asked.append((command, *words))
         plan = one.plan(fault, words[2].split(","), elastic=True)
         return subprocess.Popen(
             [sys.executable, "-S", "-c", f"open({str(self.run_dir / 'plan.json')!r}, 'w').write({json.dumps(plan)!r})"]
         )
 
-    monkeypatch.setattr(Supervisor, "_stoker", replan)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", replan)
     watching = one.make(fault, elastic=True)
     when(at_step(watching, 5), one.agents["b"].kill)
     when(at_step(watching, 9), lambda: one.join("b"))
@@ -532,11 +533,11 @@ def test_what_a_rank_of_another_node_says_decides(run: Callable[..., Run], monke
     one = run("a", "b", apart=True)
     asked: list[tuple[str, ...]] = []
 
-    def replan(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def replan(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         asked.append((command, *words))
         return subprocess.Popen([sys.executable, "-S", "-c", ""])
 
-    monkeypatch.setattr(Supervisor, "_stoker", replan)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", replan)
     fault = (
         "if attempt == 1 and step > 4: fail('STK408', reason='no room') if rank else fail('STK423', rank=0, reason='')"
     )
