@@ -1,4 +1,4 @@
-"""Has the picture of a comparison drawn, by a program that needs matplotlib and nothing else of the heavy world."""
+"""Draws the chart of a comparison, by a program that needs matplotlib and nothing else of the heavy world."""
 
 import importlib.util
 import tempfile
@@ -13,7 +13,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(target: str) -> Path:
-    """Where the picture goes, before anything is computed."""
+    """Check where the chart goes before anything is computed."""
     path = Path(target)
     if path.suffix.lower() not in _FORMATS:
         raise StokerError("STK109", "--plot", given=f"`{target}`", example="`plan.png`")

@@ -1,4 +1,4 @@
-"""Starts the supervisor of a training on this machine and reads its files: never through a pipe (law 9)."""
+"""Starts the supervisor of a training on this machine, and reads its files: never through a pipe (law 9)."""
 
 import datetime
 import os
@@ -26,7 +26,7 @@ _LAUNCH_TRIES = 5
 _PROGRAMS = {"stoker.engine.train", "stoker.supervise.supervisor"}
 _ENDED = {"done", "stopped", "failed"}
 _SILENT_SECONDS = 60.0
-"""A supervisor beats every few seconds; clocks of two machines may differ by some."""
+"""A supervisor writes its heartbeat every few seconds; clocks of two machines may differ."""
 
 
 def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
@@ -84,12 +84,12 @@ def _fail(run_dir: RunDir, run: Run) -> None:
 
 
 def ask_to_stop(run_dir: RunDir) -> None:
-    """Ask for a committed checkpoint at the next step boundary and an end."""
+    """Ask it to commit a checkpoint at the next step boundary and stop."""
     run_dir.stop_file.touch()
 
 
 def running_pid(run_dir: RunDir) -> int | None:
-    """The process that trains here now, or the supervisor where it waits or cleans up; None where neither is."""
+    """The trainer, or the supervisor where it waits or cleans up; None where neither is running."""
     pids = [_pid(run_dir.process_file), _pid(run_dir.supervisor_file)]
     return next((pid for pid in pids if pid and _is_training(pid, run_dir)), None)
 
@@ -132,7 +132,7 @@ def _pid(path: Path) -> int | None:
 
 
 def require_idle(run_dir: RunDir) -> None:
-    """Nothing of a run is touched while it is being trained."""
+    """Refuse to touch a run that is being trained."""
     running = running_pid(run_dir)
     if running:
         raise StokerError("STK411", pid=running, name=run_dir.name)
@@ -149,7 +149,7 @@ def newest_log(run_dir: RunDir) -> Path:
 def _is_training(pid: int, run_dir: RunDir) -> bool:
     """Whether the process is alive and ours: pids are used again.
 
-    Linux says what a process runs from its first moment; elsewhere the trainer's lock does, a few seconds later.
+    Linux shows the command line of a process at once; elsewhere the trainer's lock is taken a few seconds later.
     """
     if not Path("/proc/self/cmdline").exists():
         return lock.is_held(run_dir.lock_file) or lock.is_held(run_dir.supervisor_lock)
