@@ -21,7 +21,7 @@ import pytest
 from stoker.artifacts import endpoint
 from stoker.artifacts.endpoint import Endpoint
 from stoker.launch import tools
-from stoker.supervise import group
+from stoker.supervise import processes
 
 pytestmark = [
     pytest.mark.engine,
@@ -153,7 +153,7 @@ def test_a_conversation_over_the_endpoint_is_the_one_chat_has(served: Served) ->
 
 
 def test_nothing_listens_but_on_loopback(served: Served) -> None:
-    pids = group.members(served.said["pid"])
+    pids = processes.group_members(served.said["pid"])
     assert len(pids) >= 2  # the server and its engine
     found = listeners(pids)
     assert ("0100007F", served.port) in found
@@ -187,7 +187,7 @@ def test_the_secret_stands_in_no_command_line_no_log_no_event_and_no_answer(serv
     secret = served.token.encode()
     assert stat.S_IMODE((served.run / "serve.token").stat().st_mode) == 0o600
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    assert not [pid for pid in pids if served.token in " ".join(group.words(pid))]
+    assert not [pid for pid in pids if served.token in " ".join(processes.words_of(pid))]
     holds_it = [path.name for path in served.run.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert holds_it == ["serve.token"]
     assert served.token not in json.dumps(served.said) + served.err
@@ -199,11 +199,11 @@ def test_the_log_is_in_the_run_directory(served: Served) -> None:
 
 
 def test_stopping_leaves_nothing(served: Served) -> None:
-    pids = group.members(served.said["pid"])
+    pids = processes.group_members(served.said["pid"])
     said = json.loads(stoker(served.folder, "serve", "sft_tiny", "--stop", "--json").stdout)
     assert said["stopped"]["pid"] == served.said["pid"]
-    assert group.members(served.said["pid"]) == []
-    assert not [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and group.words(pid) != [""]]
+    assert processes.group_members(served.said["pid"]) == []
+    assert not [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and processes.words_of(pid)]
     assert not (served.run / "serving.json").exists()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", served.port)) != 0

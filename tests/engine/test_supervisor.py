@@ -17,11 +17,12 @@ import pytest
 import tiny_run
 
 from stoker.rundir import checkpoints, events, files
-from stoker.supervise.supervisor import Settings, Supervisor
+from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.supervisor import Supervisor
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
-QUICK = Settings(look_seconds=0.05, first_wait_seconds=0.1, hang_floor_seconds=120)
+QUICK = SupervisorSettings(look_seconds=0.05, first_wait_seconds=0.1, hang_floor_seconds=120)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from stoker.facts import machine, prompts
 from stoker.launch import tools
 from stoker.plan.serving_choices import Engine, Serving
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group, processes
+from stoker.supervise import processes
 
 _PROMPT_CHARACTERS = 120
 _WARM_UP = 2
@@ -102,7 +102,7 @@ def _server(run_dir: RunDir, model: Model, plan: Serving, python: Path) -> Itera
         serving.wait_until_ready(process, server, at, lambda _: None)
         yield at
     finally:
-        group.end(server.pid)
+        processes.terminate(server.pid)
         process.wait()
         run_dir.serving_file.unlink(missing_ok=True)
 

@@ -19,6 +19,7 @@ from typing import Any
 from stoker.artifacts import endpoint
 from stoker.artifacts.endpoint import Endpoint
 from stoker.errors import StokerError
+from stoker.supervise import starting
 
 SHARES = (50, 90, 99)
 
@@ -52,8 +53,8 @@ class Answer:
 
 def run(work: Work) -> dict[str, Any]:
     """Put the load on from a second process; the figures."""
-    done = subprocess.run(  # our own program, no shell
-        [sys.executable, "-m", "stoker.artifacts.load_generator"],
+    done = subprocess.run(  # noqa: S603  # our own program, no shell
+        starting.command("stoker.artifacts.load_generator"),
         input=json.dumps(asdict(work)),
         capture_output=True,
         text=True,

@@ -32,7 +32,7 @@ from stoker.plan.plan import Plan
 from stoker.plan.serving_choices import Adapter, Asked, Engine, Serving, make_serving
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group
+from stoker.supervise import processes, starting
 
 HOST = "127.0.0.1"
 _READY_SECONDS = 3600.0
@@ -105,7 +105,7 @@ def start(run_dir: RunDir, port: int, overrides: list[str], on_wait: Callable[[f
     try:
         wait_until_ready(process, server, endpoint(run_dir, server), on_wait)
     except BaseException:
-        group.end(server.pid)
+        processes.terminate(server.pid)
         process.wait()
         run_dir.serving_file.unlink(missing_ok=True)
         raise
@@ -116,7 +116,7 @@ def stop(run_dir: RunDir) -> Server | None:
     """End the server of a run with everything it started; None where there is none."""
     server = find(run_dir)
     if server:
-        group.end(server.pid)
+        processes.terminate(server.pid)
     run_dir.serving_file.unlink(missing_ok=True)
     return server
 
@@ -263,7 +263,7 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=env.child_environment(environment(serving, token(run_dir))),
-            **group.DETACHED,
+            **starting.DETACHED,
         )
     server = Server(
         pid=process.pid,
@@ -386,5 +386,5 @@ def died(code: int, log: Path, secret: str) -> StokerError:
 
 def is_ours(server: Server) -> bool:
     """Whether the recorded process lives and serves what was recorded."""
-    running = group.words(server.pid)
+    running = processes.words_of(server.pid)
     return server.folder in running and str(server.port) in running

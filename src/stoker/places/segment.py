@@ -28,6 +28,7 @@ from stoker.rundir.layout import RunDir
 from stoker.rundir.pulled import Pulled
 from stoker.store import fetch, opening
 from stoker.store.shelf import Fault
+from stoker.supervise import starting
 
 REPORT = "stoker-segment.json"
 MARGIN_SECONDS = 120.0
@@ -227,8 +228,7 @@ def _overrides(words: list[str]) -> list[str]:
 def _train(asked: Asked) -> int:
     end = datetime.datetime.fromtimestamp(asked.began + asked.session_seconds - MARGIN_SECONDS, datetime.timezone.utc)
     environment = env.child_environment({env.DEADLINE.name: end.isoformat(timespec="seconds")})
-    command = [sys.executable, "-X", "utf8", "-m", "stoker", *asked.words]
-    return subprocess.call(command, env=environment)  # noqa: S603  # our own program, no shell
+    return subprocess.call(starting.command("stoker", *asked.words), env=environment)  # noqa: S603  # our own program, no shell
 
 
 def _standing(run_dir: RunDir) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.plan.serving_choices import Serving
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group
+from stoker.supervise import processes
 
 SECRET = "a-secret-nobody-may-see"
 
@@ -200,7 +200,7 @@ def test_a_server_that_dies_while_starting_leaves_nothing(run_dir: RunDir, monke
     with pytest.raises(StokerError) as caught:
         serving.start(run_dir, free_port(), [], lambda _: None)
     assert (caught.value.code, caught.value.fields["cause"]) == ("STK621", "ValueError: no such head")
-    assert group.members(started[0].pid) == []
+    assert processes.group_members(started[0].pid) == []
     assert not run_dir.serving_file.exists()
 
 
@@ -224,7 +224,7 @@ def free_port() -> int:
 
 
 def recorded(run_dir: RunDir, pid: int, folder: str = "/m", port: int = 8000) -> Server:
-    while len(group.words(pid)) < 2:  # between its start and its command line
+    while len(processes.words_of(pid)) < 2:  # between its start and its command line
         time.sleep(0.01)
     server = Server(pid, port, "vllm", "export", folder, "night", "x.log", "now")
     run_dir.serving_file.write_text(json.dumps(vars(server)))
@@ -250,8 +250,8 @@ def test_a_record_that_cannot_be_read_is_no_server(run_dir: RunDir) -> None:
 def test_ending_leaves_no_process_of_the_group_however_stubborn(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "_END_SECONDS", 0.5)
-    monkeypatch.setattr(group, "_LEFT_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_TERMINATE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_LEFT_SECONDS", 0.5)
     process = subprocess.Popen(
         [sys.executable, "-c", STUBBORN, STUBBORN, "/m", "8000"], start_new_session=True, stdout=subprocess.PIPE
     )
@@ -259,13 +259,13 @@ def test_ending_leaves_no_process_of_the_group_however_stubborn(
     process.stdout.readline()
     recorded(run_dir, process.pid)
     deadline = time.monotonic() + 10
-    while len(group.members(process.pid)) < 2 and time.monotonic() < deadline:
+    while len(processes.group_members(process.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(group.members(process.pid)) == 2
+    assert len(processes.group_members(process.pid)) == 2
     ended = serving.stop(run_dir)
     assert ended
     assert ended.pid == process.pid
-    assert group.members(process.pid) == []
+    assert processes.group_members(process.pid) == []
     process.wait()
     process.stdout.close()
 

@@ -26,7 +26,9 @@ from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 from stoker.supervise import wire as lines
-from stoker.supervise.supervisor import Settings, Supervisor
+from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.status import SupervisedRun
+from stoker.supervise.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whose process is whose")
 
@@ -153,7 +155,7 @@ COMMITTING = """
 
 STUCK = "while attempt == 1 and step == 6: pulse('micro 1'); time.sleep(0.02)"
 
-QUICK = Settings(
+QUICK = SupervisorSettings(
     look_seconds=0.05,
     beat_seconds=0.1,
     start_seconds=20,
@@ -198,7 +200,7 @@ class Run:
         argv = ["-S", "-c", program, "stoker.engine.train"]
         return {"argv": argv, "env": environment, "strategy": "ddp", "batch": batch, "nodes": names, **facts}
 
-    def make(self, fault: str = "pass", settings: Settings = QUICK, **facts: Any) -> Supervisor:
+    def make(self, fault: str = "pass", settings: SupervisorSettings = QUICK, **facts: Any) -> Supervisor:
         nodes = [{"name": name, "address": "127.0.0.1", "interface": "lo"} for name in self.names]
         record = {"meeting": "m", "port": self.port, "key": "ab" * 32, "nodes": nodes, "present": self.names}
         for name in self.names or ["a"]:
@@ -338,7 +340,7 @@ def test_the_first_rank_commits_what_it_writes_while_all_others_end(run: Callabl
 
 def test_a_checkpoint_that_is_never_done_is_not_waited_for_without_end(run: Callable[..., Run]) -> None:
     watching = run(per_node=3).make(
-        COMMITTING.replace("SECONDS", "60"), Settings(**{**QUICK.__dict__, "overtime_seconds": 1.0})
+        COMMITTING.replace("SECONDS", "60"), SupervisorSettings(**{**QUICK.__dict__, "overtime_seconds": 1.0})
     )
     assert watching.run() == 0
     assert [event["resumed_step"] for event in noted(watching, "attempt")] == [0, 4]
@@ -384,7 +386,7 @@ def test_a_port_that_is_taken_for_a_moment_is_tried_again(run: Callable[..., Run
 def test_a_port_that_stays_taken_is_named(run: Callable[..., Run]) -> None:
     one = run("a", "b")
     with socket.create_server(("127.0.0.1", one.port)):
-        watching = one.make(settings=Settings(**{**QUICK.__dict__, "listen_seconds": 0.3}))
+        watching = one.make(settings=SupervisorSettings(**{**QUICK.__dict__, "listen_seconds": 0.3}))
         assert watching.run() == 1
     (error,) = noted(watching, "error")
     assert (error["error"]["code"], error["error"]["fields"]["port"]) == ("STK776", one.port)
@@ -465,7 +467,7 @@ def test_an_agent_that_is_killed_is_a_lost_node_and_may_come_back(run: Callable[
 def test_a_line_that_falls_silent_ends_the_ranks_at_both_ends(run: Callable[..., Run]) -> None:
     """As a cut cable does: nobody is told that the other one is gone."""
     one = run("a", "b")
-    watching = one.make(STUCK, settings=Settings(**{**QUICK.__dict__, "rank_silent_seconds": 10}))
+    watching = one.make(STUCK, settings=SupervisorSettings(**{**QUICK.__dict__, "rank_silent_seconds": 10}))
     when(at_step(watching, 5), lambda: one.agents["b"].send_signal(signal.SIGSTOP))
     when(lambda: status(watching)["lost"], lambda: one.agents["b"].send_signal(signal.SIGCONT))
     assert watching.run() == 0
@@ -476,7 +478,7 @@ def test_a_line_that_falls_silent_ends_the_ranks_at_both_ends(run: Callable[...,
 
 def test_a_node_that_does_not_come_is_named(run: Callable[..., Run]) -> None:
     one = run("a", "b", "c")
-    watching = one.make(settings=Settings(**{**QUICK.__dict__, "join_seconds": 1.5}))
+    watching = one.make(settings=SupervisorSettings(**{**QUICK.__dict__, "join_seconds": 1.5}))
     one.agents["c"].kill()
     seen: list[Any] = []
     when(lambda: status(watching)["state"] == "waiting", lambda: seen.append(status(watching)))
@@ -508,14 +510,14 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back_later(
 """
     asked: list[tuple[str, ...]] = []
 
-    def replan(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def replan(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         asked.append((command, *words))
         plan = one.plan(fault, words[2].split(","), elastic=True)
         return subprocess.Popen(
             [sys.executable, "-S", "-c", f"open({str(self.run_dir / 'plan.json')!r}, 'w').write({json.dumps(plan)!r})"]
         )
 
-    monkeypatch.setattr(Supervisor, "_stoker", replan)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", replan)
     watching = one.make(fault, elastic=True)
     when(at_step(watching, 5), one.agents["b"].kill)
     when(at_step(watching, 9), lambda: one.join("b"))
@@ -531,11 +533,11 @@ def test_what_a_rank_of_another_node_says_decides(run: Callable[..., Run], monke
     one = run("a", "b", apart=True)
     asked: list[tuple[str, ...]] = []
 
-    def replan(self: Supervisor, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
+    def replan(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
         asked.append((command, *words))
         return subprocess.Popen([sys.executable, "-S", "-c", ""])
 
-    monkeypatch.setattr(Supervisor, "_stoker", replan)
+    monkeypatch.setattr(SupervisedRun, "start_stoker", replan)
     fault = (
         "if attempt == 1 and step > 4: fail('STK408', reason='no room') if rank else fail('STK423', rank=0, reason='')"
     )
@@ -561,7 +563,7 @@ def test_a_signal_ends_the_agent_and_its_ranks_unless_it_was_to_be_ignored(
     run: Callable[..., Run], ignored: bool
 ) -> None:
     one = run("a", "b")
-    watching = one.make(settings=Settings(**{**QUICK.__dict__, "join_seconds": 0.2}))
+    watching = one.make(settings=SupervisorSettings(**{**QUICK.__dict__, "join_seconds": 0.2}))
     if ignored:
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         one.join("b")
@@ -647,7 +649,7 @@ def test_a_stopped_rank_of_one_machine_is_named_after_the_stated_time(run: Calla
 def test_a_hang_names_the_rank_that_the_others_wait_for(run: Callable[..., Run]) -> None:
     """All of them give a pulse; one stands still in its step."""
     fault = "while attempt == 1 and rank == 1 and step == 5: pulse('micro 1'); time.sleep(0.05)"
-    watching = run(per_node=2).make(fault, Settings(**{**QUICK.__dict__, "hang_floor_seconds": 1.5}))
+    watching = run(per_node=2).make(fault, SupervisorSettings(**{**QUICK.__dict__, "hang_floor_seconds": 1.5}))
     assert watching.run() == 0
     (lost,) = noted(watching, "lost")
     assert (lost["rank"], lost["step"], lost["reason"]) == (1, 5, "hang")

@@ -22,7 +22,7 @@ from stoker.places.package import Package
 from stoker.places.queue import Queue
 from stoker.rundir import nodes
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group
+from stoker.supervise import processes
 
 PACKAGE = Package("night", {}, "inputs/night", ("train", "run.yaml", "--set", "x=a b", "--detach"), {}, prepared=True)
 RUN_FILE = "model: a/b\ndata: {train: rows.jsonl}\n"
@@ -366,7 +366,7 @@ def test_a_job_of_two_nodes_trains_on_the_first_and_somebody_takes_part_on_the_o
     assert job_of_two.who("train")[1:] == ["n1", "17.3"]
     assert job_of_two.who("join")[1:] == ["n2", "17.3"]
     until = time.monotonic() + 10
-    while (lives := bool(group.words(int(job_of_two.who("join")[0])))) and time.monotonic() < until:
+    while (lives := bool(processes.words_of(int(job_of_two.who("join")[0])))) and time.monotonic() < until:
         time.sleep(0.02)
     assert not lives
 

@@ -17,10 +17,10 @@ from store_case import HASTY
 from stoker.cli import settle_command as command
 from stoker.rundir import artifacts, events, files, lock, pulled
 from stoker.rundir.layout import RunDir
-from stoker.settle import meter, notify
+from stoker.settle import meter, notify, platform_command, settled_record
 from stoker.settle.notify import News
 from stoker.store import opening, push, verification
-from stoker.supervise import supervisor
+from stoker.supervise import limit_watch
 from stoker.terminal import console
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="boxes are not Windows")
@@ -52,7 +52,7 @@ def test_the_machine_is_switched_off_once_the_copy_is_verified(tmp_path: Path) -
     assert box.witnessed == ["whole"]
     assert (tmp_path / "ran").read_text() == f"stopped {SECRET}\n"
     assert box.kinds() == ["stopping"]
-    record = meter.settled(run_dir)
+    record = settled_record.read(run_dir)
     assert (record["state"], record["copy"], record["verb"]) == ("stopping", "store", "stop")
     assert [one["state"] for one in events.read(run_dir.events_file) if one["event"] == "settled"][-1] == "stopping"
 
@@ -77,7 +77,7 @@ def test_a_damaged_copy_is_none(tmp_path: Path) -> None:
     assert box.settle(run_dir) == "gone"
     assert box.kinds() == ["waiting", "stopping"]
     assert "another digest" in box.news[0].text
-    assert meter.settled(run_dir)["copy"] == "pulled"
+    assert settled_record.read(run_dir)["copy"] == "pulled"
     assert before <= stored_files(box)
 
 
@@ -107,7 +107,7 @@ def test_a_verified_pull_is_a_copy(tmp_path: Path) -> None:
 
     box.on_wait = pull
     assert box.settle(run_dir, act=lambda *_: _gone()) == "gone"
-    assert meter.settled(run_dir)["copy"] == "pulled"
+    assert settled_record.read(run_dir)["copy"] == "pulled"
     assert box.kinds() == ["waiting", "stopping"]
 
 
@@ -135,7 +135,7 @@ def test_in_the_last_minute_what_can_be_undone_runs_if_the_disk_survives_it(tmp_
     assert box.settle(run_dir) == "gone"
     assert 840 <= box.now - BEGAN <= 900  # 100 s were spent before
     assert box.acts == [["/bin/sh", str(box.script)]]
-    assert meter.settled(run_dir)["verb"] == "stop"
+    assert settled_record.read(run_dir)["verb"] == "stop"
 
 
 def test_in_the_last_minute_a_machine_that_would_lose_the_run_stays_on(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_cannot_be_undone_needs_the_run_files_word(tmp_path: Path) -> None:
         box = Box(tmp_path / name)
         run_dir = ready(box, words=words, plan={"after": "release"})  # a plan alone is not enough
         assert box.settle(run_dir) == "gone"
-        assert meter.settled(run_dir)["verb"] == expected
+        assert settled_record.read(run_dir)["verb"] == expected
         assert box.witnessed == ["whole"]
 
 
@@ -171,7 +171,7 @@ def test_nothing_committed_is_no_reason_to_release(tmp_path: Path) -> None:
     box.ended(run_dir, "failed")
     box.witness = lambda _: None  # type: ignore[method-assign]
     assert box.settle(run_dir) == "gone"
-    assert meter.settled(run_dir)["verb"] == "stop"
+    assert settled_record.read(run_dir)["verb"] == "stop"
 
 
 def test_a_run_that_somebody_stopped_leaves_the_machine_on(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_run_that_goes_on_is_not_settled(tmp_path: Path) -> None:
     box = Box(tmp_path)
     run_dir = ready(box, "running")
     assert box.settle(run_dir) == ""
-    with lock.held(meter.settle_lock(run_dir)):
+    with lock.held(settled_record.lock_path(run_dir)):
         pass
     assert box.news == []
 
@@ -271,7 +271,7 @@ def test_waiting_counts_as_spent(tmp_path: Path) -> None:
     box = Box(tmp_path)
     run_dir = ready(box, store=None, plan={"limits": {"time_seconds": 5000}})
     box.settle(run_dir)
-    assert json.loads(meter.settled_file(run_dir).read_text())["spent_seconds"] == pytest.approx(4940, abs=10)
+    assert json.loads(settled_record.path(run_dir).read_text())["spent_seconds"] == pytest.approx(4940, abs=10)
 
 
 def test_sabotaged_verification_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +287,8 @@ def test_a_script_that_names_no_interpreter_runs_by_the_shell(tmp_path: Path) ->
     script = tmp_path / "shutdown"
     for head, expected in ((b"rm -rf trash\n", 2), (b"#!/bin/bash\n", 1), (b"\x7fELF\x02", 1)):
         script.write_bytes(head)
-        assert len(meter.own_interpreter(["/bin/sh", str(script)])) == expected
-    assert meter.own_interpreter(["runpodctl", "pod", "stop", "x"]) == ["runpodctl", "pod", "stop", "x"]
+        assert len(platform_command.own_interpreter(["/bin/sh", str(script)])) == expected
+    assert platform_command.own_interpreter(["runpodctl", "pod", "stop", "x"]) == ["runpodctl", "pod", "stop", "x"]
 
 
 # ---- other runs of the machine
@@ -334,8 +334,8 @@ def test_a_run_that_has_just_ended_is_settled_first(tmp_path: Path) -> None:
 
     def wait(passed: float) -> None:
         if 200 < passed < 221:
-            record = {"state": "verified", "end": meter._end_of(files.read_object(other.supervisor_file))}
-            meter.settled_file(other).write_text(json.dumps(record))
+            record = {"state": "verified", "end": settled_record.end_of(files.read_object(other.supervisor_file))}
+            settled_record.path(other).write_text(json.dumps(record))
 
     box.on_wait = wait
     assert box.settle(run_dir) == "gone"
@@ -345,7 +345,7 @@ def test_a_run_that_has_just_ended_is_settled_first(tmp_path: Path) -> None:
 def test_a_stale_record_of_another_run_is_none_and_a_killed_one_holds_no_stop_for_ever(tmp_path: Path) -> None:
     box = Box(tmp_path)
     run_dir, other = ready(box), ready(box, name="other")
-    meter.settled_file(other).write_text(json.dumps({"state": "verified", "end": "of an earlier attempt"}))
+    settled_record.path(other).write_text(json.dumps({"state": "verified", "end": "of an earlier attempt"}))
     assert box.settle(run_dir) == "gone"
     assert 600 <= box.now - BEGAN < 700
 
@@ -360,7 +360,7 @@ def test_no_release_destroys_the_only_copy_of_a_run_that_stayed(tmp_path: Path) 
             pulled.write(other, pulled.standing(other))
         box.news.clear()
         assert box.settle(run_dir) == "gone"
-        assert meter.settled(run_dir)["verb"] == expected
+        assert settled_record.read(run_dir)["verb"] == expected
 
 
 def test_without_another_command_a_release_waits_for_the_other_runs_copy(tmp_path: Path) -> None:
@@ -385,13 +385,13 @@ def test_two_runs_in_their_last_minute_do_not_wait_for_each_other(tmp_path: Path
     box = Box(tmp_path)
     limits = {"limits": {"time_seconds": 1000}}
     run_dir, other = ready(box, store=None, plan=limits), ready(box, store=None, plan=limits, name="other")
-    held = hold(meter.settle_lock(other))
-    record = {"state": "waiting", "end": meter._end_of(files.read_object(other.supervisor_file))}
-    meter.settled_file(other).write_text(json.dumps(record))
+    held = hold(settled_record.lock_path(other))
+    record = {"state": "waiting", "end": settled_record.end_of(files.read_object(other.supervisor_file))}
+    settled_record.path(other).write_text(json.dumps(record))
 
     def wait(passed: float) -> None:
-        if meter.settled(run_dir).get("state") == "last_minute":  # the other sees that, and needs no more
-            meter.settled_file(other).write_text(json.dumps({**record, "state": "last_minute"}))
+        if settled_record.read(run_dir).get("state") == "last_minute":  # the other sees that, and needs no more
+            settled_record.path(other).write_text(json.dumps({**record, "state": "last_minute"}))
 
     box.on_wait = wait
     assert box.settle(run_dir) == "gone"
@@ -456,7 +456,7 @@ def test_a_damaged_checkpoint_whose_copy_is_whole_is_copied(tmp_path: Path) -> N
     model.write_bytes(b"x" + model.read_bytes()[1:])
     box.witness = lambda _: None  # type: ignore[method-assign]
     assert box.settle(run_dir) == "gone"
-    assert meter.settled(run_dir)["copy"] == "store"
+    assert settled_record.read(run_dir)["copy"] == "store"
 
 
 def test_a_half_written_checkpoint_never_was_one(tmp_path: Path) -> None:
@@ -499,7 +499,7 @@ def test_a_full_disk_does_not_keep_the_meter_running(tmp_path: Path, monkeypatch
 
     @contextlib.contextmanager
     def refused(path: Path, *how: Any) -> Iterator[bool]:
-        if path == meter.settle_lock(run_dir):
+        if path == settled_record.lock_path(run_dir):
             full()
         with taken(path, *how) as alone:
             yield alone
@@ -557,8 +557,8 @@ def test_the_records_say_whether_there_is_anything_to_settle(
 ) -> None:
     box = Box(tmp_path)
     run_dir = ready(box)
-    end = meter._end_of(files.read_object(run_dir.supervisor_file))
-    meter.settled_file(run_dir).write_text(json.dumps({"end": end, "boot": meter.boot(), **record}))
+    end = settled_record.end_of(files.read_object(run_dir.supervisor_file))
+    settled_record.path(run_dir).write_text(json.dumps({"end": end, "boot": settled_record.boot(), **record}))
     assert box.settle(run_dir) == expected
     assert len(box.news) == (expected == "gone")
 
@@ -594,7 +594,7 @@ def test_while_it_is_launched_again_it_is_not_settled(tmp_path: Path) -> None:
 def test_who_only_looks_at_the_lock_does_not_turn_it_away(tmp_path: Path) -> None:
     box = Box(tmp_path)
     run_dir = ready(box)
-    held = hold(meter.settle_lock(run_dir))
+    held = hold(settled_record.lock_path(run_dir))
     box.on_wait = lambda passed: release(held) if 0 < passed < 0.3 else None
     assert box.settle(run_dir) == "gone"
 
@@ -603,12 +603,12 @@ def test_a_night_switched_off_is_not_spent(tmp_path: Path) -> None:
     box = Box(tmp_path)
     run_dir = ready(box, store=None, plan={"limits": {"time_seconds": 3600}})
     settled = {"state": "waiting", "spent_seconds": 200.0}
-    meter.settled_file(run_dir).write_text(json.dumps(settled))
+    settled_record.path(run_dir).write_text(json.dumps(settled))
     box.now += 40000
     box.on_wait = lambda passed: pulled.write(run_dir, pulled.standing(run_dir)) if 41000 < passed < 41021 else None
     assert box.settle(run_dir) == "gone"
-    assert meter.settled(run_dir)["copy"] == "pulled"
-    assert meter.settled(run_dir)["spent_seconds"] == pytest.approx(1200, abs=60)
+    assert settled_record.read(run_dir)["copy"] == "pulled"
+    assert settled_record.read(run_dir)["spent_seconds"] == pytest.approx(1200, abs=60)
 
 
 def test_a_warning_of_a_limit_that_is_gone_is_none(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_a_warning_of_a_limit_that_is_gone_is_none(tmp_path: Path) -> None:
 
 
 def test_all_who_ask_for_hooks_mean_the_same() -> None:
-    assert {variable.name for variable in notify._HOOKS} == set(supervisor._HOOKS)
+    assert set(notify._HOOKS) == set(limit_watch.HOOKS)
 
 
 def _gone() -> str:
