@@ -17,7 +17,8 @@ from kaggle_stand_in import Kaggle
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.places import package
-from stoker.places.kernels import Kernel, Link, slug
+from stoker.places.kaggle_chain import ChainLink, slug
+from stoker.places.kernels import Kernel
 from stoker.rundir import layout
 
 TOOLS = Path(os.environ.get("STOKER_TOOLS", Path.home() / ".stoker" / "tools"))
@@ -58,9 +59,9 @@ def test_a_chain_of_segments_gives_the_weights_of_an_uninterrupted_run(there: Ka
     kernel, sent = _sent()
     kernel.put(sent)
     kernel.start(sent)
-    told: list[Link] = []
+    told: list[ChainLink] = []
 
-    def tell(link: Link) -> None:
+    def tell(link: ChainLink) -> None:
         told.append(link)
         if (link.number, link.state) == (1, "stopped"):
             _damage_newest(there, link)
@@ -107,7 +108,7 @@ def _say_the_page(laptop: Path) -> None:
     assert f"{notebook_case.STEPS}/{notebook_case.STEPS}" in said["watch"]
 
 
-def _damage_newest(there: Kaggle, link: Link) -> None:
+def _damage_newest(there: Kaggle, link: ChainLink) -> None:
     output = there.session(link.kernel).output
     name = f"runs/tiny/checkpoints/step-{link.step:08d}/model.safetensors"
     content = bytearray(output[name].read_bytes())
@@ -119,7 +120,7 @@ def test_kernels_that_are_killed_at_their_limit_lose_their_output_and_are_not_pu
     kernel, sent = _sent("where.session=2s")
     kernel.put(sent)
     kernel.start(sent)
-    told: list[Link] = []
+    told: list[ChainLink] = []
     with pytest.raises(StokerError) as problem:
         kernel.finish("tiny", told.append)
     assert problem.value.code == "STK753"

@@ -119,7 +119,7 @@ def test_a_job_that_waits_says_why_and_is_taken_out_of_the_queue(
 ) -> None:
     made = queued_run.make(tmp_path, queued_run.words(steps=4, session="30m", native="begin: now+1hour"))
     queue = queued_run.queue(tmp_path, made)
-    queue.line = login_node
+    queue.shell = login_node
     queue.start(made)
     with pytest.raises(StokerError, match="BeginTime"):
         queue.follow(["watch", queued_run.NAME])

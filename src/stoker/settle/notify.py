@@ -15,7 +15,7 @@ from urllib import error, request
 from urllib.parse import urlsplit
 
 from stoker import env
-from stoker.hosts.autodl import NoRedirect
+from stoker.hosts import no_redirect
 
 AUTODL_ADDRESS = "https://www.autodl.com/api/v1/wechat/message/send"
 _ANSWER_SECONDS = 10.0
@@ -108,7 +108,7 @@ def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> byt
         headers={"Content-Type": "application/json; charset=utf-8", **headers},
         method="POST",
     )
-    send = request.build_opener(NoRedirect).open
+    send = no_redirect.opener().open
     with send(asked, timeout=_ANSWER_SECONDS) as answer:
         return bytes(answer.read(_ANSWER_BYTES))
 

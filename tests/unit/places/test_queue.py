@@ -16,7 +16,7 @@ from stoker.errors import StokerError
 from stoker.hosts import known
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
-from stoker.places import place
+from stoker.places import registry
 from stoker.places.box import Box
 from stoker.places.package import Package
 from stoker.places.queue import Queue
@@ -155,7 +155,7 @@ def test_a_host_with_a_queue_gets_jobs_unless_the_machine_itself_is_meant(
     known.save(Host(name="box", host="b", facts=BoxFacts(tools=("rsync",))))
 
     def kind(words: str, on: str | None) -> type:
-        return type(place.find(load.parse(RUN_FILE + words, "run.yaml"), on))
+        return type(registry.find(load.parse(RUN_FILE + words, "run.yaml"), on))
 
     assert [kind("", on) for on in ("cluster", "box")] == [Queue, Box]
     assert kind("where: {place: ssh, host: cluster}\n", None) is Box
