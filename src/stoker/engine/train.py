@@ -27,7 +27,7 @@ from stoker.engine import callbacks, guard, models, parallel, program, pulse, re
 from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
-from stoker.engine.saving import Job, Saver
+from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.facts import machine
@@ -449,7 +449,7 @@ def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
     opened.ranks.meet()
     copied = trainer.copied(keep=opened.ranks.first)
     if opened.ranks.first:
-        job = Job(
+        job = SaveJob(
             step=trainer.state.global_step,
             copied=copied,
             facts=_facts(opened, trainer),

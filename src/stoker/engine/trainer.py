@@ -309,8 +309,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return Copied(write, sum(sizes.values()))
 
     @property
-    def _training_state(self) -> checkpoint.State:
-        kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.State
+    def _training_state(self) -> checkpoint.TrainingState:
+        kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.TrainingState
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
