@@ -177,13 +177,13 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _pass_over(self, inputs: StepItem) -> torch.Tensor:
         """The step keeps its number and does no update: without gradients in sync the optimizer leaves it out."""
-        self.accelerator.gradient_state._set_sync_gradients(False)
+        self.accelerator.sync_gradients = False
         self.last_item, self.last_losses = inputs, None
         return torch.zeros((), device=self.args.device)
 
     def _together(self, model: Any, *, last: bool) -> Any:
         """The context of one micro batch: ranks add their gradients up with the last one, if not by the tree."""
-        self.accelerator.gradient_state._set_sync_gradients(last or not self.is_deepspeed_enabled)
+        self.accelerator.sync_gradients = last or not self.is_deepspeed_enabled
         return nullcontext() if last else parallel.unsynchronised(model)
 
     def _sum(self, tree: exact.Tree[exact.Gradients], leaves: int) -> exact.Gradients:
