@@ -210,12 +210,12 @@ def test_where_nothing_smaller_is_left_it_ends_in_words(tmp_path: Path, base: Pa
     run_dir = make(tmp_path, text(base, where="micro: 4, gradient_checkpointing: true"))
 
     def injure(attempt: int) -> None:
-        from stoker.engine import train
+        from stoker.engine import rehearsal
 
         def rehearse(*_: Any, **__: Any) -> None:
             raise MemoryError("injected")
 
-        train._rehearse = rehearse
+        rehearsal.rehearse = rehearse
 
     assert supervise(run_dir, injure) == 1
     assert [one["error"]["code"] for one in noted(run_dir, "error")] == ["STK408", "STK675"]

@@ -29,7 +29,7 @@ from stoker.facts import machine, shapes
 from stoker.launch import programs, tools
 from stoker.plan import choices
 from stoker.plan.plan import Plan
-from stoker.plan.serving_choices import Adapter, Asked, Engine, Serving, make_serving
+from stoker.plan.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes, starting
@@ -226,7 +226,7 @@ def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
         dtype = files.read_record(run_dir.plan_file, Plan).native.model["dtype"]
         adapter = _adapter(files.read_json(model.adapter / "adapter_config.json"))
     return make_serving(
-        Asked(
+        ServingInputs(
             name=run_dir.name,
             shape=shape,
             machine=choices.machine(run, machine.examine()).value,
@@ -239,9 +239,9 @@ def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     )
 
 
-def _adapter(adapter: dict[str, Any]) -> Adapter:
+def _adapter(adapter: dict[str, Any]) -> ServedAdapter:
     ranks: dict[str, int] = adapter.get("rank_pattern") or {}
-    return Adapter(max([int(adapter["r"]), *ranks.values()]), tuple(sorted(_targets(adapter))))
+    return ServedAdapter(max([int(adapter["r"]), *ranks.values()]), tuple(sorted(_targets(adapter))))
 
 
 def _targets(adapter: dict[str, Any]) -> set[str]:

@@ -9,8 +9,13 @@ from typing import Any
 import torch
 
 from stoker.engine.tracing.ledger import Workspace
+from stoker.engine.tracing.private_names import (
+    EFFICIENT_ATTENTION,
+    EFFICIENT_ATTENTION_BACKWARD,
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_BACKWARD,
+)
 
-aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_FLASH_HEAD = 256
 
@@ -41,7 +46,7 @@ def attention(kind: str) -> Any:
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         padded = [_padded(tensor, 8 if half else 4) for tensor in (query, key, value)]
         scale = scale or 1 / math.sqrt(query.shape[-1])
-        made = aten._scaled_dot_product_efficient_attention(*padded, bias, True, dropout_p, is_causal, scale=scale)[0]
+        made = EFFICIENT_ATTENTION(*padded, bias, True, dropout_p, is_causal, scale=scale)[0]
         return made[..., : value.shape[-1]]
 
     return choose
@@ -70,7 +75,7 @@ def _flash(
 ) -> torch.Tensor:
     scale = scale or 1 / math.sqrt(query.shape[-1])
     padded = [_padded(tensor, 8) for tensor in (query, key, value)]
-    made = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
+    made = FLASH_ATTENTION(*padded, dropout_p, is_causal, scale=scale)[0]
     return made[..., : value.shape[-1]]
 
 
@@ -121,6 +126,6 @@ def _efficient_backward(args: tuple[Any, ...], out: Any) -> list[int]:  # noqa: 
 
 
 WORKSPACES: dict[Any, Workspace] = {
-    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    FLASH_ATTENTION_BACKWARD.default: _flash_backward,
+    EFFICIENT_ATTENTION_BACKWARD.default: _efficient_backward,
 }

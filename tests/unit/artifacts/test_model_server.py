@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stoker.artifacts import serving
+from stoker.artifacts import model_server
 from stoker.artifacts.endpoint import Endpoint
-from stoker.artifacts.serving import Model, Server
+from stoker.artifacts.model_server import Model, Server
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.plan.serving_choices import Serving
@@ -55,7 +55,7 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_the_server_listens_on_loopback_behind_the_guard() -> None:
-    words = serving.command(Model("export", Path("/m")), planned(), "night", 8123)
+    words = model_server.command(Model("export", Path("/m")), planned(), "night", 8123)
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert option(words, "--host") == "127.0.0.1"
     assert option(words, "--port") == "8123"
@@ -67,7 +67,7 @@ def test_the_server_listens_on_loopback_behind_the_guard() -> None:
 
 def test_an_adapter_is_served_under_the_runs_name_beside_its_base() -> None:
     model = Model("adapter", Path("/base"), adapter=Path("/a,b=c"), settings=Path("/s"))
-    words = serving.command(model, planned(), "night", 8000)
+    words = model_server.command(model, planned(), "night", 8000)
     assert option(words, "--model") == "/base"
     assert option(words, "--served-model-name") == "night-base"
     assert json.loads(option(words, "--lora-modules")) == {"name": "night", "path": "/a,b=c"}
@@ -87,45 +87,45 @@ def test_an_adapter_is_served_under_the_runs_name_beside_its_base() -> None:
     ],
 )
 def test_native_values_become_vllms_flags(value: Any, words: list[str]) -> None:
-    command = serving.command(Model("export", Path("/m")), planned(options={"max_num_seqs": value}), "n", 1)
+    command = model_server.command(Model("export", Path("/m")), planned(options={"max_num_seqs": value}), "n", 1)
     assert command[12:] == words
 
 
 def test_a_switch_without_a_no_form_is_left_out() -> None:
-    command = serving.command(Model("export", Path("/m")), planned(options={"disable_log_stats": False}), "n", 1)
+    command = model_server.command(Model("export", Path("/m")), planned(options={"disable_log_stats": False}), "n", 1)
     assert not [word for word in command if "disable-log-stats" in word]
 
 
 def test_every_process_of_the_server_is_told_to_stay_on_loopback() -> None:
-    settings = serving.environment(planned(gpus=[2, 3]), SECRET)
+    settings = model_server.environment(planned(gpus=[2, 3]), SECRET)
     assert settings["VLLM_HOST_IP"] == "127.0.0.1"
     assert settings["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert settings["VLLM_API_KEY"] == SECRET
     assert settings["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert (Path(settings["PYTHONPATH"]) / "stoker_guard.py").is_file()
-    assert "CUDA_VISIBLE_DEVICES" not in serving.environment(planned(), SECRET)
+    assert "CUDA_VISIBLE_DEVICES" not in model_server.environment(planned(), SECRET)
 
 
 # ---- the token
 
 
 def test_a_token_is_drawn_once_and_kept_where_only_its_owner_can_read_it(run_dir: RunDir) -> None:
-    first = serving.token(run_dir)
+    first = model_server.token(run_dir)
     assert len(first) >= 40
-    assert serving.token(run_dir) == first
+    assert model_server.token(run_dir) == first
     assert stat.S_IMODE(run_dir.token_file.stat().st_mode) == 0o600
 
 
 def test_a_token_file_others_could_read_is_closed(run_dir: RunDir) -> None:
-    serving.token(run_dir)
+    model_server.token(run_dir)
     run_dir.token_file.chmod(0o644)
-    serving.token(run_dir)
+    model_server.token(run_dir)
     assert stat.S_IMODE(run_dir.token_file.stat().st_mode) == 0o600
 
 
 def test_a_given_token_is_taken_and_not_written_down(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_API_TOKEN", SECRET)
-    assert serving.token(run_dir) == SECRET
+    assert model_server.token(run_dir) == SECRET
     assert not run_dir.token_file.exists()
 
 
@@ -135,7 +135,7 @@ def test_a_token_that_no_header_can_carry_is_refused_without_showing_it(
 ) -> None:
     monkeypatch.setenv("STOKER_API_TOKEN", bad)
     with pytest.raises(StokerError) as caught:
-        serving.token(run_dir)
+        model_server.token(run_dir)
     assert caught.value.code == "STK627"
     assert bad not in str(caught.value)
 
@@ -153,7 +153,7 @@ def test_a_taken_port_is_named(run_dir: RunDir) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StokerError) as caught:
-            serving.require_free(port)
+            model_server.require_free(port)
     assert (caught.value.code, caught.value.fields["port"]) == ("STK620", port)
 
 
@@ -166,7 +166,7 @@ the key was {secret}
 def test_a_death_is_told_with_its_cause_and_the_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "serve-1.log"
     log.write_text(LOG.format(secret=SECRET))
-    error = serving.died(1, log, SECRET)
+    error = model_server.died(1, log, SECRET)
     assert error.code == "STK621"
     assert error.fields["cause"] == "ValueError: heads of size 16 are not supported"
     assert "Engine core initialization failed" in error.hint
@@ -184,21 +184,21 @@ def test_a_death_is_told_with_its_cause_and_the_last_lines(tmp_path: Path) -> No
 def test_too_little_memory_is_told_as_such(tmp_path: Path, code: int, line: str) -> None:
     log = tmp_path / "serve-1.log"
     log.write_text(line)
-    assert serving.died(code, log, SECRET).code == "STK622"
+    assert model_server.died(code, log, SECRET).code == "STK622"
 
 
 def test_a_server_that_dies_while_starting_leaves_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    monkeypatch.setattr(serving, "find_engine", lambda: ("vllm", Path(sys.executable)))
-    monkeypatch.setattr(serving, "find_model", lambda *_: Model("export", Path("/m")))
-    monkeypatch.setattr(serving, "plan", lambda *_: planned())
-    monkeypatch.setattr(serving, "run_as_asked", lambda *_: None)
-    monkeypatch.setattr(serving, "command", lambda *_: ["-c", f"{code}; raise ValueError('no such head')"])
+    monkeypatch.setattr(model_server, "find_engine", lambda: ("vllm", Path(sys.executable)))
+    monkeypatch.setattr(model_server, "find_model", lambda *_: Model("export", Path("/m")))
+    monkeypatch.setattr(model_server, "plan", lambda *_: planned())
+    monkeypatch.setattr(model_server, "run_as_asked", lambda *_: None)
+    monkeypatch.setattr(model_server, "command", lambda *_: ["-c", f"{code}; raise ValueError('no such head')"])
     started: list[Server] = []
-    launch = serving.launch
-    monkeypatch.setattr(serving, "launch", lambda *a: (started.append((made := launch(*a))[0]), made)[1])
+    launch = model_server.launch
+    monkeypatch.setattr(model_server, "launch", lambda *a: (started.append((made := launch(*a))[0]), made)[1])
     with pytest.raises(StokerError) as caught:
-        serving.start(run_dir, free_port(), [], lambda _: None)
+        model_server.start(run_dir, free_port(), [], lambda _: None)
     assert (caught.value.code, caught.value.fields["cause"]) == ("STK621", "ValueError: no such head")
     assert processes.group_members(started[0].pid) == []
     assert not run_dir.serving_file.exists()
@@ -234,8 +234,8 @@ def recorded(run_dir: RunDir, pid: int, folder: str = "/m", port: int = 8000) ->
 def test_a_pid_that_now_belongs_to_another_process_is_not_ended(run_dir: RunDir) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "/other", "8000"]) as other:
         recorded(run_dir, other.pid)
-        assert serving.find(run_dir) is None
-        assert serving.stop(run_dir) is None
+        assert model_server.find(run_dir) is None
+        assert model_server.stop(run_dir) is None
         assert other.poll() is None
         other.kill()
     assert not run_dir.serving_file.exists()
@@ -243,7 +243,7 @@ def test_a_pid_that_now_belongs_to_another_process_is_not_ended(run_dir: RunDir)
 
 def test_a_record_that_cannot_be_read_is_no_server(run_dir: RunDir) -> None:
     run_dir.serving_file.write_text('{"pid": 1}')
-    assert serving.find(run_dir) is None
+    assert model_server.find(run_dir) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="process groups are POSIX'")
@@ -262,7 +262,7 @@ def test_ending_leaves_no_process_of_the_group_however_stubborn(
     while len(processes.group_members(process.pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(processes.group_members(process.pid)) == 2
-    ended = serving.stop(run_dir)
+    ended = model_server.stop(run_dir)
     assert ended
     assert ended.pid == process.pid
     assert processes.group_members(process.pid) == []
@@ -274,7 +274,7 @@ def test_a_second_server_of_a_run_is_refused(run_dir: RunDir) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "/m", "8000"]) as process:
         recorded(run_dir, process.pid)
         with pytest.raises(StokerError) as caught:
-            serving.start(run_dir, 8000, [], lambda _: None)
+            model_server.start(run_dir, 8000, [], lambda _: None)
         process.kill()
     assert (caught.value.code, caught.value.fields["pid"]) == ("STK623", process.pid)
 
@@ -293,7 +293,7 @@ LORA = load.parse("model: m\ndata: {train: a.jsonl}\ntune: {method: lora}\n", "r
 
 def test_nothing_is_served_before_it_is_trained(run_dir: RunDir) -> None:
     with pytest.raises(StokerError) as caught:
-        serving.find_model(run_dir, LORA, "vllm")
+        model_server.find_model(run_dir, LORA, "vllm")
     assert caught.value.code == "STK502"
 
 
@@ -303,7 +303,7 @@ def test_an_export_comes_before_a_merged_model_before_the_adapter(run_dir: RunDi
     for name in names:
         (run_dir.artifacts / name).mkdir()
         (run_dir.artifacts / name / "config.json").write_text("{}")
-    assert serving.find_model(run_dir, LORA, "vllm").source == names[-1]
+    assert model_server.find_model(run_dir, LORA, "vllm").source == names[-1]
 
 
 @pytest.mark.parametrize(
@@ -319,11 +319,11 @@ def test_an_adapter_vllm_would_compute_otherwise_must_be_merged_first(
 ) -> None:
     finished(run_dir, **adapter)
     with pytest.raises(StokerError) as caught:
-        serving.find_model(run_dir, LORA, "vllm")
+        model_server.find_model(run_dir, LORA, "vllm")
     assert (caught.value.code, caught.value.fields["option"]) == ("STK625", option)
 
 
 def test_only_words_of_serving_can_be_set(run_dir: RunDir) -> None:
     with pytest.raises(StokerError) as caught:
-        serving.run_as_asked(run_dir, ["train.epochs=1"])
+        model_server.run_as_asked(run_dir, ["train.epochs=1"])
     assert caught.value.code == "STK629"
