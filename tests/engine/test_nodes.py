@@ -221,14 +221,14 @@ def test_a_node_with_another_plan_is_named(tmp_path: Path, base: Path) -> None:
     plan["steps"]["total"] += 1
     files.write_json(pair[1].plan_file, plan)
     assert 0 not in train(pair, 1)
-    assert "process 1 on second was started with another plan.json" in said(pair)
+    assert "process 1 on second was started with a different plan.json" in said(pair)
 
 
 def test_a_node_with_another_stoker_is_named(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = make_pair(tmp_path, base, "ddp", 1)
     monkeypatch.setattr(machine, "own_build", lambda: f"0.1 as on {os.environ['STOKER_NODE']}")  # in forked children
     assert 0 not in train(pair, 1)
-    assert "process 1 on second was started with another Stoker" in said(pair)
+    assert "process 1 on second was started with a different Stoker" in said(pair)
 
 
 def test_an_address_that_is_taken_is_named(tmp_path: Path, base: Path) -> None:

@@ -102,8 +102,8 @@ def test_stoker_train_on_a_new_box_goes_on_from_s3_after_the_old_one_died(tmp_pa
 
         said = stoker("new", "train", "scratch_tiny", *words, "--set", store)
         assert said.returncode == 0, said.stderr
-        assert "looking for up to 120 s" in said.stderr
-        assert "is in the store and not here" in said.stderr
+        assert "waiting up to 120 s" in said.stderr
+        assert "is only in the store" in said.stderr
         checked = json.loads(stoker("new", "verify", "scratch_tiny", "--json").stdout)
         assert all(one["verified"] for one in (*checked["local"], *checked["store"]["checkpoints"]))
         assert checked["store"]["final"]["verified"]

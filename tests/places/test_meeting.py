@@ -259,7 +259,7 @@ def test_other_packages_are_named(two: Two) -> None:
 def test_other_data_is_named(two: Two) -> None:
     two.writes(two.node, words=6)
     nodes.write(two.run_dir("box").nodes_file, two.record)
-    named(two.meet(), "STK787", "box has another prepared set")
+    named(two.meet(), "STK787", "box has a different prepared set")
 
 
 def test_data_that_was_damaged_is_named_with_its_node(two: Two) -> None:
@@ -270,24 +270,26 @@ def test_data_that_was_damaged_is_named_with_its_node(two: Two) -> None:
 
 def test_another_base_model_is_named(two: Two) -> None:
     (two.node.root / FOLDER / "base/model.safetensors").write_bytes(b"others!")
-    named(two.meet(), "STK788", "box has another base model: local ")
+    named(two.meet(), "STK788", "box has a different base model: local ")
 
 
 def test_a_base_model_that_is_missing_is_named(two: Two) -> None:
     shutil.rmtree(two.node.root / FOLDER / "base")
-    named(two.meet(), "STK788", "box has another base model: -; head has local ")
+    named(two.meet(), "STK788", "box has a different base model: -; head has local ")
 
 
 def test_a_clock_that_is_off_is_named(two: Two) -> None:
     two.extra["sitecustomize.py"] = "import time\nright = time.time\ntime.time = lambda: right() + 9\n"
-    named(two.meet(), "STK789", "the clock of box is +9.", "off that of head")
+    named(two.meet(), "STK789", "the clock of box differs from that of head by +9.")
 
 
 def test_another_run_file_is_named(two: Two) -> None:
     two.writes(two.node, RUN.replace("1e-3", "2e-3"))
     nodes.write(two.run_dir("box").nodes_file, two.record)
     named(
-        two.meet(), "STK790", "box has another run file: train.learning_rate 0.002; head has train.learning_rate 0.001"
+        two.meet(),
+        "STK790",
+        "box has a different run file: train.learning_rate 0.002; head has train.learning_rate 0.001",
     )
 
 
@@ -298,7 +300,7 @@ def test_other_devices_are_named(two: Two) -> None:
 
 def test_another_architecture_is_named(two: Two) -> None:
     two.extra["sitecustomize.py"] = "import platform\nplatform.machine = lambda: 'aarch64'\n"
-    named(two.meet(), "STK794", "box has aarch64 processors, head has ")
+    named(two.meet(), "STK794", "box has aarch64 CPUs, head has ")
 
 
 def test_ports_that_are_closed_in_one_direction_are_named(two: Two) -> None:
@@ -333,7 +335,7 @@ def test_a_closed_port_of_the_head_is_named_by_both(two: Two) -> None:
     named(met, "STK775", "box did not join head at 198.18.0.1:29400")
     assert met.node_error is not None
     assert met.node_error[0] == "STK782"
-    assert "box does not reach head at 198.18.0.1:29400" in met.node_error[1]
+    assert "box cannot reach head at 198.18.0.1:29400" in met.node_error[1]
 
 
 def test_an_interface_that_is_missing_is_named(two: Two) -> None:
@@ -347,7 +349,7 @@ def test_a_node_with_another_key_is_named(two: Two) -> None:
     other = nodes.of(list(two.record.nodes), two.record.port)
     nodes.write(two.run_dir("box").nodes_file, other)
     met = two.meet(joins=False)
-    named(met, "STK792", "head at 198.18.0.1:29400 does not let box in")
+    named(met, "STK792", "head at 198.18.0.1:29400 did not let box join")
     assert met.node_error == met.error
 
 
@@ -362,7 +364,7 @@ def test_one_machine_by_two_names_is_named(two: Two) -> None:
         met = again.meet()
     finally:
         two.head._inside("ip", "addr", "del", "198.18.0.77/24", "dev", "lan0")
-    named(met, "STK793", "box and head are one machine", "198.18.0.77")
+    named(met, "STK793", "box and head are the same machine", "198.18.0.77")
 
 
 def test_boxes_find_the_network_they_share_or_say_that_there_is_none(two: Two) -> None:

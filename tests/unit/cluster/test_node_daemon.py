@@ -370,7 +370,7 @@ def test_a_second_agent_is_turned_away_and_ends_nothing(run: Callable[..., Run])
     when(at_step(watching, 5), second)
     assert watching.run() == 0
     assert "STK792" in said[0]
-    assert "joined already" in said[0]
+    assert "already joined" in said[0]
     assert not noted(watching, "restart")
 
 
