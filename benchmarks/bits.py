@@ -51,7 +51,7 @@ def main() -> int:
 
 def at_level(level: str) -> dict[str, Any]:
     """Counts of pytest's outcomes, and what failed."""
-    began = time.monotonic()
+    began, code = time.monotonic(), campaign.code()
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder) / "outcome.xml"
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={outcome}", *SUITE]
@@ -67,7 +67,7 @@ def at_level(level: str) -> dict[str, Any]:
         "variables": processor.environment(level),
         "seconds": round(time.monotonic() - began),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "code": campaign.code(),
+        "code": code,
         "machine": {**processor.facts(), "level": level},
         "versions": {package: version(package) for package in ("stoker", "torch", "transformers", "peft")},
     }
