@@ -57,6 +57,10 @@ overhead *args:
 exactness *args:
     python benchmarks/exactness.py "$@"
 
+# Every test that compares bits, at every level of instructions this processor has (docs/evidence/bits.json), hours.
+bits *args:
+    python benchmarks/bits.py "$@"
+
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
     python benchmarks/smollm2.py "$@"

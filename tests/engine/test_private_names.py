@@ -76,6 +76,16 @@ def _foreach() -> bool:
     return [tensor.sum().item() for tensor in tensors] == [4, 6]
 
 
+def _foreach_norms() -> bool:
+    tensors = [torch.ones(4), torch.ones(9)]
+    return [norm.item() for norm in torch._foreach_norm(tensors)] == [2, 3]
+
+
+def _instructions() -> bool:
+    said = (torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_amx_tile_supported())
+    return all(isinstance(one, bool) for one in said)
+
+
 def _module_parts() -> bool:
     layer = torch.nn.Linear(1, 1)
     return set(layer._parameters) == {"weight", "bias"} and layer._buffers == {}
@@ -149,6 +159,9 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_from_model_config": _generation_settings,
     "_lazy_init_hp_params_optimizer_state": _zero_partitions,
     "_foreach_mul_": _foreach,
+    "_foreach_norm": _foreach_norms,
+    "_is_avx512_bf16_supported": _instructions,
+    "_is_amx_tile_supported": _instructions,
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": _shard_offsets,
     # Of a trace.
     "torch._subclasses.fake_tensor.FakeTensorMode": _fake_storages,

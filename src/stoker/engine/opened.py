@@ -105,7 +105,7 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
     libraries = (*moves.LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": _instructions(plan),
         "driver": machine.examine().driver if cuda else "",
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
@@ -114,6 +114,15 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _instructions(plan: Plan) -> str:
+    """What kernels are chosen by: ATen's level and, on a CPU, oneDNN's: its bf16 kernels round otherwise with AMX."""
+    has = {"AVX512_BF16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
+    found = [name for name, there in has.items() if there] if plan.device == "cpu" else []
+    if plan.device == "cpu" and (lowered := env.read(env.ONEDNN_MAX_CPU_ISA)):
+        found.append(f"<={lowered}")
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *found])
 
 
 def _of_all(ranks: Ranks, plan: Plan, report: Report, fingerprint: dict[str, str]) -> dict[str, str]:

@@ -229,7 +229,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             self.accelerator.unscale_gradients()
         gradients: list[Any] = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
         if self._plan.strategy == "fsdp2":
-            norm = exact.sharded_norm(gradients)
+            norm = (exact.whole_norm if self._plan.exact else exact.sharded_norm)(gradients)
             exact.clip_shards(gradients, norm, self.args.max_grad_norm)
         else:
             norm = torch.nn.utils.get_total_norm(gradients)

@@ -136,7 +136,8 @@ class Loop:
         """As the Trainer does it; only other tools have replicas of shards."""
         gradients: list[Any] = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         if self.step.strategy == "fsdp2" and self.step.devices == self.step.shard_devices:
-            exact.clip_shards(gradients, exact.sharded_norm(gradients), 1.0)
+            norm = (exact.whole_norm if self.step.canonical else exact.sharded_norm)(gradients)
+            exact.clip_shards(gradients, norm, 1.0)
             return
         parts = [exact.local(gradient) for gradient in gradients]
         norm = torch.nn.utils.get_total_norm(parts, foreach=True)
