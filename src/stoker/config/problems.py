@@ -213,9 +213,14 @@ def _word(finding: _Finding, document: Document) -> StokerError:
     if kind == "string_pattern_mismatch" or finding.key in _OWN_LANGUAGE:
         return StokerError("STK109", where, given=shown(given), example=example(finding.key))
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", finding.context["expected"])
-        return StokerError("STK108", where, given=shown(given), choices=", ".join(f"`{one}`" for one in choices))
+        return StokerError("STK108", where, given=shown(given), choices=_choices(finding.context["expected"]))
     return _wrong_type(finding, where)
+
+
+def _choices(expected: str) -> str:
+    """Pydantic's list of a literal's values with backticks; a list of ours has them already."""
+    quoted = re.findall(r"'([^']*)'", expected)
+    return ", ".join(f"`{one}`" for one in quoted) if quoted else expected
 
 
 def _wrong_type(finding: _Finding, where: str) -> StokerError:

@@ -6,10 +6,20 @@ These types do no work: no I/O, no environment, no defaults that depend on hardw
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticKnownError
 
-from stoker.config import values
+from stoker.config import layouts, values
 
 
 class _Section(BaseModel):
@@ -50,7 +60,19 @@ def _not_zero(text: str) -> str:
     return text
 
 
+def _known_format(name: Any) -> Any:
+    """A built-in row format, or one of an installed package."""
+    if not layouts.is_known(name):
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(layouts.choices())})
+    return name
+
+
 Auto = Literal["auto"]
+FormatName = Annotated[
+    str,
+    PlainValidator(_known_format),
+    WithJsonSchema({"enum": [layouts.AUTO, *layouts.BUILT_IN], "type": "string"}),
+]
 Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
 Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]
 Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
@@ -142,7 +164,7 @@ class Data(_Section):
     """Longest sequence in tokens. Longer rows are cut (text: split) and counted in the report."""
     pack: bool = True
     """Put several documents into one sequence. They never see each other. With false, batch counts rows."""
-    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    format: FormatName = "auto"
     """How a row is laid out. `auto` looks at the keys and says what it found."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What to do with a row that cannot be used: stop and name it, or leave it out and count it."""
