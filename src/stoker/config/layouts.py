@@ -6,6 +6,9 @@ entry point group `stoker.formats`: their names come from package metadata, only
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import PydanticKnownError
 
 from stoker import plugins
 
@@ -44,17 +47,14 @@ def recognise(row: Collection[str]) -> tuple[RowFormat, tuple[str, ...]] | None:
     return next(((one, keys) for one in FORMATS if (keys := one.match(row))), None)
 
 
-def is_known(name: object) -> bool:
-    """Whether `data.format` may be this; package metadata is read only for a name that is not built in."""
-    if not isinstance(name, str):
-        return False
-    return name == AUTO or name in BUILT_IN or name in plugins.offered(plugins.FORMATS)
-
-
-def choices() -> list[str]:
-    """Every value of `data.format`, in backticks; those of other packages with the package."""
+def check(value: Any) -> Any:
+    """Accept `auto` or a built-in name, else one that an installed package provides."""
+    known = (AUTO, *BUILT_IN)
+    if value in known or (isinstance(value, str) and value in plugins.offered(plugins.FORMATS)):
+        return value
     others = plugins.offered(plugins.FORMATS).values()
-    return [*(f"`{name}`" for name in (AUTO, *BUILT_IN)), *(one.choice for one in others)]
+    choices = [*(f"`{name}`" for name in known), *(one.choice for one in others)]
+    raise PydanticKnownError("literal_error", {"expected": ", ".join(choices)})
 
 
 def recognised_keys() -> str:

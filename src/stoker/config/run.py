@@ -13,13 +13,15 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    PlainValidator,
+    ModelWrapValidatorHandler,
     Tag,
+    ValidationError,
     WithJsonSchema,
+    model_validator,
 )
-from pydantic_core import PydanticKnownError
+from pydantic_core import InitErrorDetails, PydanticKnownError
 
-from stoker.config import layouts, values
+from stoker.config import layouts, place_names, values
 
 
 class _Section(BaseModel):
@@ -60,17 +62,10 @@ def _not_zero(text: str) -> str:
     return text
 
 
-def _known_format(name: Any) -> Any:
-    """A built-in row format, or one of an installed package."""
-    if not layouts.is_known(name):
-        raise PydanticKnownError("literal_error", {"expected": ", ".join(layouts.choices())})
-    return name
-
-
 Auto = Literal["auto"]
 FormatName = Annotated[
     str,
-    PlainValidator(_known_format),
+    BeforeValidator(layouts.check),
     WithJsonSchema({"enum": [layouts.AUTO, *layouts.BUILT_IN], "type": "string"}),
 ]
 Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
@@ -80,6 +75,11 @@ Price = Annotated[str, Field(pattern=values.PRICE_PATTERN)]
 EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN), AfterValidator(_not_zero)]
 IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN), AfterValidator(_not_zero)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+PlaceName = Annotated[
+    str,
+    BeforeValidator(place_names.check),
+    WithJsonSchema({"enum": list(place_names.BUILT_IN), "type": "string"}),
+]
 
 
 def _kind(value: Any) -> str:
@@ -277,7 +277,7 @@ class Save(_Section):
 class Where(_Section):
     """Where it runs, and what to fix instead of leaving it to the plan. Never changes what is trained."""
 
-    place: Literal["local", "ssh", "slurm", "kaggle", "colab", "sky"] = "local"
+    place: PlaceName = "local"
     """The kind of machine."""
     host: NonEmpty | None = None
     """Name of a host added with `stoker hosts add`."""
@@ -348,6 +348,10 @@ NativeBlock = dict[str, Any]
 class Native(_Section):
     """Options of the engines under their own names. A word Stoker owns is refused here."""
 
+    # What is not a field below is the block of a place, checked by `_known_blocks`.
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+    __pydantic_extra__: dict[str, NativeBlock]
+
     trainer: NativeBlock = Field(default_factory=dict)
     """`transformers.TrainingArguments`."""
     model: NativeBlock = Field(default_factory=dict)
@@ -370,6 +374,37 @@ class Native(_Section):
     """Fields of Kaggle's `kernel-metadata.json`, such as `machine_shape`. Never changes what is trained."""
     sky: NativeBlock = Field(default_factory=dict)
     """`resources` of a SkyPilot task, such as `accelerators` or `infra`. Never changes what is trained."""
+
+    def of_place(self, name: str) -> NativeBlock:
+        """The options of a place; empty where there are none."""
+        found: NativeBlock = self.model_dump().get(name, {})
+        return found
+
+    @property
+    def place_blocks(self) -> set[str]:
+        """Names of all blocks that belong to places."""
+        return {*place_names.WITH_OPTIONS, *(self.model_extra or {})}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _known_blocks(cls, given: Any, read: ModelWrapValidatorHandler["Native"]) -> "Native":
+        """Refuse a block that is neither a field nor a place's; one set to nothing by `--set` is left out."""
+        if not isinstance(given, dict):
+            return read(given)
+        blocks = {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
+        others = {name: value for name, value in blocks.items() if name not in cls.model_fields}
+        unknown = [name for name in others if not place_names.takes_options(name)]
+        found = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=others[name]) for name in unknown]
+        try:
+            made = read({name: value for name, value in blocks.items() if name not in unknown})
+        except ValidationError as error:
+            found += [
+                InitErrorDetails(type=one["type"], loc=one["loc"], input=one["input"], ctx=one.get("ctx", {}))
+                for one in error.errors()
+            ]
+        if found:
+            raise ValidationError.from_exception_data(cls.__name__, found)
+        return made
 
 
 class Run(_Section):

@@ -254,14 +254,16 @@ _TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
 _DECLARED = {
     "data": {"rows", "tokens"},
     "train": {"on_bad_step", "spike"},
-    "native": {"vllm", "slurm", "kaggle", "sky"},
+    "native": {"vllm"},
 }
-"""Sizes that only plans use, what to do about a bad step, how the model is served and how a queue is asked."""
+"""Sizes that only plans use, what to do about a bad step, how the model is served; options of places come on top."""
 
 
 def changed_words(old: Run, new: Run) -> list[str]:
     """`train.epochs 3 -> 4` for each word that changes the training."""
-    before, after = (run.model_dump(include=set(_TRAINING_WORDS), exclude=_DECLARED) for run in (old, new))
+    native = _DECLARED["native"] | old.native.place_blocks | new.native.place_blocks
+    left_out = {**_DECLARED, "native": native}
+    before, after = (run.model_dump(include=set(_TRAINING_WORDS), exclude=left_out) for run in (old, new))
     return _differences(before, after, "")
 
 
