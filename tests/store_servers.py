@@ -63,8 +63,7 @@ def versions() -> dict[str, str]:
     return {
         "rclone": said.stdout.split("\n")[0].removeprefix("rclone "),
         "openssh": ssh.stderr.split(",")[0],
-        "s3fs": metadata.version("s3fs"),
-        "aiobotocore": metadata.version("aiobotocore"),
+        "boto3": metadata.version("boto3"),
     }
 
 

@@ -33,7 +33,17 @@ class Plugin:
     @property
     def title(self) -> str:
         """For lists and messages: the name with its package."""
-        return f"{self.name} ({self.package} {self.version})"
+        return f"{self.name} ({self.source})"
+
+    @property
+    def choice(self) -> str:
+        """For lists of what a person can type: the name in backticks, with its package."""
+        return f"`{self.name}` ({self.source})"
+
+    @property
+    def source(self) -> str:
+        """The package with its version."""
+        return f"{self.package} {self.version}"
 
     def load(self) -> Any:
         """Import the object that the entry point names.

@@ -134,7 +134,7 @@ def test_layouts_are_told_apart_as_the_engine_does(tmp_path: Path, name: str) ->
     row, _ = ROWS[name]
     (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
     layout, _ = starter._layout("rows.jsonl", [tmp_path / "rows.jsonl"])
-    engines = formats.detect(row)
+    engines = formats.detect([row])
     assert layout == (engines.format if engines else None)
 
 

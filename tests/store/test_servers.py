@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3.session
 import pytest
 import store_servers
+from botocore.exceptions import ClientError
 from network import DOWN, UP, Cut, proxied
 from store_case import commit, lease_of, make_run
 from store_servers import BUCKET, Server
@@ -26,7 +28,6 @@ from stoker.store.shelf import Fault, Patience, Patient
 
 PART = 64 << 10
 QUICK = Patience(stall_seconds=60, tries=3, first_pause_seconds=0.05, part_bytes=PART)
-pytestmark = pytest.mark.filterwarnings("default")  # of aiohttp's connections that a cut leaves
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not store_servers.has_moto():
         pytest.skip("no moto")
     with store_servers.moto(tmp_path_factory.mktemp("moto")) as server, _settings(server.settings):
-        import s3fs
-
-        s3fs.S3FileSystem(endpoint_url=server.settings["AWS_ENDPOINT_URL"], skip_instance_cache=True).mkdir(BUCKET)
+        boto3.session.Session().client("s3", endpoint_url=server.settings["AWS_ENDPOINT_URL"]).create_bucket(
+            Bucket=BUCKET
+        )
         yield server
 
 
@@ -287,26 +288,18 @@ def test_a_server_that_offers_no_conditions_is_written_to_all_the_same(moto: Ser
     with _settings(moto.settings):
         store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
     inner: Any = store.inner
-    real = inner._files._call_s3
+    real = inner._client.put_object
 
-    async def without(method: str, **options: Any) -> Any:
+    def without(**options: Any) -> Any:
         if options.keys() & {"IfNoneMatch", "IfMatch"}:
-            error = OSError("not implemented")
-            error.__cause__ = _Answered({"Error": {"Code": "NotImplemented"}})
-            raise error
-        return await real(method, **options)
+            raise ClientError({"Error": {"Code": "NotImplemented"}}, "PutObject")
+        return real(**options)
 
-    inner._files._call_s3 = without
+    inner._client.put_object = without
     assert store.create("run/lease.json", b"one")
     assert not store.create("run/lease.json", b"two")
     assert store.swap("run/lease.json", b"one", b"three")
     assert store.read("run/lease.json") == b"three"
-
-
-class _Answered(Exception):
-    def __init__(self, response: dict[str, Any]) -> None:
-        super().__init__("an answer of S3")
-        self.response = response
 
 
 def test_a_wrong_key_is_refused_and_not_repeated(rclone: Server, tmp_path: Path) -> None:

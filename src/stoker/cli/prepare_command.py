@@ -80,7 +80,8 @@ def _detected(entry: dict[str, Any]) -> str:
     keys = ", ".join(f"`{key}`" for key in entry["keys"])
     reason = messages.text(entry["reason"], keys=keys)
     counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
-    return messages.text("prepare.detected", path=entry["path"], format=entry["format"] or "-", reason=reason, **counts)
+    known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
+    return messages.text("prepare.detected", path=entry["path"], format=known, reason=reason, **counts)
 
 
 def _figures(report: Report) -> list[str]:

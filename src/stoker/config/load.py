@@ -5,17 +5,19 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from stoker import messages, plugins
 from stoker.config import native, problems, reader, syntax
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run, Shape, TrainTokenizer
 from stoker.errors import StokerError, StokerErrors
+from stoker.plugins import Plugin
 
 _ABOUT = {
     "STK201": "train.batch",
@@ -61,6 +63,8 @@ class RunFile:
     run: Run
     document: Document
     """The values and lines behind `run`."""
+    plugin_file: Path | None = None
+    """The file of a recipe that another package provides."""
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -101,19 +105,32 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunFile:
         overrides: `key.path=value`, as `--set` takes them.
     """
     path = Path(name)
-    exists = _exists(path)
-    is_recipe = name in recipe_names() and not exists
-    if is_recipe:
-        path = recipes_folder() / f"{name}.yaml"
-    elif not exists:
-        raise StokerError("STK101", path=problems.shown(name), nearest=_nearest(path))
+    if _exists(path):
+        return _load(path, path.stem, path.name, path.resolve().parent, overrides)
+    # A recipe's paths are the user's, named from the working directory; files shipped with it are `recipe:...`.
+    if name in recipe_names():
+        return _load(recipes_folder() / f"{name}.yaml", name, f"{name}.yaml", Path.cwd(), overrides)
+    if plugin := plugins.offered(plugins.RECIPES).get(name):
+        file = _plugin_file(plugin)
+        run_file = _load(file, name, f"{name}.yaml ({plugin.source})", Path.cwd(), overrides)
+        return replace(run_file, plugin_file=file)
+    raise StokerError("STK101", path=problems.shown(name), nearest=_nearest(path))
+
+
+def _load(path: Path, name: str, label: str, folder: Path, overrides: Sequence[str]) -> RunFile:
     text = reader.read_text(path)
-    run, document = _read(text, path.name, overrides)
+    run, document = _read(text, label, overrides)
     if run.name is None:
-        run = run.model_copy(update={"name": _run_name(path.stem)})
-    # A recipe's paths are the user's, named from where they stand; what ships with it is `recipe:...`.
-    folder = Path.cwd() if is_recipe else path.resolve().parent
-    return RunFile(path.name, folder, text, run, document)
+        run = run.model_copy(update={"name": _run_name(name)})
+    return RunFile(label, folder, text, run, document)
+
+
+def _plugin_file(plugin: Plugin) -> Path:
+    """The run file of another package's recipe: its entry point names a path."""
+    path = plugin.load()
+    if not isinstance(path, Path) or not path.is_file():
+        raise plugin.broken(messages.text("plugin.no_file", found=problems.shown(str(path))))
+    return path
 
 
 def _exists(path: Path) -> bool:
@@ -127,10 +144,12 @@ def _exists(path: Path) -> bool:
 def _nearest(path: Path) -> str:
     """Recipes and run files beside `path` that may have been meant, else the first recipes."""
     beside = path.parent.glob("*.y*ml") if _exists(path.parent) else ()
-    names = [*(str(file) for file in sorted(beside)), *recipe_names()]
+    offered = plugins.offered(plugins.RECIPES)
+    names = [*(str(file) for file in sorted(beside)), *recipe_names(), *offered]
     same = [one for one in names if Path(one).stem == path.stem]
-    near = same or difflib.get_close_matches(str(path)[:200], names, n=3, cutoff=0.5) or recipe_names()[:3]
-    return ", ".join(f"`{one}`" for one in near)
+    near = same or difflib.get_close_matches(str(path)[:200], names, n=3, cutoff=0.5)
+    near = near or [*recipe_names()[:3], *offered]
+    return ", ".join(offered[one].choice if one in offered else f"`{one}`" for one in near)
 
 
 def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticKnownError
 
-from stoker.config import place_names, values
+from stoker.config import layouts, place_names, values
 
 
 class _Section(BaseModel):
@@ -63,6 +63,11 @@ def _not_zero(text: str) -> str:
 
 
 Auto = Literal["auto"]
+FormatName = Annotated[
+    str,
+    BeforeValidator(layouts.check),
+    WithJsonSchema({"enum": [layouts.AUTO, *layouts.BUILT_IN], "type": "string"}),
+]
 Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
 Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]
 Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
@@ -159,7 +164,7 @@ class Data(_Section):
     """Longest sequence in tokens. Longer rows are truncated (text: split) and counted in the report."""
     pack: bool = True
     """Pack several documents into one sequence, without attention between them. If false, batch counts rows."""
-    format: Literal["auto", "text", "messages", "sharegpt", "alpaca", "prompt_completion"] = "auto"
+    format: FormatName = "auto"
     """Row format. `auto` detects it from the keys and reports what it found."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What to do with an invalid row: stop and report it, or skip and count it."""

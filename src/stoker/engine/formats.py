@@ -1,14 +1,19 @@
-"""How a row is laid out: detection by its keys, and from a row to a document. No registration, no names of datasets.
+"""Row formats: detection by keys (`config/layouts.py`), and from a row to a document. No names of datasets.
 
 A bad row raises `BadRow` with a reason of the catalogue. Knows nothing of tokenizers beyond whether there is a chat
-template: with one, alpaca and prompt/completion rows are conversations of one turn; without, plain text.
+template: with one, alpaca and prompt/completion rows are conversations of one turn; without, plain text. A format of
+another package (`stoker.formats`) names an object like `PluginFormat`; built-in formats are tried first.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from stoker import messages
+from stoker import messages, plugins
 from stoker.config import layouts
+from stoker.config.layouts import RowFormat
+from stoker.plugins import Plugin
 
 Row = dict[str, Any]
 Message = dict[str, Any]
@@ -72,6 +77,18 @@ class Chat:
 Document = Text | Pair | Chat
 
 
+class PluginFormat(Protocol):
+    """What an entry point of `stoker.formats` names; the entry point's name is the format's."""
+
+    keys: Sequence[Sequence[str]]
+    """Alternatives: a row that has every key of one of them is recognised."""
+    needs_template: bool
+    """Whether its rows can be read only with a chat template."""
+
+    def document(self, row: Row, *, has_template: bool) -> Document:
+        """A row as `Text`, `Pair` or `Chat`; a ValueError says why the row cannot be used."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """How the rows of a file are laid out, and why we think so."""
@@ -80,18 +97,30 @@ class Layout:
     reason: str
     """A key of the catalogue."""
     keys: list[str] = field(default_factory=list)
+    package: str | None = None
+    """Name and version of the package that the format is from, where it is not built in."""
 
     @property
-    def is_conversation(self) -> bool:
+    def needs_template(self) -> bool:
         """Whether such rows need a chat template."""
-        return self.format in layouts.CONVERSATIONS
+        return _row_format(self.format).needs_template
 
 
-def detect(row: Row) -> Layout | None:
-    """The layout a row's keys speak for."""
-    for format_, keys in layouts.SIGNS:
-        if all(key in row for key in keys):
-            return Layout(format_, "detect.keys", list(keys))
+def forced(name: str) -> Layout:
+    """The layout that `data.format` names."""
+    package = None if name in layouts.BUILT_IN else _plugin(name).source
+    return Layout(name, "detect.forced", package=package)
+
+
+def detect(rows: Sequence[Row]) -> Layout | None:
+    """The layout of the first row whose keys are recognised; packages are loaded only where no built-in matches."""
+    for row in rows:
+        if found := layouts.recognise(row):
+            return Layout(found[0].name, "detect.keys", list(found[1]))
+    for plugin in plugins.offered(plugins.FORMATS).values():
+        for row in rows:
+            if keys := _row_format(plugin.name).match(row):
+                return Layout(plugin.name, "detect.keys", list(keys), plugin.source)
     return None
 
 
@@ -99,18 +128,58 @@ def parse(row: Any, format_: str, *, has_template: bool) -> Document:
     """A row as a document."""
     if not isinstance(row, dict):
         raise BadRow("row.not_object", kind=type(row).__name__)
-    if format_ == "text":
-        return Text(_text(row, "text"))
-    if format_ == "messages":
-        return _chat(row, "messages")
-    if format_ == "sharegpt":
-        return _chat(row, "conversations")
-    if format_ == "alpaca":
-        return _alpaca(row, has_template=has_template)
-    return _prompt_completion(row, has_template=has_template)
+    if format_ in _READERS:
+        return _READERS[format_](row, has_template)
+    return _plugin_document(row, _plugin(format_), has_template=has_template)
 
 
-# ---- layouts
+# ---- formats of other packages
+
+
+@functools.cache
+def _plugin(name: str) -> Plugin:
+    return plugins.offered(plugins.FORMATS)[name]
+
+
+@functools.cache
+def _loaded(name: str) -> PluginFormat:
+    plugin = _plugin(name)
+    loaded: PluginFormat = plugin.load()
+    missing = [word for word in ("keys", "needs_template", "document") if not hasattr(loaded, word)]
+    if missing:
+        raise plugin.broken(messages.text("plugin.lacks", missing=", ".join(f"`{word}`" for word in missing)))
+    return loaded
+
+
+def _row_format(name: str) -> RowFormat:
+    if name in layouts.BUILT_IN:
+        return layouts.BUILT_IN[name]
+    loaded = _loaded(name)
+    return RowFormat(name, tuple(map(tuple, loaded.keys)), loaded.needs_template)
+
+
+def _plugin_document(row: Row, plugin: Plugin, *, has_template: bool) -> Document:
+    try:
+        document = _loaded(plugin.name).document(row, has_template=has_template)
+    except Exception as error:  # someone else's code may raise anything: this row is bad
+        problem = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise BadRow("row.plugin", problem=problem, package=plugin.source) from error
+    if isinstance(document, Chat):
+        conversation = [_message(turn) for turn in document.messages]
+        _check_roles(conversation)
+        return Chat(conversation, document.tools)
+    if isinstance(document, Pair):
+        return Pair(_checked("prompt", document.prompt), _filled("completion", document.completion))
+    if isinstance(document, Text):
+        return Text(_filled("text", document.text))
+    raise plugin.broken(messages.text("plugin.wrong_type", found=type(document).__name__, expected="Text, Pair, Chat"))
+
+
+# ---- built-in formats
+
+
+def _plain_text(row: Row) -> Text:
+    return Text(_text(row, "text"))
 
 
 def _chat(row: Row, key: str) -> Chat:
@@ -150,6 +219,16 @@ def _prompt_completion(row: Row, *, has_template: bool) -> Document:
 
 def _pair(row: Row) -> tuple[str, str] | None:
     return next((pair for pair in layouts.PAIRS if pair[0] in row and pair[1] in row), None)
+
+
+_READERS: dict[str, Callable[[Row, bool], Document]] = {
+    "text": lambda row, _: _plain_text(row),
+    "messages": lambda row, _: _chat(row, "messages"),
+    "sharegpt": lambda row, _: _chat(row, "conversations"),
+    "alpaca": lambda row, has_template: _alpaca(row, has_template=has_template),
+    "prompt_completion": lambda row, has_template: _prompt_completion(row, has_template=has_template),
+}
+"""How each built-in format of `layouts.FORMATS` is read."""
 
 
 def _turn(user: str, assistant: str) -> list[Message]:
@@ -217,7 +296,11 @@ def _value(row: Row, key: str, kind: type, expected: str) -> Any:
 
 def _text(row: Row, key: str) -> str:
     """A text that must be there and say something."""
-    text = _checked(key, _value(row, key, str, "text"))
+    return _filled(key, _value(row, key, str, "text"))
+
+
+def _filled(key: str, value: Any) -> str:
+    text = _checked(key, value)
     if not text.strip():
         raise BadRow("row.empty", key=key)
     return text

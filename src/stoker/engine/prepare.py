@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.config import values
+from stoker.config import layouts, values
 from stoker.config.run import Run
 from stoker.engine import _compat, formats, program, sampling, shards, sources, tokenizer
 from stoker.engine.formats import BadRow, Chat, Document, Layout, Pair, Text
@@ -221,7 +221,7 @@ def _read_file(job: PreparePass, one: Input, file: File) -> None:
     job.bad.open_file(file.label)
     for batch in sources.batches(file, job.run.data.length, skip=state.rows):
         layout = layout or _layout(job.run, file, batch)
-        if layout and layout.is_conversation and not job.tokenizer.template:
+        if layout and layout.needs_template and not job.tokenizer.template:
             raise StokerError("STK306", file.label)
         detected = _detected(state, one.path, layout)
         detected["files"] += state.rows == 0
@@ -268,12 +268,13 @@ def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
     if file.is_text:
         return Layout("text", "detect.text_file")
     if run.data.format != "auto":
-        return Layout(run.data.format, "detect.forced")
+        return formats.forced(run.data.format)
     rows = [(number, row) for number, row in batch.rows if isinstance(row, dict)][:_DETECTION_ROWS]
-    found = next((layout for layout in (formats.detect(row) for _, row in rows) if layout), None)
+    found = formats.detect([row for _, row in rows])
     if rows and not found:
         number, first = rows[0]
-        raise StokerError("STK303", f"{file.label}:{number}", keys=", ".join(map(str, first)) or "-")
+        keys = ", ".join(map(str, first)) or "-"
+        raise StokerError("STK303", f"{file.label}:{number}", keys=keys, known=layouts.recognised_keys())
     return found
 
 
@@ -328,7 +329,9 @@ def _route(job: PreparePass, one: Input, segments: list[np.ndarray]) -> None:
 
 def _detected(state: PassState, path: str, layout: Layout | None) -> dict[str, Any]:
     """The report's entry for a source and a layout."""
-    known = asdict(layout) if layout else {"format": "", "reason": "detect.none", "keys": []}
+    known = asdict(layout or Layout("", "detect.none"))
+    if known["package"] is None:
+        del known["package"]
     for entry in state.detected:
         if entry["path"] == path and all(entry[key] == value for key, value in known.items()):
             return entry

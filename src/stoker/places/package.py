@@ -69,11 +69,16 @@ def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
     data, digests = _prepared(run_file)
     is_recipe = name in load.recipe_names() and not Path(name).exists()
     read = list(_read(run_file, sources=not data))
-    folder, names = _arranged(run_file, [] if is_recipe else [run_file.folder / run_file.name], read)
+    own = [] if is_recipe or run_file.plugin_file else [run_file.folder / run_file.name]
+    folder, names = _arranged(run_file, own, read)
+    called = name if is_recipe else run_file.name
+    if run_file.plugin_file:
+        # The package that provides the recipe need not be installed there.
+        called = f"{run_name}.yaml"
+        names[str(PurePosixPath(folder) / called)] = run_file.plugin_file
     found = {f"inputs/{run_name}/{inner}": path for inner, path in names.items()}
     found |= {f"runs/{run_name}/data/{inner}": path for inner, path in data.items()}
     found |= _earlier(run_file.run)
-    called = name if is_recipe else run_file.name
     # Packages that provide places need not be installed there, so their options are left out.
     others = [f"native.{name}=" for name in run_file.run.native.model_extra or ()]
     sets = [word for one in [*overrides, "where.place=local", *others] for word in ("--set", one)]

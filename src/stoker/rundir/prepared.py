@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker import plugins
+from stoker.config import layouts
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import files, inputs
@@ -135,7 +137,17 @@ def key(run: Run, folder: Path) -> str:
         "seed": run.train.seed,
         "sources": inputs.facts(run, folder),
     }
+    if others := _other_formats(run):
+        asked["formats"] = others
     return hashlib.sha256(json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _other_formats(run: Run) -> list[str]:
+    """Formats of other packages that may read the rows, with their versions: a new version prepares anew."""
+    if run.data.format in layouts.BUILT_IN:
+        return []
+    offered = plugins.offered(plugins.FORMATS)
+    return [one.title for one in offered.values() if run.data.format in (layouts.AUTO, one.name)]
 
 
 def current_report(data: Path, run: Run, folder: Path) -> Report | None:

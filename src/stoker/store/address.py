@@ -1,18 +1,19 @@
-"""What `save.store` says: a directory, `s3://bucket/prefix`, `hf://owner/name` or `ssh://user@host:port/path`.
+"""The value of `save.store`: a directory, `s3://bucket/prefix`, `hf://owner/name` or `ssh://user@host:port/path`.
 
-Knows no network. An address with a key or a password in it is refused: addresses are written into run files and logs.
+Installed packages add further schemes by the entry point group `stoker.stores`; here only their names are read. No
+network. An address with a key or a password in it is refused: addresses are written into run files and logs.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from stoker import plugins
 from stoker.errors import StokerError
 
-Kind = Literal["directory", "s3", "hf", "ssh"]
-
+DIRECTORY = "directory"
+BUILT_IN = (DIRECTORY, "s3", "hf", "ssh")
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -24,13 +25,14 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Address:
-    """A store, taken apart."""
+    """The parts of a store's address."""
 
-    kind: Kind
+    kind: str
+    """`directory`, or the URL's scheme."""
     text: str
     """As it was written; free of secrets."""
     root: str
-    """Directory, prefix or path below which runs stand."""
+    """Directory, prefix or path that holds the runs."""
     host: str = ""
     """Bucket, repository, or host."""
     user: str = ""
@@ -38,22 +40,26 @@ class Address:
 
 
 def parse(text: str, folder: Path) -> Address:
-    """Take an address apart; a relative directory starts at `folder`."""
+    """Read an address; a relative directory starts at `folder`."""
     scheme = _SCHEME.match(text)
     if scheme is None:
-        return Address("directory", text, str((folder / Path(text).expanduser()).resolve()))
+        return Address(DIRECTORY, text, str((folder / Path(text).expanduser()).resolve()))
     _refuse_secrets(text)
     parts = urlsplit(text)
     readers = {"s3": _s3, "hf": _hf, "ssh": _ssh}
-    if parts.scheme not in readers or any(ord(letter) < 32 for letter in unquote(text)):
-        raise StokerError("STK650", store=text)
+    reader = readers.get(parts.scheme, _plugin)
     try:
-        found = readers[parts.scheme](text)
+        found = None if any(ord(letter) < 32 for letter in unquote(text)) else reader(text)
     except ValueError:
         found = None
     if found is None or parts.query or parts.fragment:
-        raise StokerError("STK650", store=text)
+        raise StokerError("STK650", store=text, others=_others())
     return found
+
+
+def _others() -> str:
+    """Schemes that installed packages provide, for a list behind the built-in ones."""
+    return "".join(f", {one.choice}" for one in plugins.offered(plugins.STORES).values())
 
 
 def _refuse_secrets(text: str) -> None:
@@ -76,6 +82,14 @@ def _hf(text: str) -> Address | None:
     name, _, root = rest.partition("/")
     repository = f"{owner}/{name}"
     return Address("hf", text, root, host=repository) if _REPOSITORY.fullmatch(repository) else None
+
+
+def _plugin(text: str) -> Address | None:
+    """Whether the host may be empty, and what it names, is for the package to decide."""
+    parts = urlsplit(text)
+    if parts.scheme not in plugins.offered(plugins.STORES):
+        return None
+    return Address(parts.scheme, text, unquote(parts.path).strip("/"), host=parts.netloc)
 
 
 def _ssh(text: str) -> Address | None:

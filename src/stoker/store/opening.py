@@ -1,15 +1,21 @@
-"""From an address to a store that can be used. Packages of a kind of store are imported only for that kind."""
+"""From an address to an open store. The packages that a kind of store needs are imported only for that kind.
+
+An entry point of `stoker.stores` names a class with the constructor of `S3Store` and the methods of `Store`; its name
+is the URL's scheme.
+"""
 
 from pathlib import Path
 
+from stoker import messages, plugins
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.plugins import Plugin
 from stoker.rundir.layout import RunDir
 from stoker.store import address
 from stoker.store.address import Address
 from stoker.store.directory import DirectoryStore, disk_of
-from stoker.store.shelf import Bandwidth, Patience, Patient, Store
+from stoker.store.shelf import Bandwidth, Fault, Patience, Patient, Store
 
 
 def open_store(text: str, folder: Path, bandwidth: str | None = None, patience: Patience | None = None) -> Patient:
@@ -17,7 +23,10 @@ def open_store(text: str, folder: Path, bandwidth: str | None = None, patience: 
     where = address.parse(text, folder)
     patience = patience or Patience()
     rate = Bandwidth(values.bytes_per_second(bandwidth) if bandwidth else 0)
-    return Patient(_open(where, patience, rate), patience)
+    if where.kind in address.BUILT_IN:
+        return Patient(_open(where, patience, rate), patience)
+    plugin = plugins.offered(plugins.STORES)[where.kind]
+    return Patient(_open_plugin(plugin, where, patience, rate), patience, plugin.source)
 
 
 def of_run(run: Run, folder: Path, patience: Patience | None = None) -> Patient:
@@ -29,11 +38,11 @@ def of_run(run: Run, folder: Path, patience: Patience | None = None) -> Patient:
 def same_disk(run: Run, run_dir: RunDir) -> bool:
     """Whether the copies would be lost with the run: a directory on the disk the run directory is on."""
     where = address.parse(str(run.save.store), run_dir.folder())
-    return where.kind == "directory" and disk_of(Path(where.root)) == run_dir.path.stat().st_dev
+    return where.kind == address.DIRECTORY and disk_of(Path(where.root)) == run_dir.path.stat().st_dev
 
 
 def _open(where: Address, patience: Patience, rate: Bandwidth) -> Store:
-    if where.kind == "directory":
+    if where.kind == address.DIRECTORY:
         return DirectoryStore(Path(where.root), patience, rate)
     if where.kind == "s3":
         from stoker.store.s3 import S3Store
@@ -48,3 +57,24 @@ def _open(where: Address, patience: Patience, rate: Bandwidth) -> Store:
     if rate.bytes_per_second:
         raise StokerError("STK655", store=where.text)
     return HubStore(where, patience)
+
+
+def _open_plugin(plugin: Plugin, where: Address, patience: Patience, rate: Bandwidth) -> Store:
+    store_class = plugin.load()
+    missing = [f"`{name}`" for name in _members() if not hasattr(store_class, name)]
+    if missing:
+        raise plugin.broken(messages.text("plugin.lacks", missing=", ".join(missing)))
+    try:
+        opened: Store = store_class(where, patience, rate)
+    except StokerError:
+        raise
+    except Fault as fault:
+        raise Fault(f"{plugin.source}: {fault}") from fault
+    except Exception as error:  # someone else's code may raise anything
+        raise plugin.broken(f"{type(error).__name__}: {error}") from error
+    return opened
+
+
+def _members() -> list[str]:
+    """What every class of stores has, by the protocol."""
+    return sorted(name for name in {*Store.__annotations__, *vars(Store)} if not name.startswith("_"))

@@ -1,28 +1,45 @@
-"""A store in an S3-compatible bucket, through s3fs. Where it is and who we are comes from the environment only.
+"""A store in an S3-compatible bucket, through boto3. Endpoint and credentials come from the environment only.
 
-Large files go up in parts that the server keeps until all are there, so that a cut costs one part. Every call has an
-end; asking again is `Patient`'s. Conditional writes are sent to every server; some ignore them, so we look before, too.
+Large files are uploaded in parts that the server keeps until the upload is completed: a cut connection costs one part.
+Every call has a time limit; retries are `Patient`'s. Conditional writes are sent to every server; some ignore them, so
+the object is looked up first.
 """
 
-import asyncio
+import contextlib
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker import env
 from stoker.errors import StokerError
 from stoker.store.address import Address
-from stoker.store.shelf import Bandwidth, Fault, Patience, require_small
+from stoker.store.shelf import Bandwidth, Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 _MOST_PARTS = 9000
 """S3 takes 10,000."""
-_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
-_NOT_OFFERED = ("NotImplemented", "MethodNotAllowed", "501", "405")
-_NO_KEYS = ("NoCredentialsError", "PartialCredentialsError")
-_FOREIGN = ("NoSuchBucket", "InvalidBucketName")
+_CONDITION_FAILED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_UNSUPPORTED = ("NotImplemented", "MethodNotAllowed", "501", "405")
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
+_NO_BUCKET = ("NoSuchBucket", "InvalidBucketName")
+_NOT_FOUND = ("NoSuchKey", "NoSuchVersion", "404")
+_DENIED = (
+    "AccessDenied",
+    "AccountProblem",
+    "AllAccessDisabled",
+    "ExpiredToken",
+    "IllegalLocationConstraintException",
+    "InvalidAccessKeyId",
+    "InvalidObjectState",
+    "InvalidPayer",
+    "InvalidSecurity",
+    "NotSignedUp",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+    "403",
+)
 
 
 class S3Store:
@@ -35,7 +52,7 @@ class S3Store:
         self._text = address.text
         self._patience = patience
         self._bandwidth = bandwidth
-        self._files = _connect(patience)
+        self._client = _connect(patience)
 
     # ---- small files
 
@@ -79,7 +96,7 @@ class S3Store:
             self._call("delete_object", Key=self._key(name))
 
     def sweep(self, folder: str, current: str) -> None:
-        """Uploads that were begun and not finished: their parts are kept, unseen and paid for, until given up."""
+        """Unfinished uploads: their parts are stored and billed until the upload is aborted."""
         for one in self._unfinished(self._key(folder) + "/"):
             if not self._name(one["Key"]).startswith(f"{current}/"):
                 self._call("abort_multipart_upload", Key=one["Key"], UploadId=one["UploadId"])
@@ -87,19 +104,19 @@ class S3Store:
     # ---- large files
 
     def upload(self, source: Path, name: str, sha256: str) -> None:
-        """In one request, or in parts; those the server holds already are not sent again."""
+        """In one request, or in parts; parts that the server already holds are not sent again."""
         size = source.stat().st_size
         part_bytes = max(self._patience.part_bytes, -(-size // _MOST_PARTS))
         tag = _tag(source, size, part_bytes)
         if self._holds(name, size, tag, sha256):
-            return  # an earlier attempt came through and only its answer was lost
+            return  # an earlier attempt succeeded and only its response was lost
         if size <= part_bytes:
             self._put(name, source.read_bytes())
         else:
             self._upload_parts(source, name, part_bytes)
         if not self._holds(name, size, tag, sha256):
             self.remove([name])
-            raise Fault(f"{name}: what was sent reads back otherwise")
+            raise Fault(f"{name}: the uploaded object differs from the file")
 
     def download(self, name: str, target: Path, size_bytes: int) -> None:
         """By ranges, from where the target ends."""
@@ -114,21 +131,21 @@ class S3Store:
                 raise Fault(fault, gained_bytes=done - begun) from fault
 
     def sha256(self, name: str, size_bytes: int) -> str:
-        """All of it read back."""
+        """The whole object is read back."""
         digest = hashlib.sha256()
         for chunk in self._ranges(name, 0, size_bytes):
             digest.update(chunk)
         return digest.hexdigest()
 
     def _upload_parts(self, source: Path, name: str, part_bytes: int) -> None:
-        """Send what is missing, then have it put together."""
+        """Send missing parts, then complete the upload."""
         key = self._key(name)
         upload, held = self._begun(key)
         gained, parts = 0, []
         try:
             for number, content in enumerate(_parts(source, part_bytes), 1):
                 tag = held.get(number, "")
-                # Where parts are encrypted their tags are no digests: they are sent anew.
+                # Tags of encrypted parts are not digests: such parts are sent again.
                 if _plain(tag) != hashlib.md5(content, usedforsecurity=False).hexdigest():
                     part = {"UploadId": upload, "PartNumber": number, "Body": content}
                     self._bandwidth.spend(len(content))
@@ -156,11 +173,11 @@ class S3Store:
     def _unfinished(self, prefix: str) -> list[Any]:
         try:
             return list(self._call("list_multipart_uploads", Prefix=prefix).get("Uploads", ()))
-        except (_NotOffered, _Gone):
+        except (_Unsupported, _UploadGone):
             return []
 
     def _holds(self, name: str, size: int, tag: str, sha256: str) -> bool:
-        """The server's own digest says that it holds what we have; where it has another kind, all is read back."""
+        """Whether the object is this file, by the server's tag; where the tag is no MD5 the object is read back."""
         head = self._head(name)
         if head is None or head["ContentLength"] != size:
             return False
@@ -179,25 +196,25 @@ class S3Store:
             begin = behind
 
     def _get(self, name: str, size_bytes: int, **options: str) -> bytes:
-        async def get() -> bytes:
-            answer = await self._files._call_s3("get_object", Bucket=self._bucket, Key=self._key(name), **options)
-            async with answer["Body"] as body:
-                require_small(name, answer["ContentLength"])
-                return bytes(await body.read())
+        def get() -> bytes:
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key(name), **options)
+            with contextlib.closing(response["Body"]) as body:
+                require_small(name, response["ContentLength"])
+                return bytes(body.read())
 
-        return self._run(get, size_bytes)
+        return self._bounded(get, size_bytes)
 
     def _put(self, name: str, content: bytes) -> None:
         self._bandwidth.spend(len(content))
         self._call("put_object", len(content), Key=self._key(name), Body=content)
 
     def _put_if(self, name: str, content: bytes, **condition: str) -> bool:
-        """Whether it was put; a server that ignores the condition is found out by reading back."""
+        """Whether it was written; the object is read back because some servers ignore the condition."""
         try:
             self._call("put_object", Key=self._key(name), Body=content, **condition)
-        except _Refused:
+        except _ConditionFailed:
             return False
-        except _NotOffered:
+        except _Unsupported:
             self._put(name, content)
         return self.read(name) == content
 
@@ -208,41 +225,25 @@ class S3Store:
             return None
 
     def _call(self, method: str, size_bytes: int = 0, /, **options: Any) -> Any:
-        return self._run(lambda: self._files._call_s3(method, Bucket=self._bucket, **options), size_bytes)
+        call = getattr(self._client, method)
+        return self._bounded(lambda: call(Bucket=self._bucket, **options), size_bytes)
 
-    def _run(self, call: Callable[[], Awaitable[T]], size_bytes: int) -> T:
-        """One call, bounded in time, its errors in our terms."""
-        from fsspec.asyn import sync
-
-        seconds = self._patience.seconds_for(size_bytes)
-
-        async def limited() -> T:
-            return await asyncio.wait_for(call(), seconds)
-
+    def _bounded(self, call: Callable[[], T], size_bytes: int) -> T:
+        """One call with a time limit; botocore's errors become ours."""
         try:
-            return sync(self._files.loop, limited)  # type: ignore[no-any-return]
-        except StokerError:
+            return bounded(call, self._patience.seconds_for(size_bytes))
+        except (StokerError, Fault):
             raise
-        except (asyncio.TimeoutError, TimeoutError) as error:
-            raise Fault(f"no answer within {seconds:.0f} s") from error
-        except Exception as error:  # botocore, aiohttp and s3fs have no common ancestor
+        except Exception as error:  # botocore's errors have no common base class
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """An error of theirs in our terms."""
         code, reason = _code(error), _reason(error)
-        by_code = {**dict.fromkeys(_REFUSED, _Refused), **dict.fromkeys(_NOT_OFFERED, _NotOffered)}
-        if code in by_code:
-            return by_code[code](reason)
-        if code == "NoSuchUpload":
-            return _Gone(reason)
-        if code in _FOREIGN:
+        if code in _NO_BUCKET:
             return StokerError("STK652", store=self._text, reason=reason)
-        if isinstance(error, FileNotFoundError):
-            return error
-        if isinstance(error, PermissionError) or type(error).__name__ in _NO_KEYS:
+        if code in _DENIED or type(error).__name__ in _NO_CREDENTIALS:
             return StokerError("STK653", store=self._text, reason=reason)
-        return Fault(reason)
+        return _BY_CODE.get(code, Fault)(reason)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}".strip("/")
@@ -251,39 +252,42 @@ class S3Store:
         return key[len(self._prefix) :].lstrip("/") if self._prefix else key
 
 
-class _Refused(Fault):
+class _ConditionFailed(Fault):
     """The condition of a write did not hold."""
 
 
-class _Gone(Fault):
-    """An unfinished upload is no longer known to the server."""
+class _UploadGone(Fault):
+    """The server no longer has an unfinished upload."""
 
 
-class _NotOffered(Fault):
-    """The server does not know this call."""
+class _Unsupported(Fault):
+    """The server does not implement this call."""
+
+
+_BY_CODE: dict[str, type[Exception]] = {
+    **dict.fromkeys(_CONDITION_FAILED, _ConditionFailed),
+    **dict.fromkeys(_UNSUPPORTED, _Unsupported),
+    **dict.fromkeys(_NOT_FOUND, FileNotFoundError),
+    "NoSuchUpload": _UploadGone,
+}
 
 
 def _connect(patience: Patience) -> Any:
     try:
-        import s3fs
+        from boto3.session import Session
+        from botocore.config import Config
     except ImportError as error:
-        raise StokerError("STK654", package="s3fs") from error
-    files = s3fs.S3FileSystem(
-        endpoint_url=env.read(env.AWS_ENDPOINT_URL) or None,
+        raise StokerError("STK654", package="boto3") from error
+    config = Config(
+        connect_timeout=patience.stall_seconds,
+        read_timeout=patience.stall_seconds,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        signature_version="s3v4",
         # Checksum trailers are refused by many S3-compatible servers; our digests do their work.
-        config_kwargs={
-            "connect_timeout": patience.stall_seconds,
-            "read_timeout": patience.stall_seconds,
-            "retries": {"mode": "standard", "total_max_attempts": 1},
-            "signature_version": "s3v4",
-            "request_checksum_calculation": "when_required",
-            "response_checksum_validation": "when_required",
-        },
-        use_listings_cache=False,
-        skip_instance_cache=True,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
     )
-    files.retries = 1
-    return files
+    return Session().client("s3", endpoint_url=env.read(env.AWS_ENDPOINT_URL) or None, config=config)
 
 
 def _parts(source: Path, part_bytes: int) -> Iterator[bytes]:
@@ -305,10 +309,11 @@ def _plain(tag: str) -> str:
     return tag.strip('"').lower()
 
 
-def _code(error: BaseException) -> str:
+def _code(error: Exception) -> str:
     """S3's own name of an error."""
-    answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
-    return str(answer.get("Error", {}).get("Code", ""))
+    from botocore.exceptions import ClientError
+
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def _reason(error: BaseException) -> str:

@@ -115,10 +115,12 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Patient:
-    """A store that is asked again after a fault: a bounded number of times in a row without anything gained."""
+    """A store with retries: a bounded number of failures in a row without progress."""
 
     inner: Store
     patience: Patience
+    package: str | None = None
+    """Name and version of the package that provides the store, where it is not built in; faults name it."""
 
     @property
     def beats(self) -> bool:
@@ -178,7 +180,7 @@ class Patient:
         failed = 0
         while True:
             try:
-                return attempt()
+                return self._attributed(attempt)
             except Fault as fault:
                 failed = 1 if fault.gained_bytes else failed + 1
                 if failed >= self.patience.tries:
@@ -186,6 +188,19 @@ class Patient:
                 if self.patience.told is not None:
                     self.patience.told(fault)
             self.patience.pause(failed - 1)
+
+    def _attributed(self, attempt: Callable[[], T]) -> T:
+        """Errors from another package's store become faults that name the package."""
+        if self.package is None:
+            return attempt()
+        try:
+            return attempt()
+        except (StokerError, FileNotFoundError):
+            raise
+        except Fault as fault:
+            raise Fault(f"{self.package}: {fault}", fault.gained_bytes) from fault
+        except Exception as error:  # someone else's code may raise anything
+            raise Fault(f"{self.package}: {type(error).__name__}: {error}") from error
 
 
 def bounded(operation: Callable[[], T], seconds: float) -> T:

@@ -109,7 +109,7 @@ def guess(answers: Answers, folder: Path) -> Guess:
     layout, reason = _layout(answers.data, files)
     rows, tokens = _count(files)
     if isinstance(answers.model, Size):
-        key = "init.why.conversations" if layout in layouts.CONVERSATIONS else "init.why.scratch"
+        key = "init.why.conversations" if _is_conversation(layout) else "init.why.scratch"
         return Guess("pretrain", Reason(key, {}), "full", Reason("init.why.full", {}), rows, tokens)
     objective = "pretrain" if layout == "text" else "sft"
     method, method_reason = _method(answers.model, answers.target, folder)
@@ -131,11 +131,16 @@ def _layout(data: str, files: list[Path]) -> tuple[str | None, Reason]:
     keys = _first_keys(files[0])
     if keys is None:
         return None, Reason("init.why.unread", {"path": files[0].name})
-    for layout, signs in layouts.SIGNS:
-        if set(signs) <= set(keys):
-            key = "init.why.text" if layout == "text" else "init.why.rows"
-            return layout, Reason(key, {"keys": ", ".join(signs)})
-    return None, Reason("init.why.unknown", {"keys": ", ".join(keys)})
+    recognised = layouts.recognise(keys)
+    if recognised is None:
+        return None, Reason("init.why.unknown", {"keys": ", ".join(keys)})
+    found, signs = recognised
+    key = "init.why.text" if found.name == "text" else "init.why.rows"
+    return found.name, Reason(key, {"keys": ", ".join(signs)})
+
+
+def _is_conversation(layout: str | None) -> bool:
+    return layout is not None and layouts.BUILT_IN[layout].needs_template
 
 
 def _first_keys(file: Path) -> list[str] | None:
