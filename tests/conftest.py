@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ["tiers"]
+
 os.environ.setdefault("STOKER_METADATA", "off")  # tests about spot notices name a simulation
 
 

@@ -4,7 +4,7 @@ import c12
 import campaign
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.mark.skipif(bool(c12.possible()), reason=c12.possible() or "-")

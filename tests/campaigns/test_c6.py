@@ -8,7 +8,6 @@ import ranks
 import store_servers
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.allow_hosts(["127.0.0.1"]),
     pytest.mark.filterwarnings("default"),
 ]

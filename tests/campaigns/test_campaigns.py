@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 ROOT = sys.platform == "linux" and os.geteuid() == 0
 MOUNTS = pytest.mark.skipif(
@@ -131,7 +131,6 @@ def test_bars_of_forked_children_share_no_lock() -> None:
     assert isinstance(auto.tqdm.get_lock(), type(threading.RLock()))
 
 
-@pytest.mark.slow
 def test_c13_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import c13_budget
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def reference(leaves: list) -> object:

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from test_tour import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
 
 def test_a_trace_stands_beside_the_closed_form(tmp_path: Path) -> None:
     done = run("stoker plan sft_tiny --card T4 --trace --json", tmp_path)

@@ -19,7 +19,7 @@ from stoker.launch import tools
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 needs_llamacpp = pytest.mark.skipif(tools.find(tools.LLAMACPP) is None, reason="no llamacpp environment")
 needs_llmcompressor = pytest.mark.skipif(tools.find(tools.LLMCOMPRESSOR) is None, reason="no llmcompressor environment")

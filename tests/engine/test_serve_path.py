@@ -24,8 +24,6 @@ from stoker.launch import tools
 from stoker.supervise import group
 
 pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(tools.find(tools.VLLM) is None, reason="STOKER_TOOLS has no vLLM"),
 ]

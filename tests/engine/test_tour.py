@@ -12,8 +12,6 @@ import pytest
 
 from stoker.rundir import events
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
 ROOT = Path(__file__).resolve().parents[2]
 MARGIN_NATS = 0.5
 """How far below the unigram entropy the eval loss of `scratch_tiny` must end."""

@@ -22,7 +22,6 @@ from stoker.rundir import layout
 
 TOOLS = Path(os.environ.get("STOKER_TOOLS", Path.home() / ".stoker" / "tools"))
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.enable_socket,
     pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs namespaces"),

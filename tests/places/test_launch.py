@@ -10,7 +10,7 @@ from launched import Launch
 
 from stoker.rundir import checkpoints, files, layout
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_one_command_leads_to_training_on_a_fresh_box(launched: Launch) -> None:

@@ -30,7 +30,6 @@ def shape(command: str) -> list[str]:
     return ["NAME" if before == "--on" else word for before, word in zip(["", *words], words, strict=False)]
 
 
-@pytest.mark.engine
 @pytest.mark.filterwarnings("default")
 def test_every_command_of_the_page_about_autodl_works(launched: Launch) -> None:
     """The run was sent and trained by then: the commands find it done, and bring it home again."""

@@ -69,14 +69,12 @@ def test_a_swapped_host_key_is_refused(known: tuple[boxes.Box, Laptop]) -> None:
     assert not (box.root / "tmp/seen").exists()
 
 
-@pytest.mark.engine
 def test_nothing_listens_beside_sshd_but_on_loopback(launched: Launch) -> None:
     others = launched.listeners - {"0.0.0.0:22"}
     assert "0.0.0.0:22" in launched.listeners
     assert all(address.startswith(("127.", "[::1]")) for address in others), others
 
 
-@pytest.mark.engine
 def test_secrets_are_in_no_command_line_and_in_no_file_of_the_box(launched: Launch, tmp_path: Path) -> None:
     assert any("stoker.engine.train" in line for line in launched.command_lines)
     assert not [line for line in launched.command_lines for value in CANARIES.values() if value in line]

@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 
 import boxes
-import pytest
 from laptop import Laptop, laptop
 
-pytestmark = pytest.mark.engine
 GUIDE = Path(__file__).parents[2] / "docs/how-to/ssh-box.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 SAYS = {
