@@ -1,9 +1,13 @@
 """What all tests share: nobody asks the cloud a test may run in, and no file's settings reach the next."""
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import shared
+import tour
 
 pytest_plugins = ["tiers"]
 
@@ -17,3 +21,10 @@ def _settings_of_this_file_only() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def toured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the README's tour leaves: `scratch_tiny` and its adapter `sft_tiny`, merged and exported."""
+    made = shared.once(tmp_path_factory, "tour", tour.walk)
+    return Path(shutil.copytree(made, tmp_path_factory.mktemp("toured") / "here"))

@@ -67,9 +67,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     began, waited = item.stash[_BEGAN]
-    now = (_processor_seconds(), shared.seconds)
-    item.stash[_BEGAN] = now
-    report.user_properties = [("processor", now[0] - began), ("shared", now[1] - waited)]
+    spent = [("processor", _processor_seconds() - began), ("shared", shared.seconds - waited)]
+    report.user_properties = [*report.user_properties, *spent]  # so far: the last report of a test has all
     return report
 
 
@@ -119,8 +118,8 @@ def _times(reporter: pytest.TerminalReporter) -> dict[str, Times]:
             if isinstance(report, pytest.TestReport):
                 took, said = found[report.nodeid], dict(report.user_properties)
                 took.wall += report.duration
-                took.processor += said.get("processor", 0.0)
-                took.shared += said.get("shared", 0.0)
+                took.processor = max(took.processor, said["processor"])
+                took.shared = max(took.shared, said["shared"])
     return found
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_tour import run
+from tour import run
 
 
 def test_a_trace_stands_beside_the_closed_form(tmp_path: Path) -> None:
