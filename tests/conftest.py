@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import boxes
+import launched as scenario
 import pytest
 import shared
 import tour
@@ -12,6 +14,26 @@ import tour
 pytest_plugins = ["tiers"]
 
 os.environ.setdefault("STOKER_METADATA", "off")  # tests about spot notices name a simulation
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on boxes of their own are skipped, with the reason, where this machine cannot have any."""
+    ours = [item for item in items if _needs_boxes(item)]
+    why_not = boxes.available() if ours else ""
+    if why_not:
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+def _needs_boxes(item: pytest.Item) -> bool:
+    names = vars(item.module) if isinstance(item, pytest.Function) else {}
+    return "boxes" in names or "launched" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scenario.Launch]:
+    with scenario.launched(tmp_path_factory.mktemp("launched")) as seen:
+        yield seen
 
 
 @pytest.fixture(autouse=True, scope="module")

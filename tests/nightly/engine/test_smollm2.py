@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tour import ROOT
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_smollm2_learns_dictionary_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

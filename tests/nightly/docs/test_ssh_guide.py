@@ -8,8 +8,9 @@ from pathlib import Path
 
 import boxes
 from laptop import Laptop, laptop
+from tour import ROOT
 
-GUIDE = Path(__file__).parents[2] / "docs/how-to/ssh-box.md"
+GUIDE = ROOT / "docs/how-to/ssh-box.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 SAYS = {
     "stoker watch tiny --once": r"8/8",
