@@ -26,6 +26,10 @@ lint:
     python tools/known_options.py --check
     python tools/reference.py --check
 
+# Equivalence classes of runs must give one loss trajectory.
+invariant:
+    pytest -q -n 2 {{parallel}} tests/invariant
+
 # Tests of some folders or files, in parallel: `just test tests/engine`.
 test *args:
     pytest -q -n 2 {{parallel}} "$@"

