@@ -11,7 +11,7 @@ import pytest
 JUNIT = """<testsuites><testsuite name="pytest">
 <testcase classname="tests.engine.test_a" name="test_good" time="1.5">
   <properties><property name="processor" value="60.0"/><property name="shared" value="1.0"/></properties></testcase>
-<testcase classname="tests.engine.test_a" name="test_bad[x]" time="0.5"><failure message="1 == 2">..</failure></testcase>
+<testcase classname="tests.engine.test_a" name="test_bad[x]" time="0.5"><failure message="1 == 2"/></testcase>
 <testcase classname="tests.engine.test_a" name="test_late" time="0.5"><error message="no disk">...</error></testcase>
 <testcase classname="tests.engine.test_a" name="test_not_here" time="0"><skipped message="no Slurm"/></testcase>
 </testsuite></testsuites>
