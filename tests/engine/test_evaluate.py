@@ -19,7 +19,7 @@ from stoker.launch import tools
 from stoker.rundir import artifacts, events, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 TEMPLATE = (
     "{% for m in messages %}{{ {'system': 'w90', 'user': 'w91', 'assistant': 'w92'}[m.role] }} {{ m.content }} w93 "

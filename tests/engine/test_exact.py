@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def reference(leaves: list) -> object:

@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.rundir import artifacts, events, files
 from stoker.terminal import model_card
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def stoker(*words: str) -> str:

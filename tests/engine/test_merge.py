@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 from stoker.rundir import artifacts, checkpoints, events, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 ROUNDING = 1e-5
 """What two orders of fp32 additions may differ by, relative to the largest logit."""
 _M_MMAP_THRESHOLD = -3

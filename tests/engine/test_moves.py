@@ -13,7 +13,7 @@ from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, events, files, prepared
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS = tiny_run.random_rows(9, seed=3, longest=32)
 AUTO = "gpus: 0"

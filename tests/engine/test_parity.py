@@ -24,7 +24,7 @@ from stoker.plan.parity_verdict import KINDS, LEAST_PROMPTS, Reference
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 FAULTS: dict[str, tuple[Callable[[Path, RunDir], None], str, str]] = {
     "wrong template": (parity_case.wrong_template, "STK641", "chat template"),

@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture

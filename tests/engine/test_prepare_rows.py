@@ -12,7 +12,7 @@ from prepare_case import CHATML, Case, make_tokenizer, write_jsonl
 from stoker import messages
 from stoker.errors import StokerError, StokerErrors
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 REFUSING = "{% if messages[0]['content'] == 'no' %}{{ raise_exception('not that') }}{% endif %}" + CHATML
 GOOD = {"prompt": "How many wagons?", "completion": "Seven."}

@@ -14,7 +14,7 @@ from stoker.engine.saving import Copied, SaveJob, Saver
 from stoker.rundir import checkpoints, events, filesystem
 from stoker.rundir.events import EventLog
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 FACTS: dict[str, Any] = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {}}
 

@@ -1,4 +1,5 @@
-"""The full path: scratch_tiny -> LoRA -> merge -> export -> a real vLLM -> an OpenAI client. One server for all tests.
+"""From what the README's tour exports (scratch_tiny, LoRA, merge, export) over a real vLLM to an OpenAI client. One
+server for all tests.
 
 What is served answers as `stoker chat` does, listens on loopback only, wants its token on every path, shows its secret
 nowhere, and leaves nothing when it is stopped.
@@ -24,8 +25,6 @@ from stoker.launch import tools
 from stoker.supervise import processes
 
 pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(tools.find(tools.VLLM) is None, reason="STOKER_TOOLS has no vLLM"),
 ]
@@ -73,18 +72,15 @@ def stoker(folder: Path, *words: str, stdin: str | None = None) -> subprocess.Co
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    for words in (("train", "scratch_tiny"), ("train", "sft_tiny"), ("merge", "sft_tiny"), ("export", "sft_tiny")):
-        stoker(folder, *words)
+def served(toured: Path) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     try:
-        done = stoker(folder, "serve", "sft_tiny", "--port", str(port), "--json")
-        yield Served(folder, port, json.loads(done.stdout), done.stderr)
+        done = stoker(toured, "serve", "sft_tiny", "--port", str(port), "--json")
+        yield Served(toured, port, json.loads(done.stdout), done.stderr)
     finally:
-        stoker(folder, "serve", "sft_tiny", "--stop")
+        stoker(toured, "serve", "sft_tiny", "--stop")
 
 
 def status(served: Served, method: str, path: str, token: str | None) -> int:

@@ -21,7 +21,7 @@ from stoker.rundir import checkpoints, events
 from stoker.rundir.layout import RunDir
 from stoker.store import push
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 RUN = """
 model: base
@@ -76,7 +76,6 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     assert checkpoints.committed(other.checkpoints) == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not store_servers.has_rclone(), reason="no rclone")
 def test_stoker_train_on_a_new_box_goes_on_from_s3_after_the_old_one_died(tmp_path: Path) -> None:
     """The user's commands, three of them; the store is a real S3-compatible server that checks keys."""

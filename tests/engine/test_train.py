@@ -15,7 +15,7 @@ from stoker.engine import callbacks, program
 from stoker.engine.trainer import ExactTrainer
 from stoker.rundir import checkpoints, events, files, filesystem, lock
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 SIGNATURES = {
     "get_train_dataloader": ["self"],

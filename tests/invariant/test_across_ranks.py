@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 TUNE = {
     "full": "{method: full}",

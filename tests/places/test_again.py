@@ -16,7 +16,6 @@ from stoker.places.package import Package
 from stoker.rundir import files
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(bool(boxes.available()), reason=boxes.available() or "-"),
 ]

@@ -16,7 +16,6 @@ from notebook_machine import Mount
 
 TOOLS = Path(os.environ.get("STOKER_TOOLS", Path.home() / ".stoker" / "tools"))
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs namespaces"),
 ]

@@ -1,6 +1,7 @@
 """Quantised artifacts of a tiny model that was really trained, through the user's door and the tools' own programs."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tour import run
 
 from stoker.artifacts import endpoint, llamacpp, quantized
 from stoker.artifacts.endpoint import EndpointError
@@ -19,16 +21,16 @@ from stoker.launch import tools
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 needs_llamacpp = pytest.mark.skipif(tools.find(tools.LLAMACPP) is None, reason="no llamacpp environment")
 needs_llmcompressor = pytest.mark.skipif(tools.find(tools.LLMCOMPRESSOR) is None, reason="no llmcompressor environment")
 
 
 @pytest.fixture(scope="module")
-def run_dir(tiny_runs: Path) -> RunDir:
-    """An adapter on a model with a tokenizer of its own, both trained and merged here."""
-    return RunDir(tiny_runs / "sft_tiny")
+def run_dir(toured: Path) -> RunDir:
+    """An adapter on a model with a tokenizer of its own, both trained, and merged."""
+    return RunDir(toured / "runs" / "sft_tiny")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +42,11 @@ Make = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def make(stoker: Callable[..., str], run_dir: RunDir) -> Make:
+def make(toured: Path, run_dir: RunDir) -> Make:
     def quantize_with(*words: str) -> dict[str, Any]:
-        made: dict[str, Any] = json.loads(stoker("quantize", run_dir.name, *words, "--json"))
+        done = run(f"stoker quantize {run_dir.name} {shlex.join(words)} --json", toured)
+        assert done.returncode == 0, done.stderr
+        made: dict[str, Any] = json.loads(done.stdout)
         assert made["bytes"] < made["source_bytes"]
         return made
 

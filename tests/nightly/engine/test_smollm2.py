@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tour import ROOT
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.filterwarnings("default")]
-
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_smollm2_learns_dictionary_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import kaggle_stand_in
 import notebook_case
 import pytest
 from kaggle_stand_in import Kaggle
+from tour import ROOT
 
 from stoker.config import load
 from stoker.errors import StokerError
@@ -23,7 +24,6 @@ from stoker.rundir import layout
 
 TOOLS = Path(os.environ.get("STOKER_TOOLS", Path.home() / ".stoker" / "tools"))
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.enable_socket,
     pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs namespaces"),
@@ -96,7 +96,7 @@ def test_a_chain_of_segments_gives_the_weights_of_an_uninterrupted_run(there: Ka
 
 def _say_the_page(laptop: Path) -> None:
     """Every command of the page about Kaggle; the run was trained by then."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kaggle.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "kaggle.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     said = {}
     for line in block.splitlines():

@@ -8,8 +8,6 @@ import two_hosts
 from two_hosts import SECOND
 
 pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(bool(boxes.available()), reason=boxes.available() or "-"),
 ]

@@ -9,7 +9,7 @@ import yaml
 from laptop import laptop
 from launched import HEAVY
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_setup_and_run_of_a_task_lead_to_our_own_training(tmp_path: Path) -> None:

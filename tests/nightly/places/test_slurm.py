@@ -22,7 +22,6 @@ from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(not slurm_cluster.is_possible(), reason="no Slurm, or not root, or no namespaces"),
 ]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from stoker.cli.main import app
 from stoker.hosts import autodl, known
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture

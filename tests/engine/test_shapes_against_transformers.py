@@ -8,7 +8,7 @@ import pytest
 from stoker.config.run import Shape
 from stoker.facts import shapes
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 _SMALL = {
     "hidden_size": 64,

@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from test_tour import run
+from tour import ROOT, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
-PAGE = Path(__file__).resolve().parents[2] / "docs/tutorial/first-run.md"
+PAGE = ROOT / "docs/tutorial/first-run.md"
 EXPECTED = {
     "several-devices": {"stoker watch moved --once": r"resume +EXACT"},
     "store": {

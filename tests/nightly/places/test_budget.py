@@ -16,8 +16,6 @@ from stoker.store.directory import DirectoryStore
 from stoker.store.shelf import Bandwidth, Patience, Patient
 
 pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
 ]
 

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import boxes
-import pytest
 from laptop import Laptop, laptop
+from tour import ROOT
 
-pytestmark = pytest.mark.engine
-GUIDE = Path(__file__).parents[2] / "docs/how-to/ssh-box.md"
+GUIDE = ROOT / "docs/how-to/ssh-box.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 SAYS = {
     "stoker watch tiny --once": r"8/8",
