@@ -37,7 +37,7 @@ def bundle(name: str, overrides: list[str], folder: str, *, as_json: bool) -> No
 
 
 def _prepare(run_dir: RunDir) -> None:
-    """Tokenised before the meter runs, where this machine can."""
+    """Tokenise before the meter runs, if this machine can."""
     try:
         programs.check_engine()
     except StokerError:

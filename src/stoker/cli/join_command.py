@@ -1,4 +1,4 @@
-"""`stoker join`: this machine takes part in a run that another one decides about."""
+"""`stoker join`: this machine takes part in a run whose head is another machine."""
 
 import sys
 
@@ -12,11 +12,11 @@ from stoker.rundir.layout import RunDir
 
 
 def join(name: str, overrides: list[str]) -> None:
-    """Make ready what a rank reads here, then do as the deciding machine says until the run is over."""
+    """Prepare the data here, then follow the head's orders until the run is over."""
     run_file = load.load(name, overrides)
     programs.check_engine()
     with run_file.located():
-        if env.read(env.MEETING):  # a folder that all share: the deciding machine sees to it
+        if env.read(env.MEETING):  # in a shared folder the head prepares the data
             run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
             assemble.awaited(run_dir)
         else:

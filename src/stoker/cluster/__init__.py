@@ -1,1 +1,1 @@
-"""Several nodes of one run: compared, assembled, told by the head what to do. Changes when nodes meet otherwise."""
+"""Several nodes of one run: assembled, compared, controlled by the head. Changes when nodes join differently."""

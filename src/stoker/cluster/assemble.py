@@ -1,4 +1,4 @@
-"""Before a run of several machines starts: they come together and are compared, or it is said what is in the way."""
+"""Before a run of several machines starts: the head waits for the others to join, then runs the preflight."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from stoker.rundir.nodes import Node, Nodes
 from stoker.supervise.wire import Head
 
 JOIN_SECONDS = 600.0
-"""For machines to come: one may have to prepare its data first."""
+"""For machines to join: one may have to prepare its data first."""
 PREPARE_SECONDS = 24 * 3600.0
 _LOOK_SECONDS = 0.2
 
@@ -23,7 +23,7 @@ Tell = Callable[..., None]
 
 
 def check(run: Run) -> None:
-    """A run that asks for several machines was started as one of them."""
+    """Refuse a run of several machines that was started on one alone."""
     if env.read(env.NODE):
         return
     if run.where.hosts:
@@ -33,17 +33,17 @@ def check(run: Run) -> None:
 
 
 def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECONDS) -> Nodes | None:
-    """The machines of a run that this one decides about; None for a run of one machine.
+    """The machines of a run that this one is the head of; None for a run of one machine.
 
     Args:
         run_dir: The run directory, with its data prepared.
-        run: Says how many machines a queue's job has, and whether to start with those that came.
-        tell: Says a sentence of the catalogue.
+        run: Says how many machines a queue's job has, and whether to start with those that joined.
+        tell: Shows a sentence of the catalogue.
         seconds: How long to wait for the others.
     """
     here = env.read(env.NODE)
     if not here:
-        run_dir.nodes_file.unlink(missing_ok=True)  # of an earlier time, with other machines
+        run_dir.nodes_file.unlink(missing_ok=True)  # of an earlier attempt, with other machines
         return None
     if env.read(env.MEETING):
         slurm_nodes.record_nodes(run_dir, run)
@@ -54,7 +54,7 @@ def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECOND
     with closing(_opened(record)) as head:
         joined = _waited(head, record, tell, seconds)
         if missing := [node for node in record.nodes if node.name not in joined]:
-            _miss(missing, record, head, seconds, tell, elastic=run.where.elastic)
+            _not_joined(missing, record, head, seconds, tell, elastic=run.where.elastic)
         record = record.only(joined)
         preflight.check(head, run_dir, record, tell)
     nodes.write(run_dir.nodes_file, record)
@@ -62,15 +62,15 @@ def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECOND
 
 
 def _opened(record: Nodes) -> Head:
-    """Where they come to."""
+    """The head's listening socket."""
     try:
         return Head(record.model_dump()).open()
     except OSError as error:
         raise StokerError("STK776", **_head(record), reason=error.strerror) from error
 
 
-def _miss(missing: list[Node], record: Nodes, head: Head, seconds: float, tell: Tell, *, elastic: bool) -> None:
-    """Some did not come: with another key, or not at all."""
+def _not_joined(missing: list[Node], record: Nodes, head: Head, seconds: float, tell: Tell, *, elastic: bool) -> None:
+    """A machine did not join: it has another key, or it did not connect at all."""
     for node in missing:
         if node.address in head.strangers():
             raise preflight.stranger(record, node.name)
@@ -81,7 +81,7 @@ def _miss(missing: list[Node], record: Nodes, head: Head, seconds: float, tell: 
 
 
 def _waited(head: Head, record: Nodes, tell: Tell, seconds: float) -> set[str]:
-    """Who is there: all, or those that came in time."""
+    """Names of those that joined in time."""
     wanted, told = {node.name for node in record.nodes}, False
     until = time.monotonic() + seconds
     while (here := head.joined() | {record.head.name}) != wanted and time.monotonic() < until:
@@ -97,7 +97,7 @@ def _head(record: Nodes) -> dict[str, Any]:
 
 
 def awaited(run_dir: RunDir, seconds: float = PREPARE_SECONDS) -> None:
-    """Until the deciding machine has prepared its data and said where to meet this time, in a folder that all share."""
+    """Wait until the head has prepared the data and written this job's record of nodes to the shared folder."""
     wanted, until = env.read(env.MEETING), time.monotonic() + seconds
     while (record := nodes.read(run_dir.nodes_file)) is None or record.meeting != wanted:
         if time.monotonic() > until:

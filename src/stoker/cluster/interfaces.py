@@ -1,7 +1,7 @@
-"""Network interfaces of machines, and by which of them several machines talk.
+"""Network interfaces of machines, and which of them several machines use to reach each other.
 
-One script answers for this machine and for one at the other end of a line: `ip` where there is one, else the kernel
-itself. IPv4 only. Knows nothing of whether a network lets anything through (`meeting.py` tries that).
+One script lists them on this machine and on others: by `ip` where it is installed, else from the kernel. IPv4 only.
+Does not test whether a network lets anything through (`preflight.py` does).
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ for _, name in socket.if_nameindex():
 print(json.dumps(found))
 """
 SCRIPT = f'ip -j -4 addr show up 2>/dev/null || "${{PYTHON:-python3}}" -c {shlex.quote(_KERNEL)}\n'
-"""For a POSIX shell; PYTHON names an interpreter where none is on the PATH."""
+"""For a POSIX shell; PYTHON is the interpreter where none is on the PATH."""
 _SECONDS = 20
 
 
@@ -52,11 +52,11 @@ class Interface:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine itself is behind it."""
+        """Whether it reaches this machine only."""
         return self.network.is_loopback
 
     def has(self, address: str) -> bool:
-        """Whether this address is its own; all of the loopback's network are."""
+        """Whether this address is its own; every address of the loopback's network is."""
         return address == self.address or (self.is_loopback and ipaddress.IPv4Address(address) in self.network)
 
 
@@ -74,7 +74,7 @@ def here() -> list[Interface]:
 
 
 def parse(text: str) -> list[Interface]:
-    """The answer to `SCRIPT`; empty where there is none."""
+    """Parse the output of `SCRIPT`; empty where there is none."""
     try:
         return [
             Interface(one["ifname"], address["local"], address["prefixlen"])
@@ -86,11 +86,11 @@ def parse(text: str) -> list[Interface]:
 
 
 def common(machines: Mapping[str, list[Interface]], wanted: str | None) -> dict[str, Interface]:
-    """An interface of every machine by which all of them talk.
+    """An interface of every machine by which all reach each other.
 
     Args:
-        machines: Interfaces by machine, the deciding machine first.
-        wanted: The interface that is asked for; it may reach the others through a router. Without, one in a network
+        machines: Interfaces by machine, the head first.
+        wanted: Name of the interface to use; it may reach the others through a router. Without it, one in a network
             that all share: a private one first, never the loopback of several machines.
     """
     if wanted is not None:
@@ -120,7 +120,7 @@ def _named(machine: str, found: list[Interface], wanted: str) -> list[Interface]
 
 
 def _is_own_loopback(machines: Mapping[str, list[Interface]]) -> bool:
-    """Whether all are one machine that asks for its loopback, to try things out."""
+    """Whether all are one machine and its loopback was asked for, as in a test."""
     return len(set(map(tuple, machines.values()))) == 1 and not any(map(_outward, machines.values()))
 
 
@@ -129,13 +129,13 @@ def _outward(found: list[Interface]) -> list[Interface]:
 
 
 def _networks(machines: Mapping[str, list[Interface]]) -> list[ipaddress.IPv4Network]:
-    """Those the first machine is in, private ones first."""
+    """Networks of the first machine, private ones first."""
     first = next(iter(machines.values()))
     return sorted((one.network for one in _outward(first)), key=lambda network: not network.is_private)
 
 
 def _in(network: ipaddress.IPv4Network, machines: Mapping[str, list[Interface]]) -> dict[str, Interface]:
-    """Who is in a network, each by an address of its own: every container of Docker is in one that others have too."""
+    """Members of a network, each with an address of its own: Docker gives containers of many machines the same one."""
     chosen: dict[str, Interface] = {}
     for name, found in machines.items():
         taken = {one.address for one in chosen.values()}

@@ -1,8 +1,8 @@
-"""A node of a run that another machine, the head, decides about: starts and ends ranks as it is told.
+"""The daemon on a node of a run that another machine, the head, controls: starts and ends ranks on its orders.
 
-It answers the head's questions, says every second how its ranks are, and how they ended. Without a line to the head
-nothing trains here: ranks are ended, and the head is looked for again. It restarts nothing by itself, and touches no
-process of another node, as several may share a machine and a folder.
+It answers the head's requests, reports every second on its ranks, and how they ended. Without a connection to the head
+nothing trains here: ranks are ended, and it reconnects. It restarts nothing by itself, and touches no process of
+another node, as several may share a machine and a folder.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from stoker.supervise.wire import Said, WireLine, WireRefused
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
 _PATIENCE_SECONDS = 1800.0
-"""How long the head is looked for."""
+"""How long it tries to reach the head."""
 _STACKS_SECONDS = 1.0
-"""For ranks to write down where they are, before they are ended."""
+"""For ranks to dump their stacks, before they are ended."""
 _TAIL_BYTES = 1 << 17
 """Of the logs of all ranks here, sent after a failure."""
 _END_SECONDS = 10.0
@@ -39,7 +39,7 @@ _CODES = {"done": EXIT_DONE, "stopped": EXIT_STOPPED, "failed": EXIT_USER}
 
 
 def serve(run_dir: Path) -> int:
-    """Do as the head says until the run is over; its exit code is the run's."""
+    """Follow the head's orders until the run is over; the run's exit code."""
     agent = Agent(RunDir(run_dir.resolve()), env.read(env.NODE))
     with _asked_to_end():
         try:
@@ -51,7 +51,7 @@ def serve(run_dir: Path) -> int:
 
 @contextlib.contextmanager
 def _asked_to_end() -> Iterator[None]:
-    """A signal ends it in order, once; one that whoever started it ignores stays so: a queue sends it to everybody."""
+    """End cleanly on the first signal; signals that the parent ignores stay ignored: a queue sends them to all."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
     numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
@@ -67,14 +67,14 @@ def _asked_to_end() -> Iterator[None]:
 
 @dataclass
 class Attempt:
-    """What trains here."""
+    """The ranks that train here."""
 
     number: int
     first_rank: int
     trainer: "subprocess.Popen[bytes]"
     meeting: str | None
     events_offset: int
-    """Where its first event stands."""
+    """Offset of its first event."""
     oom_kills: int
 
 
@@ -86,17 +86,17 @@ class Agent:
 
         Args:
             run_dir: The run directory here; other nodes may see the same one.
-            name: What the record of nodes calls this machine.
+            name: Of this machine in the record of nodes.
         """
         self.run_dir = run_dir
         self.name = name
         self.is_in = False
-        """Whether the head has let it in: until then what trains here may be another agent's."""
+        """Whether the head has accepted it: until then ranks here may be another agent's."""
         self._attempt: Attempt | None = None
         self._beats = 0
 
     def serve(self) -> int:
-        """Look for the head, obey it, and look for it again where the line is lost."""
+        """Connect to the head, follow its orders, and reconnect when the connection is lost."""
         until = time.monotonic() + _PATIENCE_SECONDS
         while True:
             record = self._record()
@@ -115,7 +115,7 @@ class Agent:
             time.sleep(_RETRY_SECONDS)
 
     def _record(self) -> Nodes:
-        """As it is now: a queue that starts the job again has the nodes meet anew."""
+        """The record as it is now: a requeued job writes a new one."""
         record = nodes.read(self.run_dir.nodes_file)
         if record is None:
             raise StokerError("STK774", folder=self.run_dir.path)
@@ -154,7 +154,7 @@ class Agent:
         elif "end" in order:
             self._end(line, int(order["end"]))
 
-    # ---- what is said
+    # ---- reports
 
     def _beat(self, line: WireLine) -> None:
         self._beats += 1
@@ -188,13 +188,13 @@ class Agent:
         return {"ended": attempt.number, "attempt": attempt.number, "asked": asked, **said}
 
     def _errors(self, attempt: Attempt) -> list[dict[str, Any]]:
-        """What ranks wrote down here since it began."""
+        """Errors of ranks since the attempt started."""
         found = [event for event, _ in events.follow(self.run_dir.events_file, attempt.events_offset)]
         wanted = [event for event in found if event["event"] == "error" and events.is_whole(event)]
         return [event["error"] for event in wanted if event["program"] == "train"]
 
     def _logs(self, attempt: Attempt) -> dict[str, str]:
-        """The end of the log of each rank here, in which it may have written where it was."""
+        """Tail of each rank's log, which may have its stack."""
         pulses = processes.read_pulses(attempt.meeting, self.run_dir.path)
         most = _TAIL_BYTES // max(1, len(pulses))
         found = {str(pulse["rank"]): processes.log_tail(self._log(attempt.number, pulse["rank"])) for pulse in pulses}
@@ -203,10 +203,10 @@ class Agent:
     def _log(self, attempt: int, rank: int) -> Path:
         return processes.log_file(self.run_dir.path, attempt, rank)
 
-    # ---- what is done
+    # ---- orders
 
     def _start(self, order: Said, record: Nodes) -> None:
-        """Start the ranks of this node by the head's own plan."""
+        """Start the ranks of this node with the head's plan."""
         if not _is_equal(self.run_dir.plan_file, order["plan"]):  # nodes may share the folder
             files.write_text(self.run_dir.plan_file, order["plan"])
         plan = files.read_json(self.run_dir.plan_file)
@@ -233,7 +233,7 @@ class Agent:
         self.end()
 
     def end(self) -> None:
-        """Nothing trains here from now on, also not what an earlier agent left behind."""
+        """End everything that trains here, including ranks that an earlier agent left."""
         attempt, self._attempt = self._attempt, None
         group, gone = (attempt.trainer.pid, attempt.trainer.poll() is not None) if attempt else (None, False)
         processes.end_group(group, self.run_dir.path, self.name, gone=gone)

@@ -1,7 +1,7 @@
-"""Before the first step of a run of several nodes: all of them are compared, and every way between them is tried.
+"""Preflight of a run of several nodes: compares all of them and tests the network between each two.
 
-The head asks (`check`), a node answers (`answer`), over lines that `head.py` keeps. What would make ranks wait for each
-other for ever, or compute different things, is named here in words: which node, what is there, what is on the head.
+The head sends requests (`check`), nodes answer them (`answer`), over connections of `supervise.wire`. Whatever would
+make ranks hang or compute different results is an error that names the node, its value and the head's.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Node, Nodes
 
 MAX_SKEW_SECONDS = 5.0
-"""Budgets, deadlines and events are told by each machine's own clock."""
+"""Budgets, deadlines and events use each machine's own clock."""
 _FACTS_SECONDS = 300.0
 _ANSWER_SECONDS = 20.0
 _REACH_SECONDS = 5.0
 _GREETING_SECONDS = 1.0
-"""For the token of a sender: who has none must not keep others waiting."""
+"""For the token of a sender: a stranger must not block others."""
 _PROBE_SECONDS = 0.5
 _PROBE_BYTES = 64 << 20
 _CHUNK = bytes(1 << 18)
 _LOOK_SECONDS = 0.2
 _CLOCK_QUESTIONS = 5
 _VERIFIED_BYTES = 2 << 30
-"""A prepared set up to this size is read whole."""
+"""A prepared set up to this size is verified."""
 _NUMERIC = tuple(name for name in machine.PACKAGES if name not in ("datasets", "tensorboard"))
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
-"""Of processors: what the kernels of torch choose by."""
+"""CPU features that select torch's kernels."""
 _EQUAL = {
     "stoker": "STK785",
     "architecture": "STK794",
@@ -61,56 +61,56 @@ _EQUAL = {
     "model": "STK788",
     "devices": "STK791",
 }
-"""What must be the same on all nodes, and what is said where it is not."""
-_SAID = {"python": "meeting.python", "instructions": "meeting.instructions", "driver": "meeting.driver"}
-"""What may differ, at most in the last bits of a result."""
+"""Facts that must be equal on all nodes, and the error where they are not."""
+_WARNED = {"python": "meeting.python", "instructions": "meeting.instructions", "driver": "meeting.driver"}
+"""Facts that may differ, with an effect on rounding at most."""
 
 Answer = dict[str, Any]
 Tell = Callable[..., None]
 T = TypeVar("T")
 
 
-class Asks(Protocol):
-    """What this file needs of a head."""
+class Requests(Protocol):
+    """Sends a request to a node: `supervise.wire.Head`."""
 
     def ask(self, name: str, question: Answer, seconds: float) -> Answer:
         """A node's answer; OSError where there is none."""
 
 
 @dataclass(frozen=True)
-class Link:
-    """One way from a node to another."""
+class NodeLink:
+    """The network from one node to another, measured."""
 
     source: str
     target: str
     bytes_per_second: float
     skew_seconds: float
-    """How much later it is by the target's clock."""
+    """How far the target's clock is ahead of the source's."""
 
 
 # ---- on the head
 
 
-def check(head: Asks, run_dir: RunDir, record: Nodes, tell: Tell) -> list[Link]:
-    """Compare the nodes that are present and try every way between them; each way is an event `link`.
+def check(head: Requests, run_dir: RunDir, record: Nodes, tell: Tell) -> list[NodeLink]:
+    """Compare the nodes that are present and measure the network between each two; each pair is an event `link`.
 
     Args:
-        head: Where all of them but the first are on the line.
+        head: Connected to all of them but the first.
         run_dir: The head's own, with its data prepared.
         record: The nodes.
-        tell: Says a sentence of the catalogue, where something is worth knowing and no mistake.
+        tell: Shows a sentence of the catalogue, for what is no error.
     """
     nodes = [node for node in record.nodes if node.name in record.present]
-    meeting = _Meeting(head, run_dir, nodes)
-    found = meeting.ask_all({"ask": "facts"}, _FACTS_SECONDS)
+    members = _Members(head, run_dir, nodes)
+    found = members.ask_all({"ask": "facts"}, _FACTS_SECONDS)
     first, *others = nodes
     for node in others:
         _compare(node.name, found[node.name], first.name, found[first.name], tell)
     _distinct(nodes, found)
-    skews = meeting.skews()
+    skews = members.skews()
     links = [
-        Link(source, target, speed, round(skews[target] - skews[source], 3))
-        for (source, target), speed in meeting.speeds().items()
+        NodeLink(source, target, speed, round(skews[target] - skews[source], 3))
+        for (source, target), speed in members.speeds().items()
     ]
     _note(run_dir, links)
     if links:
@@ -118,14 +118,14 @@ def check(head: Asks, run_dir: RunDir, record: Nodes, tell: Tell) -> list[Link]:
     return links
 
 
-class _Meeting:
-    """Questions to all nodes at once, the head among them."""
+class _Members:
+    """Sends requests to all nodes at once, the head included."""
 
-    def __init__(self, head: Asks, run_dir: RunDir, nodes: list[Node]) -> None:
+    def __init__(self, head: Requests, run_dir: RunDir, nodes: list[Node]) -> None:
         self._head, self._run_dir, self._nodes = head, run_dir, nodes
 
     def ask(self, name: str, question: Answer, seconds: float) -> Answer:
-        """The answer of one of them; an error of its own is named with it."""
+        """The answer of one node; an error is raised with the node's name."""
         if name == self._nodes[0].name:
             return answer({**question, "node": name}, self._run_dir)
         try:
@@ -143,7 +143,7 @@ class _Meeting:
         return dict(zip(names, _at_once(lambda name: self.ask(name, question, seconds), names), strict=True))
 
     def skews(self) -> dict[str, float]:
-        """How much later it is on each node than here."""
+        """How far the clock of each node is ahead of this one."""
         first, *others = (node.name for node in self._nodes)
         found = {first: 0.0, **{name: self._skew(name) for name in others}}
         for name, skew in found.items():
@@ -154,7 +154,7 @@ class _Meeting:
         return found
 
     def _skew(self, name: str) -> float:
-        """By the quickest of some answers: it was given in the middle between question and arrival, as NTP has it."""
+        """Clock offset by the quickest of several answers, taken as sent halfway through the round trip, as in NTP."""
         samples = []
         for _ in range(_CLOCK_QUESTIONS):
             asked, at = time.monotonic(), time.time()
@@ -164,7 +164,7 @@ class _Meeting:
         return min(samples)[1]
 
     def speeds(self) -> dict[tuple[str, str], float]:
-        """Bytes per second of every way."""
+        """Bytes per second between each two nodes."""
         token, rounds = secrets.token_hex(16), _rounds(self._nodes)
         lasts = _ANSWER_SECONDS + len(rounds) * (_REACH_SECONDS + _PROBE_SECONDS)
         question = {"ask": "listen", "token": token, "times": len(self._nodes) - 1, "lasts_seconds": lasts}
@@ -187,7 +187,7 @@ class _Meeting:
 
 
 def _rounds(nodes: list[Node]) -> list[list[tuple[Node, Node]]]:
-    """Every way once; in a round no node has two, as one would slow the other."""
+    """Every pair once; no node takes part twice in a round, as transfers would slow each other."""
     rounds, left = [], list(itertools.permutations(nodes, 2))
     while left:
         ways: list[tuple[Node, Node]] = []
@@ -205,19 +205,19 @@ def _compare(name: str, there: Answer, first: str, here: Answer, tell: Tell) -> 
         if there.get(what) == here[what] or (what == "model" and _is_to_fetch(there, here)):
             continue
         raise StokerError(code, **names, **_both(there.get(what), here[what]))
-    for what, key in _SAID.items():
+    for what, key in _WARNED.items():
         if there[what] != here[what]:
             tell(key, **names, **_both(there[what], here[what]))
 
 
 def _is_to_fetch(there: Answer, here: Answer) -> bool:
-    """A model of a hub that one of them has still to fetch."""
+    """Whether one of them still has to download the model from a hub."""
     missing, found = sorted((str(there["model"]), str(here["model"])))
     return not missing and found.startswith("hub ")
 
 
 def _both(there: Any, here: Any) -> dict[str, str]:
-    """What is there and here, of lists only what differs."""
+    """Both values; of mappings only the differing entries."""
     if isinstance(there, dict) and isinstance(here, dict):
         names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
         return {
@@ -228,7 +228,7 @@ def _both(there: Any, here: Any) -> dict[str, str]:
 
 
 def _distinct(nodes: list[Node], found: dict[str, Answer]) -> None:
-    """No machine is there by two names; on one's own loopback several may be tried out."""
+    """Refuse one machine under two names; on the loopback several nodes may share a machine."""
     for place, node in enumerate(nodes):
         for other in nodes[:place]:
             mine, theirs = found[node.name], found[other.name]
@@ -236,7 +236,7 @@ def _distinct(nodes: list[Node], found: dict[str, Answer]) -> None:
                 raise StokerError("STK793", node=node.name, other=other.name, addresses=", ".join(mine["addresses"]))
 
 
-def _note(run_dir: RunDir, links: list[Link]) -> None:
+def _note(run_dir: RunDir, links: list[NodeLink]) -> None:
     log = EventLog(run_dir.events_file)
     for link in links:
         figures = {"bytes_per_second": round(link.bytes_per_second), "skew_seconds": link.skew_seconds}
@@ -244,8 +244,8 @@ def _note(run_dir: RunDir, links: list[Link]) -> None:
     log.close()
 
 
-def _say_slowest(links: list[Link], run_dir: RunDir, tell: Tell) -> None:
-    """The figure that decides, and what it means for a step where a plan says how much is sent."""
+def _say_slowest(links: list[NodeLink], run_dir: RunDir, tell: Tell) -> None:
+    """Report the slowest link, and the time it adds to a step where there is a plan."""
     slowest = min(links, key=lambda link: link.bytes_per_second)
     names = {"source": slowest.source, "target": slowest.target, "speed": _speed(slowest.bytes_per_second)}
     seconds = exchange_seconds(links, run_dir)
@@ -255,10 +255,10 @@ def _say_slowest(links: list[Link], run_dir: RunDir, tell: Tell) -> None:
         tell("meeting.link.step", **names, seconds=f"{seconds:.2g}")
 
 
-def exchange_seconds(links: list[Link], run_dir: RunDir) -> float | None:
-    """What sending the gradients of a step takes at least; None without a plan.
+def exchange_seconds(links: list[NodeLink], run_dir: RunDir) -> float | None:
+    """Shortest time to exchange the gradients of a step; None without a plan.
 
-    Each node sends and receives its fp32 gradients twice but for its own share, as in a ring.
+    Each node sends and receives its fp32 gradients twice, without its own share, as in a ring all-reduce.
     """
     if not run_dir.plan_file.is_file():
         return None
@@ -276,7 +276,7 @@ def _speed(bytes_per_second: float) -> str:
 
 
 def own(record: Nodes, name: str) -> Interface:
-    """This machine's interface in the meeting; an error where it does not have the one it is said to have."""
+    """This machine's interface in the record of nodes; an error where it has no such interface."""
     node = next(node for node in record.nodes if node.name == name)
     found = interfaces.here()
     for one in found:
@@ -287,7 +287,7 @@ def own(record: Nodes, name: str) -> Interface:
 
 
 def unreachable(record: Nodes, name: str, error: OSError) -> StokerError:
-    """What a node says that gave up to reach the head."""
+    """The error of a node that cannot reach the head."""
     head = record.head
     return StokerError(
         "STK782", node=name, head=head.name, address=head.address, port=record.port, reason=_reason(error)
@@ -298,14 +298,14 @@ _REFUSED = {"twice": "meeting.refused.twice", "name": "meeting.refused.name"}
 
 
 def stranger(record: Nodes, name: str, why: str = "key") -> StokerError:
-    """What a node says that the head does not let in, or that met somebody else at the head's address."""
+    """The error of a node that the head refuses, or that reaches another program at the head's address."""
     reason = messages.text(_REFUSED.get(why, "meeting.refused.key"))
     head = record.head
     return StokerError("STK792", node=name, head=head.name, address=head.address, port=record.port, reason=reason)
 
 
 def answer(question: Answer, run_dir: RunDir) -> Answer:
-    """What the head asks of this node."""
+    """This node's answer to a request of the head."""
     match question["ask"]:
         case "facts":
             return facts(run_dir)
@@ -319,7 +319,7 @@ def answer(question: Answer, run_dir: RunDir) -> Answer:
 
 
 def facts(run_dir: RunDir) -> Answer:
-    """What this node has of all that must be the same on every node, and who it is."""
+    """Facts of this node that are compared, and its identity."""
     run = run_dir.run()
     found = machine.examine()
     trains = choices.machine(run, found).value
@@ -340,7 +340,7 @@ def facts(run_dir: RunDir) -> Answer:
 
 
 def _flat(value: Any, path: str = "") -> Iterable[tuple[str, str]]:
-    """Every word of a run file with its value."""
+    """Every key of a run file with its value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else key)
@@ -349,7 +349,7 @@ def _flat(value: Any, path: str = "") -> Iterable[tuple[str, str]]:
 
 
 def _data(run_dir: RunDir) -> str:
-    """The digest of the prepared set, which is whole; empty where there is none."""
+    """Digest of the prepared set, verified; empty where there is none."""
     report = prepared.read_report(run_dir.data)
     if report is None:
         return ""
@@ -359,7 +359,7 @@ def _data(run_dir: RunDir) -> str:
 
 
 def _model(run: Run, folder: Path) -> str:
-    """What the weights start from: a local model's content, a hub's commit; empty for a shape or what is not here."""
+    """Initial weights: digest of a local model, commit of a hub's; empty for a shape or a model that is not here."""
     if not isinstance(run.model, str):
         return ""
     path = Path(inputs.model_path(run.model, folder))
@@ -385,7 +385,7 @@ def _instructions() -> str:
 
 
 def _boot() -> str:
-    """Which kernel runs here since when; containers of one machine have it in common."""
+    """Id of this boot; containers of one machine share it."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return platform.node()
@@ -396,11 +396,11 @@ def _address(run_dir: RunDir, name: str) -> str:
     return own(record, name).address
 
 
-# ---- trying a way
+# ---- measuring a link
 
 
 def _listen(address: str, question: Answer) -> int:
-    """Listen on a port that nobody chose for as many senders as will come; the port."""
+    """Listen on a free port for the expected number of senders; the port."""
     listener = socket.create_server((address, 0))
     listener.settimeout(_LOOK_SECONDS)
     port = int(listener.getsockname()[1])
@@ -420,7 +420,7 @@ def _receive_all(listener: socket.socket, token: bytes, times: int, until: float
 
 
 def _receive(connection: socket.socket, token: bytes) -> bool:
-    """Take what comes for a moment and say how fast it came; whether it was a sender of this meeting."""
+    """Receive for a moment and report the rate; whether the sender had the token."""
     connection.settimeout(_GREETING_SECONDS)
     if not hmac.compare_digest(connection.recv(len(token)), token):
         return False
@@ -435,16 +435,16 @@ def _receive(connection: socket.socket, token: bytes) -> bool:
     connection.sendall(f"{count / max(took, 1e-6):.0f}\n".encode())
     with contextlib.suppress(OSError):
         while connection.recv_into(buffer):
-            pass  # until the sender has read it and goes: a close before would throw it away
+            pass  # until the sender has read it: closing before would discard it
     return True
 
 
 def _reach(address: str, question: Answer) -> Answer:
-    """Send to another node by this one's own address: the speed by which it arrived, or why it did not."""
+    """Send to another node from this one's own address: the rate at which it arrived, or why it failed."""
     target = (str(question["address"]), int(question["port"]))
     try:
         with socket.create_connection(target, _REACH_SECONDS, source_address=(address, 0)) as line:
-            # What is not sent yet at the end is thrown away.
+            # Unsent data is discarded at the end.
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             line.sendall(str(question["token"]).encode())
             return {"bytes_per_second": _pushed(line)}
@@ -463,11 +463,11 @@ def _pushed(line: socket.socket) -> float:
     raise TimeoutError("timed out")
 
 
-# ---- small things
+# ---- concurrency and errors
 
 
 def _at_once(work: Callable[[Any], T], each: list[Any]) -> list[T]:
-    """All at the same time; the first error in their order counts."""
+    """All in parallel; the first error by their order is raised."""
     with ThreadPoolExecutor(len(each)) as pool:
         return list(pool.map(work, each))
 

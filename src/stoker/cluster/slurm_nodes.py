@@ -1,4 +1,4 @@
-"""The nodes of a Slurm job of several: found on its first node, and written down for the others."""
+"""The nodes of a Slurm job: listed by its first node, which writes the record for the others."""
 
 import subprocess
 import sys
@@ -14,15 +14,15 @@ from stoker.rundir.nodes import Node
 from stoker.supervise import processes
 
 _ANSWER_SECONDS = 120.0
-"""For a command of Slurm's."""
+"""For a command of Slurm."""
 
 
 def record_nodes(run_dir: RunDir, run: Run) -> None:
-    """Write down where the nodes of this job meet: by which interface of each, and at which port of this one."""
+    """Write the record of this job's nodes: an interface of each, and a port of this one."""
     count = int(env.read(env.SLURM_JOB_NUM_NODES, "1"))
     if count != run.where.nodes:
         raise StokerError("STK746", asked=run.where.nodes, count=count)
-    names = sorted(_said("scontrol", "show", "hostnames").split(), key=lambda name: name != env.read(env.NODE))
+    names = sorted(_output("scontrol", "show", "hostnames").split(), key=lambda name: name != env.read(env.NODE))
     chosen = interfaces.common({name: _interfaces(name) for name in names}, run.where.interface)
     found = [Node(name=name, address=one.address, interface=one.name) for name, one in chosen.items()]
     port = processes.free_port(found[0].address)
@@ -30,13 +30,13 @@ def record_nodes(run_dir: RunDir, run: Run) -> None:
 
 
 def _interfaces(node: str) -> list[Interface]:
-    """Of a node of this job. One is asked at a time: srun mixes what several say in pieces of a kilobyte."""
+    """Interfaces of a node of this job. One node at a time: srun interleaves the output of several."""
     options = ["--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--export=ALL"]
-    return interfaces.parse(_said("srun", *options, "sh", "-c", interfaces.SCRIPT))
+    return interfaces.parse(_output("srun", *options, "sh", "-c", interfaces.SCRIPT))
 
 
-def _said(*command: str) -> str:
-    """What a command of Slurm's says in a job."""
+def _output(*command: str) -> str:
+    """Output of a command of Slurm."""
     try:
         done = subprocess.run(  # noqa: S603  # fixed words, and names Slurm gave
             command,

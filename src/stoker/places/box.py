@@ -137,20 +137,22 @@ class Box(Place):
     def put(self, package: Package) -> None:
         """Send missing files of the run and of Stoker, install it, and prepare the data where time is cheap."""
         sent = self._missing(package)
-        self._require_room(package)
+        _require_room(self.shell, self.base, package)
         with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
             made = wheel.build(Path(folder))
             digest = files.sha256(made)
             name = f"wheels/{digest[:16]}/{made.name}"
             self.shell.send({**sent, name: made}, self.base)
-        self._sweep(package)
+        _sweep(self.shell, self.host, package)
         self._set_up(name, digest)
         if self.is_cheap and not package.prepared:
             self._prepare(package)
 
     def _missing(self, package: Package) -> dict[str, Path]:
         """Files to send: all but prepared data that is there already. A running run and its data are not touched."""
-        if (pid := self._launching(package.name)) is not None or self._is_training(package.name):
+        if (pid := self._launching(package.name)) is not None or _is_training(
+            self.shell, self.host.python, self.run_folder(package.name)
+        ):
             raise StokerError("STK411", pid=pid or "-", name=package.name)
         said = self.shell.run(box_scripts.INSPECT.format(run=quote(self.run_folder(package.name))))
         words = [line.split() for line in said.splitlines()]
@@ -164,27 +166,6 @@ class Box(Place):
         if ["committed"] in words:
             raise StokerError("STK415", name=package.name)
         return package.files
-
-    def _sweep(self, package: Package) -> None:
-        """Delete inputs of an earlier launch that are not part of this run: folders are read whole."""
-        top = f"inputs/{package.name}"
-        names = [name.removeprefix(f"{top}/") for name in package.files if name.startswith(f"{top}/")]
-        program = box_scripts.SWEEP.format(names=json.dumps(names), top=top)
-        self.shell.run(f"cd {quote(self.base)}\n{quote(self.host.python)} - <<'END'\n{program}\nEND")
-
-    def _require_room(self, package: Package) -> None:
-        """Refuse a package that does not fit on the disk, files sent before taken into account."""
-        sent = f"inputs/{quote(package.name)} runs/{quote(package.name)}/data"
-        said = self.shell.run(
-            f"mkdir -p {quote(self.base)}; cd {quote(self.base)}\n"
-            f"df -Pk . | tail -n 1; du -sk {sent} 2>/dev/null || true"
-        )
-        disk, *folders = said.splitlines()
-        free = int(disk.split()[3]) * 1024
-        there = sum(int(line.split()[0]) for line in folders) * 1024
-        if package.total_bytes - there > free:
-            fields = {"needed": f"{package.total_bytes / 1e6:,.0f} MB", "free": f"{free / 1e6:,.0f} MB"}
-            raise StokerError("STK709", host=self.name, folder=self.base, **fields)
 
     def _set_up(self, wheel_name: str, digest: str) -> None:
         if not self.host.python:
@@ -294,22 +275,6 @@ class Box(Place):
         there = self._launch_state(run)
         return int(there[there.index("launching") + 1]) if "launching" in there else None
 
-    def _is_training(self, run: str) -> bool:
-        """Whether a supervisor or a trainer holds a lock there."""
-        folder = quote(self.run_folder(run))
-        ask = (
-            "import fcntl, sys\n"
-            "for name in sys.argv[1:]:\n"
-            "    try:\n"
-            "        fcntl.lockf(open(name, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
-            "    except FileNotFoundError:\n"
-            "        continue\n"
-            "    except OSError:\n"
-            "        print('held')\n"
-        )
-        words = f"{quote(self.host.python)} -c {quote(ask)} {folder}/supervisor.lock {folder}/train.lock"
-        return "held" in self.shell.run(words)
-
     def say(self, *words: str, seconds: float = 60) -> str:
         """What `stoker WORDS` prints there."""
         return self.shell.run(
@@ -366,3 +331,41 @@ class Box(Place):
 
     def _python(self, *words: str) -> list[str]:
         return [f"{self.base}/env/bin/python", "-X", "utf8", *words]
+
+
+def _require_room(shell: Shell, base: str, package: Package) -> None:
+    """Refuse a package that does not fit on the disk, files sent before taken into account."""
+    sent = f"inputs/{quote(package.name)} runs/{quote(package.name)}/data"
+    said = shell.run(
+        f"mkdir -p {quote(base)}; cd {quote(base)}\ndf -Pk . | tail -n 1; du -sk {sent} 2>/dev/null || true"
+    )
+    disk, *folders = said.splitlines()
+    free = int(disk.split()[3]) * 1024
+    there = sum(int(line.split()[0]) for line in folders) * 1024
+    if package.total_bytes - there > free:
+        fields = {"needed": f"{package.total_bytes / 1e6:,.0f} MB", "free": f"{free / 1e6:,.0f} MB"}
+        raise StokerError("STK709", host=shell.name, folder=base, **fields)
+
+
+def _sweep(shell: Shell, host: Host, package: Package) -> None:
+    """Delete inputs of an earlier launch that are not part of this run: folders are read whole."""
+    top = f"inputs/{package.name}"
+    names = [name.removeprefix(f"{top}/") for name in package.files if name.startswith(f"{top}/")]
+    program = box_scripts.SWEEP.format(names=json.dumps(names), top=top)
+    shell.run(f"cd {quote(host.base)}\n{quote(host.python)} - <<'END'\n{program}\nEND")
+
+
+def _is_training(shell: Shell, python: str, folder: str) -> bool:
+    """Whether a supervisor or a trainer holds a lock there."""
+    ask = (
+        "import fcntl, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n"
+        "        fcntl.lockf(open(name, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "    except FileNotFoundError:\n"
+        "        continue\n"
+        "    except OSError:\n"
+        "        print('held')\n"
+    )
+    words = f"{quote(python)} -c {quote(ask)} {quote(folder)}/supervisor.lock {quote(folder)}/train.lock"
+    return "held" in shell.run(words)

@@ -12,7 +12,7 @@ from stoker.hosts import known
 from stoker.hosts.shell import LocalShell, Ssh
 from stoker.places.box import Box
 from stoker.places.fleet import Fleet
-from stoker.places.kernels import Kernel
+from stoker.places.kaggle import KernelChain
 from stoker.places.place import Place
 from stoker.places.queue import Queue
 from stoker.places.sky import Task
@@ -20,7 +20,7 @@ from stoker.plugins import Plugin
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 
-_NAMED: dict[str, Callable[[Run | None], Place]] = {Kernel.name: Kernel, Task.name: Task}
+_NAMED: dict[str, Callable[[Run | None], Place]] = {KernelChain.name: KernelChain, Task.name: Task}
 """Places that `--on` names directly: `place_names.NAMED_BY_ON`."""
 
 

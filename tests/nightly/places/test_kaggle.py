@@ -18,8 +18,8 @@ from tour import ROOT
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.places import package
+from stoker.places.kaggle import KernelChain
 from stoker.places.kaggle_chain import ChainLink, slug
-from stoker.places.kernels import Kernel
 from stoker.rundir import layout
 
 TOOLS = Path(os.environ.get("STOKER_TOOLS", Path.home() / ".stoker" / "tools"))
@@ -45,10 +45,10 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _sent(*overrides: str, name: str = "tiny.yaml") -> tuple[Kernel, package.Package]:
+def _sent(*overrides: str, name: str = "tiny.yaml") -> tuple[KernelChain, package.Package]:
     run_file = load.load(name, list(overrides))
     layout.create(run_file, list(overrides))
-    kernel = Kernel(run_file.run, look_seconds=3)
+    kernel = KernelChain(run_file.run, look_seconds=3)
     return kernel, package.make(name, run_file, list(overrides))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.cluster import preflight
 from stoker.cluster.interfaces import Interface
-from stoker.cluster.preflight import Answer, Link
+from stoker.cluster.preflight import Answer, NodeLink
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.rundir import events, files, layout, nodes
@@ -148,7 +148,7 @@ def test_a_slow_answer_is_no_skew(run_dir: RunDir, record: Nodes, monkeypatch: p
             passed[0] += wait * 0.4
             return said
 
-    asked = preflight._Meeting(Slow(), run_dir, list(record.nodes[:2]))
+    asked = preflight._Members(Slow(), run_dir, list(record.nodes[:2]))
     assert asked._skew("box") == pytest.approx(7 + 0.5 * 0.1)
 
 
@@ -290,7 +290,7 @@ def test_every_way_is_tried_once_and_no_node_has_two_at_a_time() -> None:
 
 def test_what_a_link_means_for_a_step_follows_from_the_plan(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """One million trained weights, two nodes: each sends 4 MB; the slower way decides."""
-    links = [Link("a", "b", 2e6, 0.0), Link("b", "a", 1e6, 0.0)]
+    links = [NodeLink("a", "b", 2e6, 0.0), NodeLink("b", "a", 1e6, 0.0)]
     assert preflight.exchange_seconds(links, run_dir) is None
     files.write_json(run_dir.plan_file, {"any": "plan"})
     plan = type("P", (), {"model": type("M", (), {"trainable_parameters": 1_000_000})})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.cli import sky_command as command
+from stoker.cli import remote
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts import cards
@@ -47,7 +47,7 @@ def emit(folder: Path, *overrides: str, text: str = RUN) -> tuple[dict[str, Any]
     """The task, and the file's text."""
     path = folder / "files" / "run.yaml"
     path.write_text(text, encoding="utf-8")
-    command.emit(load.load(str(path), list(overrides)), str(path), list(overrides))
+    remote.train(load.load(str(path), list(overrides)), str(path), list(overrides), "sky", detach=True, yes=True)
     written = (folder / "runs" / "My_run.1" / "sky.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(written), written
 

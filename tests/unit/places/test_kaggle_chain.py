@@ -15,10 +15,10 @@ import pytest
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.places import kernels, segment
+from stoker.places import kaggle, segment
+from stoker.places.kaggle import KernelChain
 from stoker.places.kaggle_chain import Chain, ChainLink
 from stoker.places.kaggle_cli import KaggleCommand
-from stoker.places.kernels import Kernel
 from stoker.places.package import Package
 from stoker.places.segment import SegmentReport
 from stoker.rundir import checkpoints, layout, pulled
@@ -41,7 +41,7 @@ class Scripted(KaggleCommand):
         self.call = answer  # type: ignore[method-assign]
 
 
-class Told(Kernel):
+class Told(KernelChain):
     """A Kaggle whose answers are written down beforehand."""
 
     def __init__(
@@ -225,8 +225,8 @@ def test_what_is_brought_home_is_downloaded_again_where_it_came_badly(tmp_path: 
 
 def test_the_clock_of_a_segment_starts_with_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script as it is pushed, with a bundle that takes its time."""
-    monkeypatch.setattr(kernels, "_INPUT", str(tmp_path / "input"))
-    monkeypatch.setattr(kernels, "_WORKING", str(tmp_path))
+    monkeypatch.setattr(kaggle, "_INPUT", str(tmp_path / "input"))
+    monkeypatch.setattr(kaggle, "_WORKING", str(tmp_path))
     bundle = tmp_path / "input" / "stoker-tiny"
     bundle.mkdir(parents=True)
     program = f"import sys, time; time.sleep(1); open({str(tmp_path / 'asked')!r}, 'w').write(sys.argv[2])\n"

@@ -69,7 +69,7 @@ else:
 """
 
 
-class Kernel(Place):
+class KernelChain(Place):
     """Kaggle as a place."""
 
     name = "kaggle"
