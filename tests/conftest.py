@@ -46,7 +46,7 @@ def _settings_of_this_file_only() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def toured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toured(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A folder with what the README's tour leaves: `scratch_tiny` and its adapter `sft_tiny`, merged and exported."""
-    made = shared.once(tmp_path_factory, "tour", tour.walk)
+    made = shared.once(tmp_path_factory, worker_id, "tour", tour.walk)
     return Path(shutil.copytree(made, tmp_path_factory.mktemp("toured") / "here"))

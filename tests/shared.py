@@ -17,11 +17,11 @@ seconds = 0.0
 """Spent in `once` by this process: the first test that asks is not to blame for it."""
 
 
-def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` filled, once for all workers. Read it; who changes it takes a copy."""
+def once(factory: pytest.TempPathFactory, worker: str, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` filled, once for all workers (`worker`: xdist's `worker_id`); to change it, take a copy."""
     global seconds
     began = time.monotonic()
-    root = _root(factory)
+    root = _root(factory, worker)
     folder, whole = root / name, root / f"{name}.whole"
     with _locked(root / f"{name}.lock"):
         if not whole.exists():
@@ -33,13 +33,13 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None
     return folder
 
 
-def _root(factory: pytest.TempPathFactory) -> Path:
+def _root(factory: pytest.TempPathFactory, worker: str) -> Path:
     if _SETTING in os.environ:
         kept = Path(os.environ[_SETTING])
         kept.mkdir(parents=True, exist_ok=True)
         return kept
     own = factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # a worker's folder is inside the session's
+    return own if worker == "master" else own.parent  # a worker's folder is inside the session's
 
 
 @contextmanager

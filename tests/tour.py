@@ -27,7 +27,7 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
     settings = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "STOKER_LANG": "en", **environment}
     settings.pop("STOKER_RUNS", None)  # a user's runs are where the commands are given
     argv = [sys.executable, "-m", "stoker", *words[1:]]
-    return subprocess.run(argv, cwd=folder, env=settings, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(argv, cwd=folder, env=settings, capture_output=True, text=True, timeout=1800, check=False)
 
 
 def walk(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny_run
+from tour import ROOT
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),
@@ -56,7 +57,7 @@ def summed(folder: Path, ranks: int, leaves: int, times: int = 4) -> float:
 def test_the_kernel_counts_what_the_formula_says(
     tmp_path: Path, ranks: int, leaves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import exactness
 
     expected = exactness.exact_bytes([ELEMENTS], leaves, ranks)
@@ -64,7 +65,7 @@ def test_the_kernel_counts_what_the_formula_says(
 
 
 def test_even_shares_send_no_more_than_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import exactness
 
     for ranks in (2, 4, 8):

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import tiny_run
 import torch
+from tour import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import reshard  # benchmarks/ is no package
 

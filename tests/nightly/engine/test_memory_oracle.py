@@ -2,11 +2,11 @@
 
 import statistics
 import sys
-from pathlib import Path
 
 import pytest
+from tour import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import memory_oracle  # benchmarks/ is no package
 
