@@ -153,7 +153,7 @@ EXITS = {
     errors.EXIT_DONE: "Done.",
     errors.EXIT_USER: "Something the user can fix; the error and a hint were printed.",
     errors.EXIT_SURPRISE: "Something unexpected; the traceback was printed.",
-    errors.EXIT_STOPPED: "Stopped with a committed checkpoint; the same command goes on.",
+    errors.EXIT_STOPPED: "Stopped with a committed checkpoint; run the same command to resume.",
 }
 
 

@@ -22,7 +22,7 @@ class Variable:
 
 LANG = Variable(
     "STOKER_LANG",
-    "Language of messages: `en` or `zh`. Without it the locale decides.",
+    "Language of messages: `en` or `zh`. Default: from the locale.",
     "消息语言：`en` 或 `zh`。未设置时由系统区域决定。",
 )
 RUNS = Variable(
@@ -32,18 +32,17 @@ RUNS = Variable(
 )
 HOME = Variable(
     "STOKER_HOME",
-    "Folder for what Stoker keeps about you on this machine: hosts, their pinned keys, its own ssh key. "
-    "Default: `~/.stoker`.",
-    "Stoker 在本机保存个人信息的文件夹：主机、已固定的主机密钥、自己的 ssh 密钥。默认：`~/.stoker`。",
+    "Stoker's per-user folder on this machine: hosts, their pinned keys, its own ssh key. Default: `~/.stoker`.",
+    "Stoker 在本机保存个人信息的文件夹：主机、已登记的主机密钥、自己的 ssh 密钥。默认：`~/.stoker`。",
 )
 HF_ENDPOINT = Variable(
     "HF_ENDPOINT",
-    "Address of the model hub or a mirror of it; read when a model's shape is looked up.",
+    "Address of the model hub or a mirror of it; used to look up a model's shape.",
     "模型中心或其镜像的地址；查询模型结构时读取。",
 )
 HF_HOME = Variable(
     "HF_HOME",
-    "Hugging Face's cache folder; a model's shape is read from it before the network is asked.",
+    "Hugging Face's cache folder; a model's shape is read from it before the network is used.",
     "Hugging Face 缓存文件夹；查询模型结构时先读缓存，再访问网络。",
 )
 HF_HUB_OFFLINE = Variable(
@@ -53,12 +52,12 @@ HF_HUB_OFFLINE = Variable(
 )
 CUDA_VISIBLE_DEVICES = Variable(
     "CUDA_VISIBLE_DEVICES",
-    "The GPUs a run may use; respected when the machine is examined.",
+    "The GPUs a run may use; respected when the machine is inspected.",
     "本次运行可用的 GPU；检查机器时会遵守。",
 )
 CUDA_DEVICE_ORDER = Variable(
     "CUDA_DEVICE_ORDER",
-    "Set by Stoker for a server, so that GPU numbers mean what the driver says.",
+    "Set by Stoker for a server, so that GPU numbers match the driver's.",
     "由 Stoker 为服务进程设置，使 GPU 编号与驱动一致。",
 )
 OMP_NUM_THREADS = Variable(
@@ -73,26 +72,26 @@ ONEDNN_MAX_CPU_ISA = Variable(
 )
 TENSORBOARD_LOGGING_DIR = Variable(
     "TENSORBOARD_LOGGING_DIR",
-    "Set by Stoker for the trainer, so that TensorBoard files land in the run directory.",
+    "Set by Stoker for the trainer, so that TensorBoard files are in the run directory.",
     "由 Stoker 为训练进程设置，使 TensorBoard 文件写入运行目录。",
 )
 
 TOOLS = Variable(
     "STOKER_TOOLS",
-    "Folder with the environments of tools that must not share ours (`vllm`, `llamacpp`, `llmcompressor`, `kaggle`). "
+    "Folder with the environments of tools that need their own (`vllm`, `llamacpp`, `llmcompressor`, `kaggle`). "
     "Default: `~/.stoker/tools`.",
     "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`、`kaggle`）的文件夹。默认：`~/.stoker/tools`。",
 )
 
 API_TOKEN = Variable(
     "STOKER_API_TOKEN",
-    "The token that `stoker serve` asks clients for. Without it one is drawn and kept in the run directory "
+    "The token that `stoker serve` asks clients for. Default: a random one, kept in the run directory "
     "(`serve.token`, readable by its owner only).",
     "`stoker serve` 要求客户端出示的令牌。未设置时随机生成，并保存在运行目录中（`serve.token`，仅本人可读）。",
 )
 VLLM_API_KEY = Variable(
     "VLLM_API_KEY",
-    "Set by Stoker for the server: the token, so that it stands in no command line.",
+    "Set by Stoker for the server: the token, so that it is in no command line.",
     "由 Stoker 为服务进程设置：令牌经此传递，不出现在命令行里。",
 )
 VLLM_NO_USAGE_STATS = Variable(
@@ -102,12 +101,12 @@ VLLM_NO_USAGE_STATS = Variable(
 )
 VLLM_HOST_IP = Variable(
     "VLLM_HOST_IP",
-    "Set by Stoker for the server: its own processes meet on the loopback address.",
+    "Set by Stoker for the server: its own processes connect over the loopback address.",
     "由 Stoker 为服务进程设置：其内部进程只在回环地址上通信。",
 )
 GLOO_SOCKET_IFNAME = Variable(
     "GLOO_SOCKET_IFNAME",
-    "Set by Stoker for processes of one machine that work together: they meet on the loopback interface.",
+    "Set by Stoker for processes of one machine that work together: they connect over the loopback interface.",
     "由 Stoker 为同一台机器上协作的进程设置：只使用回环网络接口。",
 )
 NCCL_SOCKET_IFNAME = Variable(
@@ -117,18 +116,18 @@ NCCL_SOCKET_IFNAME = Variable(
 )
 PYTHONPATH = Variable(
     "PYTHONPATH",
-    "Set by Stoker for the server: where the check of the token is found.",
+    "Set by Stoker for the server: the folder of the token check.",
     "由 Stoker 为服务进程设置：用于找到检查令牌的模块。",
 )
 
 RENDEZVOUS = Variable(
     "STOKER_RENDEZVOUS",
-    "Set by Stoker: the folder in which the processes of one training meet.",
+    "Set by Stoker: the rendezvous folder of the processes of one training.",
     "由 Stoker 设置：同一次训练的各进程会合所用的文件夹。",
 )
 STORE = Variable(
     "STOKER_STORE",
-    "Set by Stoker: address and port at which the processes of several machines meet.",
+    "Set by Stoker: rendezvous address and port of the processes of several machines.",
     "由 Stoker 设置：多台机器上的训练进程会合的地址与端口。",
 )
 FIRST_RANK = Variable(
@@ -173,67 +172,67 @@ LOCAL_RANK = Variable(
 )
 RESTART_COUNT = Variable(
     "TORCHELASTIC_RESTART_COUNT",
-    "Set by torchrun: how often it has started the processes again.",
+    "Set by torchrun: how often it has restarted the processes.",
     "由 torchrun 设置：进程被重新启动的次数。",
 )
 
 AWS_ENDPOINT_URL = Variable(
     "AWS_ENDPOINT_URL",
-    "Address of an S3-compatible service, for a store `s3://...`. Without it: Amazon's own.",
+    "Address of an S3-compatible service, for a store `s3://...`. Default: Amazon's own.",
     "S3 兼容服务的地址，用于 `s3://...` 存储。未设置时使用亚马逊自己的服务。",
 )
 AWS_ACCESS_KEY_ID = Variable(
     "AWS_ACCESS_KEY_ID",
-    "Who we are to an S3-compatible store. Never written anywhere.",
+    "Access key of an S3-compatible store. Never written anywhere.",
     "访问 S3 兼容存储的密钥编号。不会被写到任何地方。",
 )
 AWS_SECRET_ACCESS_KEY = Variable(
     "AWS_SECRET_ACCESS_KEY",
-    "The secret to it. Never written anywhere.",
+    "Its secret key. Never written anywhere.",
     "对应的密钥。不会被写到任何地方。",
 )
 AWS_SESSION_TOKEN = Variable(
     "AWS_SESSION_TOKEN",
-    "The token of a key that is valid for some hours only. Never written anywhere.",
+    "The token of a temporary access key. Never written anywhere.",
     "临时密钥的令牌，只在数小时内有效。不会被写到任何地方。",
 )
 SSH_CONFIG = Variable(
     "STOKER_SSH_CONFIG",
-    "An ssh configuration file to use for a store `ssh://...` in place of `~/.ssh/config`.",
+    "An ssh configuration file to use for a store `ssh://...` instead of `~/.ssh/config`.",
     "用于 `ssh://...` 存储的 ssh 配置文件，代替 `~/.ssh/config`。",
 )
 HF_TOKEN = Variable(
     "HF_TOKEN",
-    "Who we are to the Hugging Face hub, for a store `hf://...` and for gated models. Never written anywhere.",
+    "Hugging Face access token, for a store `hf://...` and for gated models. Never written anywhere.",
     "访问 Hugging Face 的令牌，用于 `hf://...` 存储和需要授权的模型。不会被写到任何地方。",
 )
 
 DEADLINE = Variable(
     "STOKER_DEADLINE",
-    "When this machine is taken away, such as `2026-11-15T20:00:00+00:00`. Training commits and stops before.",
+    "When this machine is reclaimed, such as `2026-11-15T20:00:00+00:00`. Training commits and stops before.",
     "本机被收回的时间，例如 `2026-11-15T20:00:00+00:00`。训练会在此之前提交检查点并停止。",
 )
 SLURM_JOB_END_TIME = Variable(
     "SLURM_JOB_END_TIME",
-    "Set by Slurm: when the job's time is up. Training commits and stops before.",
+    "Set by Slurm: when the job ends. Training commits and stops before.",
     "由 Slurm 设置：作业的结束时间。训练会在此之前提交检查点并停止。",
 )
 METADATA = Variable(
     "STOKER_METADATA",
-    "Where a cloud is asked for spot notices, as `host` or `host:port`. Default: `169.254.169.254`, where AWS, Google "
-    "Cloud and Azure answer. `off` asks nobody.",
+    "Where spot notices are polled, as `host` or `host:port`. "
+    "Default: `169.254.169.254`, where AWS, Google Cloud and Azure respond. `off` disables it.",
     "查询云平台抢占通知的地址，写作 `host` 或 `host:port`。默认：`169.254.169.254`，"
     "AWS、Google Cloud 与 Azure 都在此应答。设为 `off` 则不查询。",
 )
 
 LAUNCHED = Variable(
     "STOKER_LAUNCHED",
-    "Set by Stoker on a rented machine: when the launch began. What it took until training counts as spent.",
+    "Set by Stoker on a rented machine: when the launch began. The time until training counts as spent.",
     "由 Stoker 在租用的机器上设置：启动开始的时间。训练开始之前所用的时间也计入预算。",
 )
 WEBHOOK = Variable(
     "STOKER_WEBHOOK",
-    "An address that is told how a run ended and what becomes of the machine: JSON by POST. Never written anywhere.",
+    "A URL that is notified how a run ended and what happens to the machine: JSON by POST. Never written anywhere.",
     "接收通知的地址：运行如何结束、机器如何处理，以 POST 发送 JSON。不会被写到任何地方。",
 )
 AUTODL_TOKEN = Variable(
@@ -244,23 +243,24 @@ AUTODL_TOKEN = Variable(
 )
 NOTIFY_COMMAND = Variable(
     "STOKER_NOTIFY_COMMAND",
-    "A command that gets the same news on its standard input, such as `mail -s stoker me@example.org`. No shell.",
+    "A command that gets the same notification on its standard input, such as `mail -s stoker "
+    "me@example.org`. No shell.",
     "从标准输入接收同样消息的命令，例如 `mail -s stoker me@example.org`。不经过 shell。",
 )
 
 NETWORK = Variable(
     "STOKER_NETWORK",
-    "Set by Stoker on another machine: which mirrors it uses there and why, for the plan.",
+    "Set by Stoker on another machine: which mirrors are used there and why, for the plan.",
     "由 Stoker 在其他机器上设置：那里使用哪些镜像以及原因，写入计划。",
 )
 PIP_INDEX_URL = Variable(
     "PIP_INDEX_URL",
-    "The index pip loads packages from; kept where it is set, else set on another machine to one that answers.",
+    "The index pip loads packages from; kept if set, else set on another machine to one that responds.",
     "pip 下载软件包的索引地址；已设置时保持不变，否则由 Stoker 在其他机器上设为能连通的一个。",
 )
 NO_PROXY = Variable(
     "no_proxy",
-    "Set by Stoker on another machine beside the platform's proxy: what is loaded without it.",
+    "Set by Stoker on another machine along with the platform's proxy: addresses that bypass it.",
     "由 Stoker 在其他机器上与平台代理一同设置：哪些地址不经过代理。",
 )
 

@@ -34,7 +34,7 @@ def test_push_says_what_stands_in_the_store(run_dir: RunDir, capsys: pytest.Capt
     push_command.push("tiny", as_json=True)
     assert json.loads(capsys.readouterr().out)["step"] == 10
     push_command.push("tiny", as_json=False)
-    assert "step 10 stands verified" in capsys.readouterr().err
+    assert "step 10 is verified" in capsys.readouterr().err
 
 
 def test_a_push_that_cannot_copy_for_now_ends_with_75(
@@ -125,7 +125,7 @@ def test_verify_names_what_is_damaged_here_and_there(
 ) -> None:
     push_command.push("tiny", as_json=False)
     verify_command.verify("tiny", None, as_json=False)
-    assert capsys.readouterr().out.count("whole") == 3
+    assert capsys.readouterr().out.count("intact") == 3
     (there,) = (tmp_path / "store").glob("tiny/checkpoints/*/config.json")
     there.unlink()
     (run_dir.checkpoints / "step-00000010" / "model.safetensors").write_bytes(b"x")

@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[Callable[[Path, RunDir], None], str, str]] = {
     "missing EOS": (parity_case.missing_eos, "STK642", "'<|im_end|>'"),
     "wrong dtype merge": (parity_case.merged_in_bf16, "STK646", "lower precision"),
     "swapped tensor": (parity_case.swapped_tensor, "STK646", "it contains the weights of model.layers.1.mlp.up_proj"),
-    "stale tokenizer": (parity_case.stale_tokenizer, "STK643", "is tokenized differently"),
+    "stale tokenizer": (parity_case.stale_tokenizer, "STK643", "is tokenised differently"),
     "truncated shard": (parity_case.truncated_shard, "STK644", "bytes"),
     "wrong adapter scale": (parity_case.wrong_scale, "STK646", "is 2 times what it should be"),
     "wrong base": (parity_case.wrong_base, "STK646", "another base model"),

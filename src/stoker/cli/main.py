@@ -133,7 +133,7 @@ def prepare(
     show: Annotated[int, typer.Option(metavar="N", help="Print N rows with trained tokens highlighted.")] = 0,
     json: Json = False,
 ) -> None:
-    """Tokenize, mask and pack the data, and report what was found."""
+    """Tokenise, mask and pack the data, and report what was found."""
     from stoker.cli import prepare_command as body
 
     body.prepare(run, set_ or [], show, as_json=json)
@@ -235,7 +235,7 @@ def quantize(
     fp8: Annotated[bool, typer.Option("--fp8", help="8-bit floats for vLLM.")] = False,
     json: Json = False,
 ) -> None:
-    """Quantize the trained model, and measure the loss in quality."""
+    """Quantise the trained model, and measure the loss in quality."""
     from stoker.cli import quantize_command as body
 
     body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)

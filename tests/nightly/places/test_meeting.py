@@ -310,7 +310,7 @@ def test_ports_that_are_closed_in_one_direction_are_named(two: Two) -> None:
         met = two.meet()
     finally:
         two.lan.open(two.node)
-    named(met, "STK784", "closed: head -> box (timed out)")
+    named(met, "STK784", "directions: head -> box (timed out)")
     assert met.error is not None
     assert "box -> head" not in met.error[1]
 
@@ -323,7 +323,7 @@ def test_other_ports_of_the_head_that_are_closed_are_named(two: Two) -> None:
         met = two.meet()
     finally:
         two.lan.open(two.head)
-    named(met, "STK784", "closed: box -> head (connection refused)")
+    named(met, "STK784", "directions: box -> head (connection refused)")
 
 
 def test_a_closed_port_of_the_head_is_named_by_both(two: Two) -> None:

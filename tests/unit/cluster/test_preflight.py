@@ -162,7 +162,9 @@ def test_a_way_that_is_closed_in_one_direction_is_named(run_dir: RunDir, record:
                 said["port"] = nobody.getsockname()[1]
 
     head.change = change
-    with pytest.raises(StokerError, match=r"closed: head -> box \(.*refused\), third -> box \(.*refused\)") as caught:
+    with pytest.raises(
+        StokerError, match=r"directions: head -> box \(.*refused\), third -> box \(.*refused\)"
+    ) as caught:
         preflight.check(head, run_dir, record, Told())
     assert caught.value.code == "STK784"
 
