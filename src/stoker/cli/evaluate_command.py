@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.artifacts import harness
-from stoker.cli import merge_command
+from stoker.cli import artifact_commands
 from stoker.errors import StokerError
 from stoker.launch import programs
 from stoker.plan.plan import Plan
@@ -23,7 +23,7 @@ _SAMPLE = ("prompt", "wanted", "before", "after")
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What to measure beside the loss."""
 
     artifact: str | None
@@ -32,7 +32,7 @@ class Asked:
     harness: str | None
 
 
-def evaluate(name: str, asked: Asked, *, as_json: bool) -> None:
+def evaluate(name: str, asked: EvaluationRequest, *, as_json: bool) -> None:
     """Evaluate a run's model and print what was found."""
     run_dir = layout.find(name)
     check_artifact(run_dir, asked.artifact)
@@ -58,13 +58,13 @@ def check_artifact(run_dir: RunDir, artifact: str | None) -> None:
         raise StokerError("STK510", artifact=artifact, choices=", ".join(LOADABLE))
 
 
-def _own_work(run_dir: RunDir, asked: Asked) -> bool:
+def _own_work(run_dir: RunDir, asked: EvaluationRequest) -> bool:
     """Whether there is anything to measure but the harness' tasks."""
     report = prepared.read_report(run_dir.data)
     return bool(asked.tasks or asked.samples or (report and report.eval))
 
 
-def _measure(run_dir: RunDir, asked: Asked) -> dict[str, Any]:
+def _measure(run_dir: RunDir, asked: EvaluationRequest) -> dict[str, Any]:
     """Run the eval program and gather what it says."""
     found: dict[str, Any] = {}
     with console.status() as status:
@@ -87,8 +87,8 @@ def _measure(run_dir: RunDir, asked: Asked) -> dict[str, Any]:
 def _harness(run_dir: RunDir, artifact: str | None, task_names: str) -> dict[str, Any]:
     """The harness loads whole models only: an adapter is merged first."""
     folder = artifacts.folder(run_dir, artifact) if artifact else run_dir.final
-    if merge_command.has_adapter(run_dir) and artifact in (None, "final"):
-        folder = merge_command.current(run_dir) or merge_command.make(run_dir)
+    if artifact_commands.has_adapter(run_dir) and artifact in (None, "final"):
+        folder = artifact_commands.merged(run_dir) or artifact_commands.make_merged(run_dir)
     plan = files.read_record(run_dir.plan_file, Plan)
     chat = run_dir.run().train.objective != "pretrain" and (folder / "chat_template.jinja").is_file()
     console.talk("eval.harness", folder=folder)

@@ -1,6 +1,6 @@
-"""The command line on one page: every command and flag. Bodies live in the modules they import.
+"""Every command and flag, but those of `stoker hosts`. What a command does is in the module it imports.
 
-Imports stand inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
+Imports are inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
 """
 
 import sys
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from stoker import __version__
+from stoker.cli.hosts_app import hosts_app
 from stoker.terminal import console
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(hosts_app)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run file, or a recipe's name.")]
 Existing = Annotated[str, typer.Argument(metavar="NAME", help="A run's name (see `stoker runs`) or its folder.")]
@@ -65,9 +67,9 @@ def root(
 @app.command()
 def schema() -> None:
     """Print the run file's JSON Schema."""
-    from stoker.cli import describe
+    from stoker.config.run import Run
 
-    describe.schema()
+    console.data_json(Run.model_json_schema())
 
 
 @app.command()
@@ -111,7 +113,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     """Say what will happen on every card, or on one: fits? how long? how much? and why."""
     from stoker.cli import plan_command as body
 
-    asked = body.Asked(
+    asked = body.PlanRequest(
         card=card,
         here=gpus is not None,
         explain=explain,
@@ -177,7 +179,7 @@ def replan(
     nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Instead: the machines that train now.")] = None,
 ) -> None:
     """After a run ran out of memory or lost a machine: plan it anew, same batch and length. The supervisor does so."""
-    from stoker.cli import replan_command as body
+    from stoker.cli import internal_commands as body
 
     body.replan(name, step, nodes)
 
@@ -196,7 +198,7 @@ def settle(
     warning: Annotated[str | None, typer.Option(metavar="BUDGET", help="Only tell that most of it is spent.")] = None,
 ) -> None:
     """After a run: verify its copy, then stop the meter, and tell the user. The supervisor does this itself."""
-    from stoker.cli import settle_command as body
+    from stoker.cli import internal_commands as body
 
     body.settle(name, warning)
 
@@ -213,13 +215,13 @@ def chat(
     """Talk with a trained model."""
     from stoker.cli import chat_command as body
 
-    body.chat(name, prompt, body.Way(system, max_tokens, artifact), as_json=json)
+    body.chat(name, prompt, body.ChatOptions(system, max_tokens, artifact), as_json=json)
 
 
 @app.command()
 def merge(name: Existing, json: Json = False) -> None:
     """Put a trained adapter into its base model's weights, and check that it answers the same."""
-    from stoker.cli import merge_command as body
+    from stoker.cli import artifact_commands as body
 
     body.merge(name, as_json=json)
 
@@ -234,7 +236,7 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Make the trained model smaller, and measure what that costs."""
-    from stoker.cli import quantize_command as body
+    from stoker.cli import artifact_commands as body
 
     body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
 
@@ -248,7 +250,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Make a folder that transformers and vLLM load as it is, with a model card."""
-    from stoker.cli import export_command as body
+    from stoker.cli import artifact_commands as body
 
     body.export(name, folder, as_json=json)
 
@@ -270,7 +272,7 @@ def evaluate(
     """Measure a trained model: loss on its eval split, tasks, samples."""
     from stoker.cli import evaluate_command as body
 
-    body.evaluate(name, body.Asked(artifact, task or [], samples, harness), as_json=json)
+    body.evaluate(name, body.EvaluationRequest(artifact, task or [], samples, harness), as_json=json)
 
 
 @app.command()
@@ -283,7 +285,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Serve a trained model as an OpenAI endpoint, with a token."""
-    from stoker.cli import serve_command as body
+    from stoker.cli import serve_commands as body
 
     body.serve(name, port, _with_gpus(set_, gpus), stop=stop, as_json=json)
 
@@ -301,7 +303,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure how fast a trained model is served: transformers, vLLM, vLLM batched."""
-    from stoker.cli import bench_command as body
+    from stoker.cli import serve_commands as body
 
     body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
 
@@ -339,11 +341,11 @@ def runs(
 
         remote.runs(on)
     if store is not None:
-        from stoker.cli import stored
+        from stoker.cli import store_commands
 
-        stored.runs(store, as_json=json)
+        store_commands.runs(store, as_json=json)
         return
-    from stoker.cli import runs_command as body
+    from stoker.cli import runs_commands as body
 
     body.runs(as_json=json)
 
@@ -351,7 +353,7 @@ def runs(
 @app.command()
 def push(name: Existing, json: Json = False) -> None:
     """Copy a run's newest checkpoint and records into its store now, and check them there."""
-    from stoker.cli import push_command as body
+    from stoker.cli import store_commands as body
 
     body.push(name, as_json=json)
 
@@ -364,7 +366,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
     if from_ is None and (found := remote.elsewhere(name, on)):
         remote.pull(*found)
         return
-    from stoker.cli import pull_command as body
+    from stoker.cli import store_commands as body
 
     body.pull(name, from_, as_json=json)
 
@@ -372,7 +374,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
 @app.command()
 def verify(name: Existing, from_: From = None, json: Json = False) -> None:
     """Read back every checkpoint of a run, here and in its store, and see that the newest is there."""
-    from stoker.cli import verify_command as body
+    from stoker.cli import store_commands as body
 
     body.verify(name, from_, as_json=json)
 
@@ -389,7 +391,6 @@ def watch(
     from stoker.cli import watch_command as body
 
     remote.forward(name, on, ["watch", name, *(["--once"] if once else []), *(["--json"] if json else [])])
-
     body.watch(name, once=once, as_json=json)
 
 
@@ -401,12 +402,11 @@ def logs(
     on: On = None,
 ) -> None:
     """Print the log of the newest attempt."""
-    from stoker.cli import logs_command as body
     from stoker.cli import remote
+    from stoker.cli import runs_commands as body
 
     count = [] if lines is None else ["--lines", str(lines)]
     remote.forward(name, on, ["logs", name, *(["--follow"] if follow else []), *count])
-
     body.logs(name, lines, follow=follow)
 
 
@@ -414,93 +414,10 @@ def logs(
 def stop(name: Existing, on: On = None) -> None:
     """Ask a run to commit a checkpoint and end."""
     from stoker.cli import remote
-    from stoker.cli import stop_command as body
+    from stoker.cli import runs_commands as body
 
     remote.forward(name, on, ["stop", name])
-
     body.stop(name)
-
-
-hosts_app = typer.Typer(name="hosts", help="Machines reached by ssh.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(hosts_app)
-HostName = Annotated[str, typer.Argument(metavar="NAME", help="How you call the machine.")]
-
-
-@hosts_app.command("add")
-def hosts_add(
-    name: HostName,
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="ADDRESS", help="ssh://user@host:port, ssh://ALIAS of your ssh config, or `ssh -p ...`."
-        ),
-    ],
-    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where all of ours stands there.")] = None,
-    python: Annotated[str | None, typer.Option(metavar="PATH", help="The Python there to build on.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Pin the key it shows without a question.")] = False,
-    json: Json = False,
-) -> None:
-    """Pin a machine's key, let ours in, and look at what is there."""
-    from stoker.cli import hosts_command as body
-
-    body.add(name, address, base, python, yes=yes, as_json=json)
-
-
-@hosts_app.command("list")
-def hosts_list(json: Json = False) -> None:
-    """List the machines."""
-    from stoker.cli import hosts_command as body
-
-    body.show(as_json=json)
-
-
-@hosts_app.command("check")
-def hosts_check(name: HostName, json: Json = False) -> None:
-    """Look at a machine again."""
-    from stoker.cli import hosts_command as body
-
-    body.check(name, as_json=json)
-
-
-@hosts_app.command("remove")
-def hosts_remove(name: HostName) -> None:
-    """Forget a machine and its pinned key; nothing is done to it."""
-    from stoker.cli import hosts_command as body
-
-    body.remove(name)
-
-
-@hosts_app.command("tunnel")
-def hosts_tunnel(
-    name: HostName,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port there and here.")] = 6006,
-) -> None:
-    """Show a port of a machine's own here, such as TensorBoard's, until Ctrl-C."""
-    from stoker.cli import remote
-
-    remote.tunnel(name, port)
-
-
-@hosts_app.command("on")
-def hosts_on(
-    name: HostName,
-    no_card: Annotated[
-        bool,
-        typer.Option("--no-card", help="Without its card, for a fraction of the price, where there is such a mode."),
-    ] = False,
-) -> None:
-    """Switch a machine on by its provider's API."""
-    from stoker.cli import hosts_command as body
-
-    body.switch_on(name, card=not no_card)
-
-
-@hosts_app.command("off")
-def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="Without a question.")] = False) -> None:
-    """Switch a machine off by the command that can be undone."""
-    from stoker.cli import hosts_command as body
-
-    body.switch_off(name, yes=yes)
 
 
 def main() -> None:

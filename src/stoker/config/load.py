@@ -61,6 +61,8 @@ class RunFile:
     run: Run
     document: Document
     """The values and lines behind `run`."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, as they were given."""
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -113,7 +115,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunFile:
         run = run.model_copy(update={"name": _run_name(path.stem)})
     # A recipe's paths are the user's, named from where they stand; what ships with it is `recipe:...`.
     folder = Path.cwd() if is_recipe else path.resolve().parent
-    return RunFile(path.name, folder, text, run, document)
+    return RunFile(path.name, folder, text, run, document, tuple(overrides))
 
 
 def _exists(path: Path) -> bool:
@@ -141,7 +143,7 @@ def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
 def again(text: str, name: str, folder: Path, overrides: Sequence[str], run_name: str) -> RunFile:
     """A run file from the copy that a run directory keeps."""
     run, document = _read(text, name, overrides)
-    return RunFile(name, folder, text, run.model_copy(update={"name": run_name}), document)
+    return RunFile(name, folder, text, run.model_copy(update={"name": run_name}), document, tuple(overrides))
 
 
 def _read(text: str, name: str, overrides: Sequence[str]) -> tuple[Run, Document]:

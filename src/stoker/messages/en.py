@@ -779,6 +779,8 @@ ENGLISH: dict[str, str] = {
     "STK512.hint": "it is damaged, or Stoker did not write it; bring the run from its store with `stoker pull`, or train it again",
     "STK513": "the chat template of `{tokenizer}` cannot be used: {reason}",
     "STK513.hint": "mend chat_template.jinja, or the `chat_template` of tokenizer_config.json, in the model's folder",
+    "STK514": "`stoker.train` trains on this machine, and the run's place is `{place}`",
+    "STK514.hint": 'start it with `stoker train --on HOST`, or train here with `{{"where.place": "local"}}`',
     "STK602": "the load on {url} failed: {reason}",
     "STK602.hint": "look at the server's log in `logs/` of the run",
     "task.mixed": "the rows above it are of the kind {kind}; one file holds one kind",

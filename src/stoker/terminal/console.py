@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from typer.exceptions import TyperException
 
 from stoker import env, messages
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
@@ -83,7 +84,7 @@ def show_error(error: StokerError) -> None:
     stderr.print(error.hint, markup=False)
 
 
-class Status:
+class StatusLine:
     """One line that is rewritten in a terminal; elsewhere a new line now and then."""
 
     _LINE_EVERY_SECONDS = 10.0
@@ -92,7 +93,7 @@ class Status:
         self._live = stderr.status("", spinner="line") if stderr.is_terminal else None
         self._printed_at = 0.0
 
-    def __enter__(self) -> "Status":
+    def __enter__(self) -> "StatusLine":
         if self._live:
             self._live.start()
         return self
@@ -110,9 +111,9 @@ class Status:
             stderr.print(line, markup=False)
 
 
-def status() -> Status:
+def status() -> StatusLine:
     """A line of progress on stderr."""
-    return Status()
+    return StatusLine()
 
 
 def _misread(error: Any) -> int:
@@ -139,7 +140,7 @@ def guarded(command: Callable[[], None]) -> int:
                 stderr.print()
             show_error(problem)
         return EXIT_USER
-    except usage.UsageError as misread:
+    except TyperException as misread:
         return _misread(misread)
     except BrokenPipeError:
         sys.stderr.close()

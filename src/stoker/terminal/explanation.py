@@ -3,6 +3,7 @@
 from rich.table import Column, Table
 
 from stoker import messages
+from stoker.api import figures
 from stoker.estimate import operations, ranges
 from stoker.facts.intervals import Interval
 from stoker.facts.prices import Offer
@@ -10,7 +11,7 @@ from stoker.facts.rates import rates
 from stoker.plan import clocks, money, search
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
-from stoker.terminal import console, figures
+from stoker.terminal import console
 
 _GIB = 2**30
 _LEAST_SHARE = 5e-4

@@ -6,10 +6,10 @@ from typing import Any
 if sys.platform == "win32":
     import msvcrt
 
-    class Keyboard:
+    class _WindowsKeyboard:
         """The keyboard, where standard input is a terminal."""
 
-        def __enter__(self) -> "Keyboard":
+        def __enter__(self) -> "_WindowsKeyboard":
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -19,18 +19,20 @@ if sys.platform == "win32":
             """The key pressed since the last look; empty for none."""
             return msvcrt.getwch() if sys.stdin.isatty() and msvcrt.kbhit() else ""
 
+    Keyboard = _WindowsKeyboard
+
 else:
     import select
     import termios
     import tty
 
-    class Keyboard:
+    class _TerminalKeyboard:
         """The keyboard, where standard input is a terminal."""
 
         def __init__(self) -> None:
             self._before: list[Any] = []
 
-        def __enter__(self) -> "Keyboard":
+        def __enter__(self) -> "_TerminalKeyboard":
             if sys.stdin.isatty():
                 self._before = termios.tcgetattr(sys.stdin)
                 tty.setcbreak(sys.stdin)
@@ -45,3 +47,5 @@ else:
             if not self._before or not select.select([sys.stdin], [], [], 0)[0]:
                 return ""
             return sys.stdin.read(1)
+
+    Keyboard = _TerminalKeyboard

@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from stoker import messages
+from stoker.api import figures
 from stoker.config.run import Run, Shape
 from stoker.plan.plan import Plan
 from stoker.rundir import events, files, inputs, prepared
 from stoker.rundir.layout import RunDir
-from stoker.terminal import figures
 
 FILE_NAME = "README.md"
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")

@@ -35,7 +35,7 @@ def make_reference(run_dir: RunDir) -> Reference:
         return parity_gate.make_reference(run_dir, functools.partial(_show, status))
 
 
-def _show(status: console.Status, event: dict[str, Any]) -> None:
+def _show(status: console.StatusLine, event: dict[str, Any]) -> None:
     if event["event"] == "parity":
         fields = {key: event[key] for key in ("part", "done", "of")}
         status.show(messages.text("parity.progress", **fields))

@@ -62,8 +62,8 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Reason:
-    """A sentence of the catalogue that says why."""
+class Remark:
+    """A sentence of the catalogue, for a comment of the run file."""
 
     key: str
     fields: dict[str, Any]
@@ -91,9 +91,9 @@ class Guess:
     """What was chosen for the user, and why."""
 
     objective: str
-    objective_reason: Reason
+    objective_reason: Remark
     method: str
-    method_reason: Reason
+    method_reason: Remark
     rows: int | None
     """Rows of the data; None where it is not here to be counted."""
     tokens: int | None
@@ -110,7 +110,7 @@ def guess(answers: Answers, folder: Path) -> Guess:
     rows, tokens = _count(files)
     if isinstance(answers.model, Size):
         key = "init.why.conversations" if layout in layouts.CONVERSATIONS else "init.why.scratch"
-        return Guess("pretrain", Reason(key, {}), "full", Reason("init.why.full", {}), rows, tokens)
+        return Guess("pretrain", Remark(key, {}), "full", Remark("init.why.full", {}), rows, tokens)
     objective = "pretrain" if layout == "text" else "sft"
     method, method_reason = _method(answers.model, answers.target, folder)
     return Guess(objective, reason, method, method_reason, rows, tokens)
@@ -124,18 +124,18 @@ def _files(data: str, folder: Path) -> list[Path]:
         return []
 
 
-def _layout(data: str, files: list[Path]) -> tuple[str | None, Reason]:
+def _layout(data: str, files: list[Path]) -> tuple[str | None, Remark]:
     """How the first row is laid out, and the sentence that says what follows from it."""
     if not files:
-        return None, Reason("init.why.remote" if inputs.is_remote(data) else "init.why.absent", {"path": data})
+        return None, Remark("init.why.remote" if inputs.is_remote(data) else "init.why.absent", {"path": data})
     keys = _first_keys(files[0])
     if keys is None:
-        return None, Reason("init.why.unread", {"path": files[0].name})
+        return None, Remark("init.why.unread", {"path": files[0].name})
     for layout, signs in layouts.SIGNS:
         if set(signs) <= set(keys):
             key = "init.why.text" if layout == "text" else "init.why.rows"
-            return layout, Reason(key, {"keys": ", ".join(signs)})
-    return None, Reason("init.why.unknown", {"keys": ", ".join(keys)})
+            return layout, Remark(key, {"keys": ", ".join(signs)})
+    return None, Remark("init.why.unknown", {"keys": ", ".join(keys)})
 
 
 def _first_keys(file: Path) -> list[str] | None:
@@ -177,20 +177,20 @@ def _lines(file: Path) -> int:
         return sum(1 for line in lines if line.strip()) - (file.suffix.lower() == ".csv")
 
 
-def _method(model: str, target: Target, folder: Path) -> tuple[str, Reason]:
+def _method(model: str, target: Target, folder: Path) -> tuple[str, Remark]:
     """`qlora` where 16-bit weights would fill a card, else `lora`."""
     try:
         weights_bytes = 2 * shapes.resolve(model, folder).shape.parameters()
     except StokerError:
-        return "lora", Reason("init.why.lora_unknown", {})
+        return "lora", Remark("init.why.lora_unknown", {})
     fields = {
         "weights": f"{weights_bytes / 2**30:.1f}",
         "memory": f"{target.memory_bytes / 2**30:.1f}",
         "name": target.name,
     }
     if target.kind == "cuda" and weights_bytes > _LARGEST_SHARE_IN_16_BITS * target.memory_bytes:
-        return "qlora", Reason("init.why.qlora", fields)
-    return "lora", Reason("init.why.lora", fields)
+        return "qlora", Remark("init.why.qlora", fields)
+    return "lora", Remark("init.why.lora", fields)
 
 
 # ---- text
@@ -292,7 +292,7 @@ def _line(key: str, value: str, comment: str, **fields: Any) -> str:
 
 
 def _comment(key: str, **fields: Any) -> str:
-    return f"# {Reason(key, fields).text}"
+    return f"# {Remark(key, fields).text}"
 
 
 def scalar(text: str) -> str:
