@@ -27,6 +27,10 @@ class StokerError(Exception):
         fields: what the sentences need.
     """
 
+    code: str
+    where: str
+    fields: dict[str, Any]
+
     def __init__(self, code: str, where: str = "", **fields: Any) -> None:
         super().__init__(code, where)
         self.code = code
@@ -69,6 +73,8 @@ class StokerError(Exception):
 
 class StokerErrors(Exception):
     """Several problems found in one go: all of a run file's, all bad rows of a data file."""
+
+    errors: list[StokerError]
 
     def __init__(self, errors: Iterable[StokerError]) -> None:
         self.errors = list(errors)

@@ -33,19 +33,19 @@ class RunHandle:
     """
 
     def __init__(self, run_dir: RunDir, process: subprocess.Popen[bytes] | None = None, start_byte: int = 0) -> None:
-        self.run_dir = run_dir
+        self._run_dir = run_dir
         self._process = process
         self._start_byte = start_byte
 
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.run_dir.name
+        return self._run_dir.name
 
     @property
     def path(self) -> Path:
         """The run directory."""
-        return self.run_dir.path
+        return self._run_dir.path
 
     @property
     def state(self) -> str:
@@ -56,7 +56,7 @@ class RunHandle:
     def is_running(self) -> bool:
         """Whether it is trained now."""
         self._reap()
-        return training.is_running(self.run_dir)
+        return training.is_running(self._run_dir)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -66,29 +66,29 @@ class RunHandle:
     @property
     def losses(self) -> dict[int, float]:
         """The training loss of each step."""
-        return {step: float(event["loss"]) for step, event in sorted(events.steps(self.run_dir.events_file).items())}
+        return {step: float(event["loss"]) for step, event in sorted(events.steps(self._run_dir.events_file).items())}
 
     @property
     def eval_losses(self) -> dict[int, float]:
         """The loss on the eval split, by the step after which it was measured."""
-        found = (event for event in events.read(self.run_dir.events_file) if event["event"] == "eval")
+        found = (event for event in events.read(self._run_dir.events_file) if event["event"] == "eval")
         return {event["step"]: float(event["eval_loss"]) for event in found if events.is_whole(event)}
 
     @property
     def checkpoints(self) -> dict[int, Path]:
         """The committed checkpoints' folders, by step."""
-        return {one.commit.step: one.path for one in checkpoints.committed(self.run_dir.checkpoints)}
+        return {one.commit.step: one.path for one in checkpoints.committed(self._run_dir.checkpoints)}
 
     @property
     def artifacts(self) -> dict[str, Path]:
         """The folders of finished models by name: `final`, `merged`, `export` and others."""
-        found = (path for path in sorted(self.run_dir.artifacts.glob("[!.]*")) if path.is_dir())
+        found = (path for path in sorted(self._run_dir.artifacts.glob("[!.]*")) if path.is_dir())
         return {path.name: path for path in found}
 
     @property
     def plan(self) -> PlanPage:
         """The plan it is trained by."""
-        return PlanPage.of(files.read_record(self.run_dir.plan_file, Plan))
+        return PlanPage.of(files.read_record(self._run_dir.plan_file, Plan))
 
     @property
     def error(self) -> StokerError | None:
@@ -102,7 +102,7 @@ class RunHandle:
         while running:
             # Looked at before reading: what a process writes last is still seen.
             running = self.is_running
-            for event, behind in events.follow(self.run_dir.events_file, read_bytes):
+            for event, behind in events.follow(self._run_dir.events_file, read_bytes):
                 yield event
                 read_bytes = behind
             if running:
@@ -127,7 +127,7 @@ class RunHandle:
 
     def ask_to_stop(self) -> None:
         """Ask, without waiting."""
-        training.ask_to_stop(self.run_dir)
+        training.ask_to_stop(self._run_dir)
 
     def __repr__(self) -> str:
         progress = self._progress()
@@ -135,14 +135,14 @@ class RunHandle:
 
     def _progress(self) -> RunProgress:
         self._reap()
-        progress = RunProgress(self.run_dir)
+        progress = RunProgress(self._run_dir)
         progress.update()
         return progress
 
     def _died(self) -> StokerError:
         """It ended without a word."""
         code = self._process.returncode if self._process else "-"
-        return StokerError("STK409", program="train", exit_code=code, log=training.newest_log(self.run_dir))
+        return StokerError("STK409", program="train", exit_code=code, log=training.newest_log(self._run_dir))
 
     def _reap(self) -> None:
         """A child that ended stays in the list of processes until its parent asks for its code."""
