@@ -123,7 +123,7 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _price_source(row: Row) -> str:
-    """Whose price, and how old where it is."""
+    """The price's source, and its age if it is old."""
     cost = row.cost
     if cost is None:
         return messages.text("compare.no_price")

@@ -94,7 +94,7 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
 
 
 def resume_text(found: Resume) -> str:
-    """How the run goes on, in the words of the trainer's own verdict."""
+    """The tier at which the run resumes, as the trainer reports it."""
     said = messages.text("train.tier", tier=found.tier, step=found.step)
     if not found.changed:
         return said
@@ -106,7 +106,7 @@ def _cost(cost: Cost) -> str:
 
 
 def _source(cost: Cost) -> str:
-    """Whose price, and how old where it is."""
+    """The price's source, and its age if it is old."""
     if cost.source == money.OWN:
         return messages.text("plan.price_own")
     if cost.age_days <= STALE_DAYS:

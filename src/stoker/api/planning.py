@@ -104,7 +104,7 @@ def _card(machine: Machine) -> cards.Card | None:
 
 
 def require_possible(run: Run, plan: Plan) -> None:
-    """It fits, the card is one PyTorch runs on, and a budget in money has a price to be counted by."""
+    """It fits, PyTorch supports the card, and a budget in money has a price."""
     _require_tier(run, plan)
     if run.budget.money and plan.limits.money_seconds is None:
         raise StokerError("STK671", currency=values.money(run.budget.money)[1], card=plan.card)
@@ -118,7 +118,7 @@ def require_possible(run: Run, plan: Plan) -> None:
 
 
 def _require_tier(run: Run, plan: Plan) -> None:
-    """What the trainer would refuse for `save.resume` is refused before anything starts."""
+    """Refuse a resume that `save.resume` rules out before anything starts."""
     if plan.resume and run.save.resume == "exact" and plan.resume.tier != "EXACT":
         changed = ", ".join(plan.resume.changed) or plan.device
         raise StokerError("STK420", tier=plan.resume.tier, changed=changed)

@@ -62,7 +62,7 @@ def _planned(run_dir: RunDir) -> Plan:
 
 
 def _cut(plan: Plan) -> dict[str, object]:
-    """How the work is cut to the memory."""
+    """How a step is split."""
     return {
         "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation,

@@ -1,4 +1,4 @@
-"""Where a run stands, read from its events: shared by handles, `train`, `watch` and `runs`. Reads each event once."""
+"""The progress of a run, read from its events: for handles, `train`, `watch` and `runs`. Reads each event once."""
 
 import time
 from collections import deque
@@ -15,11 +15,11 @@ from stoker.settle.spending import Price, Spent
 
 _RECENT_STEPS = 20
 _KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
-"""Events of which the newest counts, and where it is kept."""
+"""Events of which the newest counts, and the attribute that holds it."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
 _INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler"}
 _INPUT_BOUND_SHARE = 0.2
-"""Above this share of waiting for data, the loader is what limits the run."""
+"""If a larger share of the time is spent waiting for data, loading limits the run."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class RunProgress:
         self.price = spending.price(self.run_dir)
 
     def update(self) -> bool:
-        """Read what was appended; says whether there was anything."""
+        """Read new events; returns whether there were any."""
         changed = False
         for event, offset in events.follow(self.run_dir.events_file, self.read_bytes):
             self._take(event)
@@ -56,7 +56,7 @@ class RunProgress:
         return changed
 
     def skim(self) -> None:
-        """Read all at once and of the steps only the newest: enough for a list of runs."""
+        """Read all events, but only the newest step: enough for a list of runs."""
         for event in events.skim(self.run_dir.events_file):
             self._take(event)
 
@@ -79,13 +79,13 @@ class RunProgress:
         elif kind in _KEPT:
             setattr(self, _KEPT[kind], event)
         elif kind == "error" and event["program"] in ("train", "prepare", "supervisor"):
-            # Where one rank fails, others fail at its absence: that must not stand in front of the reason.
+            # Where one rank fails, others fail at its absence: that must not hide the reason.
             by_absence = self.error and event["error"]["code"] in ("STK402", "STK423")
             self.error = self.error if by_absence else event["error"]
 
     @property
     def problem(self) -> StokerError:
-        """The error in words; of the supervisor's own the reason is a word of its own, too."""
+        """The run's error; the reason inside a supervisor's error is translated, too."""
         error = StokerError.from_json(self.error)
         if error.code in _SUPERVISORS:
             error.fields["reason"] = reason(str(error.fields["reason"]))
@@ -93,7 +93,7 @@ class RunProgress:
 
     @property
     def state(self) -> str:
-        """`running`, `failed`, `done`, `stopped` or `new`; a process that died without a word has failed."""
+        """`running`, `failed`, `done`, `stopped` or `new`; a process that died silently has failed."""
         if training.is_running(self.run_dir):
             return "running"
         if self.error:
@@ -136,7 +136,7 @@ class RunProgress:
 
     @property
     def input_bound(self) -> bool:
-        """Whether the loader is what the run waits for."""
+        """Whether data loading limits the run."""
         seconds = sum(step["seconds"] for step in self.recent)
         waited = sum(step["wait_seconds"] for step in self.recent)
         return len(self.recent) >= 5 and waited > _INPUT_BOUND_SHARE * seconds
@@ -174,5 +174,5 @@ class RunProgress:
 
 
 def wait_a_little() -> None:
-    """The pace at which files are looked at."""
+    """Sleep for the interval at which files are polled."""
     time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""`stoker merge`, `export`, `quantize`: what is made of a finished run, compared with it before it is called done."""
+"""`stoker merge`, `export`, `quantize`: artifacts of a finished run, accepted after the parity gate."""
 
 import filecmp
 import shutil
@@ -20,7 +20,7 @@ _GGUF = ("q8_0", "q4_k_m")
 
 
 def merge(name: str, *, as_json: bool) -> None:
-    """Merge a finished run's adapter; of a model tuned in full, say that it is whole."""
+    """Merge a finished run's adapter; a model tuned in full needs no merge."""
     run_dir = layout.find(name)
     if has_adapter(run_dir):
         make_merged(run_dir)
@@ -35,14 +35,14 @@ def merge(name: str, *, as_json: bool) -> None:
 
 
 def has_adapter(run_dir: RunDir) -> bool:
-    """Whether the finished model is an adapter; an error where nothing is finished."""
+    """Whether the finished model is an adapter; raises where there is no finished model."""
     if not run_dir.final.is_dir():
         raise StokerError("STK610", name=run_dir.name)
     return (run_dir.final / "adapter_config.json").is_file()
 
 
 def merged(run_dir: RunDir) -> Path | None:
-    """The merged model, where one was accepted that was made of this very adapter."""
+    """The accepted merged model of this adapter, if there is one."""
     folder = artifacts.folder(run_dir, _MERGED)
     made = [event for event in events.skim(run_dir.events_file) if event["event"] == "merged"]
     adapter = run_dir.final / "adapter_model.safetensors"
@@ -98,13 +98,13 @@ def export(name: str, folder: str | None, *, as_json: bool) -> None:
 
 
 def check_target(target: Path) -> None:
-    """A folder that is new, empty or an earlier export; nothing of anybody else's is overwritten."""
+    """The target must be new, empty or an earlier export: other files are never overwritten."""
     if target.exists() and not (target.is_dir() and (not any(target.iterdir()) or model_card.is_ours(target))):
         raise StokerError("STK616", folder=target)
 
 
 def _make_export(run_dir: RunDir, *, adapter: bool) -> Path:
-    """Gather, compare, describe, accept."""
+    """Collect the files, compare, write the model card, accept."""
     made: dict[str, Any] = {}
 
     def take(event: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def _make_export(run_dir: RunDir, *, adapter: bool) -> Path:
     programs.run_engine("export", run_dir, take)
     aside = artifacts.aside(run_dir, _EXPORT)
     if adapter and _same_files(artifacts.folder(run_dir, _MERGED), aside):
-        # Byte for byte what was compared already.
+        # The same bytes were compared already.
         artifacts.record_parity(run_dir, _EXPORT, artifacts.parity(run_dir)[_MERGED] | {"same_files_as": _MERGED})
     else:
         parity_lines.compare(run_dir, _EXPORT)
@@ -130,7 +130,7 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy beside the target first, then put it in its place."""
+    """Copy to a folder beside the target, then move the files into it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     files.require_room(target.parent, files.folder_bytes(source))
     aside = target.with_name(f".{target.name}.tmp")
@@ -139,7 +139,7 @@ def _copy(source: Path, target: Path) -> None:
     for path in _files(aside):
         files.sync_file(path)
     target.mkdir(exist_ok=True)
-    # Of an earlier export only the weights go, whose files may have other names now; what the user put beside stays.
+    # Only the weights of an earlier export are deleted: their files may be named differently. Files of the user stay.
     for stale in target.glob("model*.safetensors*"):
         stale.unlink()
     for path in _files(aside):
@@ -155,7 +155,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def quantize(name: str, gguf: str | None, *, int8: bool, gptq: bool, fp8: bool, as_json: bool) -> None:
-    """Make the one kind that was asked for; of an adapter, from the merged model."""
+    """Make one quantised model; an adapter is merged first."""
     asked = {"int8": int8, "gptq": gptq, "fp8": fp8, f"gguf-{gguf}": gguf is not None}
     kinds = [kind for kind, wanted in asked.items() if wanted]
     if len(kinds) != 1 or gguf not in (None, *_GGUF):

@@ -1,4 +1,4 @@
-"""`stoker chat`: talk with a trained model. The model runs in its own process and speaks JSON lines."""
+"""`stoker chat`: talk with a trained model. The model runs in its own process and exchanges JSON lines."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from stoker.terminal import console
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a model is asked."""
+    """Options of a conversation."""
 
     system: str | None
     max_tokens: int

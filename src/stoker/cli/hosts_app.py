@@ -18,7 +18,7 @@ def hosts_add(
             metavar="ADDRESS", help="ssh://user@host:port, ssh://ALIAS of your ssh config, or `ssh -p ...`."
         ),
     ],
-    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where all of ours stands there.")] = None,
+    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Stoker's folder on that machine.")] = None,
     python: Annotated[str | None, typer.Option(metavar="PATH", help="The Python there to build on.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Pin the key it shows without a question.")] = False,
     json: Json = False,

@@ -39,7 +39,7 @@ Artifact = Annotated[
 
 
 def _with_gpus(overrides: list[str] | None, gpus: str | None) -> list[str]:
-    """`--gpus` is the short form of a word of the run file."""
+    """`--gpus` is short for a key of the run file."""
     if gpus is None:
         return overrides or []
     from stoker.config import values
@@ -421,7 +421,7 @@ def stop(name: Existing, on: On = None) -> None:
 
 
 def main() -> None:
-    """Entry point: run a command, translate errors into words and exit codes."""
+    """Entry point: run a command; errors become messages and exit codes."""
     sys.exit(console.guarded(_run))
 
 

@@ -22,12 +22,12 @@ _APART = [
     *itertools.product(("--calibrate",), ("--card", "--explain", "--trace")),
     *itertools.product(("--explain",), ("--card", "--trace")),
 ]
-"""Flags that ask for different answers."""
+"""Flags that exclude each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What of a plan is to be shown."""
+    """What to show of a plan."""
 
     card: str | None
     """This card instead of all."""
@@ -48,11 +48,11 @@ class PlanRequest:
 
     @property
     def one(self) -> bool:
-        """Whether one machine's page is asked for, not the table."""
+        """Whether the page of one machine is shown instead of the table."""
         return self.card is not None or self.here
 
     def check(self) -> None:
-        """Refuse flags that ask for two answers at once."""
+        """Refuse flags that exclude each other."""
         flags = {
             "--card": self.card,
             "--gpus": self.here,
@@ -89,7 +89,7 @@ def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:
 
 
 def _price(text: str | None) -> list[str]:
-    """`--price` is the short form of a word of the run file."""
+    """`--price` is short for a key of the run file."""
     if text is None:
         return []
     if not values.is_price(text):
@@ -142,7 +142,7 @@ def _trace(found: Found, *, as_json: bool) -> None:
 
 
 def _calibrate(name: str, overrides: list[str], *, as_json: bool) -> None:
-    """Measure the first steps here, and say what time and money are left at that pace."""
+    """Measure the first steps here, and print the remaining time and money at that pace."""
     programs.check_engine()
     run_file = load.load(name, overrides)
     with run_file.located():

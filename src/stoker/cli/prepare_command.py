@@ -17,7 +17,7 @@ _BAR_WIDTH = 40
 
 
 def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
-    """Prepare a run file's or recipe's data; with `show`, print so many of its rows."""
+    """Prepare a run file's or recipe's data; with `show`, print that many rows."""
     run_file = load.load(name, overrides)
     run_dir = preparation.create(run_file)
     with run_file.located():
@@ -32,7 +32,7 @@ def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> Non
 
 
 def ensure_prepared(run_dir: RunDir) -> Report:
-    """The report of the run's prepared data, with a line of progress where it is prepared now."""
+    """The report of the run's prepared data, with a progress line while it is prepared."""
     report = preparation.current(run_dir)
     if report is not None:
         return report
@@ -127,7 +127,7 @@ def _show_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _coloured(segment: list[tuple[str, bool]]) -> Text:
-    """A document with its trained runs coloured, and marked for those who see no colour."""
+    """A document with its trained tokens coloured, and marked for terminals without colour."""
     out = Text("  ")
     for text, trained in segment:
         out.append(f"{{+{text}+}}" if trained else text, style="bold green" if trained else "dim")

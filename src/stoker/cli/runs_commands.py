@@ -50,7 +50,7 @@ def _facts(run_dir: RunDir) -> dict[str, Any]:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Size of all files; those that a running training deletes meanwhile do not count."""
+    """Size of all files, without those that a running training deletes meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -99,12 +99,12 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
 
 
 def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
-    """Until the run ends, or the supervisor has begun another attempt: then that one's log."""
+    """Print until the run ends; returns the next attempt's log if the supervisor has started one."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     running = True
     try:
         while running:
-            # Looked at before reading: what a process writes last is still printed.
+            # Checked before reading, so that the last lines of a process are printed.
             running = training.is_running(run_dir)
             if chunk := log.read():
                 console.piece(decoder.decode(chunk))

@@ -28,7 +28,7 @@ _WAYS = {
 
 
 def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bool) -> None:
-    """Start a server, or end the one that runs."""
+    """Start a server, or stop the running one."""
     run_dir = layout.find(name)
     if stop:
         _stop(run_dir, as_json=as_json)
@@ -67,7 +67,7 @@ def _explain(plan: Serving) -> None:
 
 
 def _compare(run_dir: RunDir, server: Server, reference: Reference | None) -> dict[str, Any] | None:
-    """The parity gate; an endpoint that does not answer like the trained model is ended, not served."""
+    """The parity gate: an endpoint that does not answer like the trained model is stopped."""
     if server.engine != "vllm":
         console.talk("serve.unchecked")
         return None
@@ -88,7 +88,7 @@ def _token_words(run_dir: RunDir) -> str:
 
 
 def bench(name: str, clients: str, requests: int, max_tokens: int, overrides: list[str], *, as_json: bool) -> None:
-    """Measure, write down, show."""
+    """Measure, write `bench.json` and the picture, print."""
     run_dir = layout.find(name)
     load = Load(_clients(clients), requests, max_tokens)
     with console.status() as status:
@@ -145,7 +145,7 @@ def _table(levels: list[dict[str, Any]]) -> Table:
 
 
 def _draw(run_dir: RunDir) -> bool:
-    """The picture, where matplotlib is installed."""
+    """Draw the picture, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     programs.run_engine("plot", run_dir, lambda _: None)

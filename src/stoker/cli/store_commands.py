@@ -42,7 +42,7 @@ def push(name: str, *, as_json: bool) -> None:
 
 
 def pull(name: str, source: str | None, *, as_json: bool) -> None:
-    """Bring a run into the runs folder; what is here and whole already stays."""
+    """Copy a run into the runs folder; files that are already here and verified are kept."""
     run_dir, text, store = _located(name, source)
     training.require_idle(run_dir)
     try:
@@ -61,7 +61,7 @@ def pull(name: str, source: str | None, *, as_json: bool) -> None:
 
 
 def _located(name: str, source: str | None) -> tuple[RunDir, str, Patient]:
-    """The run directory, here or to be, and the store: the one named, else the one of its run file."""
+    """The run directory, which may not exist yet, and the store: the given one, or the run file's."""
     try:
         run_dir = layout.find(name)
         run = run_dir.run()
@@ -101,7 +101,7 @@ def _pull(run_dir: RunDir, text: str, store: Patient) -> dict[str, Any]:
 
 
 def verify(name: str, source: str | None, *, as_json: bool) -> None:
-    """Report on all copies; ends with 1 where one does not hold what its record says, or is missing in the store."""
+    """Report on all copies; fails if one does not match its record or is missing in the store."""
     run_dir, there = _there(name, source)
     here = _here(run_dir)
     if there and not there["reason"]:
@@ -148,7 +148,7 @@ def _there(name: str, source: str | None) -> tuple[RunDir, dict[str, Any] | None
 
 
 def _missing(run_dir: RunDir, here: list[dict[str, Any]], there: dict[str, Any]) -> list[dict[str, Any]]:
-    """The newest checkpoint and the finished model that are here, where the store has not the very same."""
+    """The newest checkpoint and the finished model of this machine, if the store has no identical copy."""
     missing = []
     if newest := next((one for one in reversed(here) if one["verified"]), None):
         commit = next(one.commit for one in checkpoints.committed(run_dir.checkpoints) if one.step == newest["step"])
@@ -164,7 +164,7 @@ def _missing(run_dir: RunDir, here: list[dict[str, Any]], there: dict[str, Any])
 
 
 def _rows(there: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """All that is, or must be, in the store."""
+    """Everything that is, or should be, in the store."""
     if there is None:
         return []
     return [*there["checkpoints"], *([there["final"]] if there["final"] else []), *there["missing"]]

@@ -1,4 +1,4 @@
-"""`stoker train`: prepare, plan, start or resume, follow. The training itself belongs to its own process."""
+"""`stoker train`: prepare, plan, start or resume, follow. Training runs in its own process."""
 
 import sys
 from typing import Any
@@ -60,7 +60,7 @@ def _follow(started: Started) -> int:
 
 
 def _tell(progress: RunProgress, told: dict[str, Any]) -> dict[str, Any]:
-    """Say once per attempt how exactly it goes on, and what was passed over."""
+    """Report once per attempt the resume tier and rejected checkpoints."""
     if progress.attempt == told:
         return told
     for one in progress.rejected:
@@ -74,7 +74,7 @@ def _tell(progress: RunProgress, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tell_interventions(progress: RunProgress) -> None:
-    """Say what the supervisor did since the last look."""
+    """Report what the supervisor did since the last call."""
     for event in progress.interventions:
         if event["event"] == "restart":
             said = {"step": event["step"], "reason": reason(event["reason"])}
@@ -100,7 +100,7 @@ def _tell_interventions(progress: RunProgress) -> None:
 
 
 def _who(event: dict[str, Any]) -> dict[str, Any]:
-    """Which rank at which step, and where that is not this machine alone, on which one."""
+    """Rank and step, and the node if there are several."""
     rank = messages.text("train.rank", rank=event["rank"]) if event["rank"] is not None else ""
     return {"who": " · ".join(filter(None, (event["node"], rank))), "step": event["step"]}
 
@@ -120,7 +120,7 @@ def _ended(run_dir: RunDir, code: int, progress: RunProgress) -> int:
 
 
 def say_stopped(run_dir: RunDir, step: int) -> None:
-    """That it stopped, which limit asked for it, and where that is not so, that no last checkpoint was committed."""
+    """Report that it stopped, by which limit, and whether a last checkpoint was committed."""
     seen = training.supervision(run_dir)
     by = seen.get("reason")
     if seen.get("ended"):

@@ -1,4 +1,4 @@
-"""`stoker watch`: the progress of a run, as a page that redraws itself, one page, or JSON. Never touches the run."""
+"""`stoker watch`: the progress of a run, as a page that redraws itself, one page, or JSON. Reads only."""
 
 import datetime
 import itertools
@@ -44,7 +44,7 @@ def watch(name: str, *, once: bool, as_json: bool) -> None:
 
 
 class LoadMeter:
-    """How busy the run's devices are, measured now and then: asking takes time."""
+    """Load of the run's devices, measured every few seconds because asking takes time."""
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
@@ -60,7 +60,7 @@ class LoadMeter:
             self.measure()
 
     def measure(self) -> None:
-        """Look at the cards and at the training process."""
+        """Measure the GPUs and the training process."""
         pid = training.running_pid(self._progress.run_dir)
         now, before = time.monotonic(), self._cpu_seconds
         self.gpus = activity.gpus() if pid else []
@@ -74,7 +74,7 @@ class LoadMeter:
         self._measured_at = now
 
     def measure_if_due(self) -> None:
-        """Measure where the last time is long enough ago."""
+        """Measure if the last measurement is old enough."""
         if time.monotonic() - self._measured_at >= _LOAD_EVERY_SECONDS:
             self.measure()
 
@@ -189,7 +189,7 @@ def _safety_rows(progress: RunProgress) -> list[tuple[str, str]]:
 
 
 def _supervisor(progress: RunProgress) -> list[tuple[str, str]]:
-    """What the supervisor did, waits for and will do; nothing where all went well."""
+    """What the supervisor did, waits for and will do; empty if nothing happened."""
     seen = training.supervision(progress.run_dir)
     said = []
     if seen.get("restarts"):
@@ -221,7 +221,7 @@ def _checkpoint(event: dict[str, Any]) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Values as a row of blocks, the mean of neighbours where there are more than `width`."""
+    """Values as a row of blocks; neighbours are averaged if there are more than `width`."""
     if not values:
         return ""
     count = min(width, len(values))

@@ -57,19 +57,19 @@ def table(rows: Table) -> None:
 
 
 def page(content: RenderableType) -> None:
-    """Print lines with style to stdout."""
+    """Print styled lines to stdout."""
     stdout.print(content)
 
 
 def live() -> "Live":
-    """A page on stdout that is drawn again and again, until its `with` block ends."""
-    from rich.live import Live  # `stoker --help` does without
+    """A page on stdout that is redrawn until its `with` block ends."""
+    from rich.live import Live  # not needed for `stoker --help`
 
     return Live(console=stdout, auto_refresh=False, vertical_overflow="visible")
 
 
 def talk(key: str, /, **fields: Any) -> None:
-    """Say a sentence of the catalogue to stderr."""
+    """Print a sentence of the catalogue to stderr."""
     stderr.print(messages.text(key, **fields), markup=False)
 
 
@@ -85,7 +85,7 @@ def show_error(error: StokerError) -> None:
 
 
 class StatusLine:
-    """One line that is rewritten in a terminal; elsewhere a new line now and then."""
+    """One line that is rewritten in a terminal; without one, a new line every few seconds."""
 
     _LINE_EVERY_SECONDS = 10.0
 
@@ -125,10 +125,10 @@ def _misread(error: Any) -> int:
 
 
 def guarded(command: Callable[[], None]) -> int:
-    """Run a command; a user's mistake is said in words (1), a surprise with its traceback (2)."""
+    """Run a command and return its exit code: 1 for a user's error, 2 for a surprise, with its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a console that lacks a letter shows `?` in its place
+            stream.reconfigure(errors="replace")  # a console without a character shows `?` instead
     try:
         command()
     except StokerError as error:
@@ -145,13 +145,13 @@ def guarded(command: Callable[[], None]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except Exception as surprise:  # noqa: BLE001  # the outermost net: everything unforeseen ends here
+    except Exception as surprise:  # noqa: BLE001  # the outermost handler of unexpected errors
         return _unforeseen(surprise)
     return 0
 
 
 def _unforeseen(error: Exception) -> int:
-    """A disk that is full or may not be written to is the user's to mend; all else is a surprise."""
+    """A full or read-only disk is an error the user can fix; everything else is a surprise."""
     if isinstance(error, OSError) and error.errno in _DISK and error.filename:
         show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
         return EXIT_USER

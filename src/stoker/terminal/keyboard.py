@@ -7,7 +7,7 @@ if sys.platform == "win32":
     import msvcrt
 
     class _WindowsKeyboard:
-        """The keyboard, where standard input is a terminal."""
+        """The keyboard, if standard input is a terminal."""
 
         def __enter__(self) -> "_WindowsKeyboard":
             return self
@@ -16,7 +16,7 @@ if sys.platform == "win32":
             return
 
         def pressed(self) -> str:
-            """The key pressed since the last look; empty for none."""
+            """The key pressed since the last call; empty for none."""
             return msvcrt.getwch() if sys.stdin.isatty() and msvcrt.kbhit() else ""
 
     Keyboard = _WindowsKeyboard
@@ -27,7 +27,7 @@ else:
     import tty
 
     class _TerminalKeyboard:
-        """The keyboard, where standard input is a terminal."""
+        """The keyboard, if standard input is a terminal."""
 
         def __init__(self) -> None:
             self._before: list[Any] = []
@@ -43,7 +43,7 @@ else:
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
         def pressed(self) -> str:
-            """The key pressed since the last look; empty for none."""
+            """The key pressed since the last call; empty for none."""
             if not self._before or not select.select([sys.stdin], [], [], 0)[0]:
                 return ""
             return sys.stdin.read(1)

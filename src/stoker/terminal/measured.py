@@ -1,4 +1,4 @@
-"""What was predicted beside what a trace or the first steps show: `stoker plan --trace` and `--calibrate`."""
+"""Predictions beside a trace or the first measured steps: `stoker plan --trace` and `--calibrate`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,7 +43,7 @@ def progress(done: int) -> str:
 
 
 def show_calibration(calibration: Calibration, *, as_json: bool) -> None:
-    """Print what was measured, and what is left at that pace."""
+    """Print the measurement, and the remaining time and money at that pace."""
     if as_json:
         _print_json(calibration)
     else:
@@ -115,5 +115,5 @@ def _size(size: float) -> str:
 
 
 def _apart(predicted: float, seen: float) -> str:
-    """How far the prediction lies from what was seen."""
+    """Relative error of the prediction."""
     return f"{predicted / seen - 1:+.1%}" if seen else "-"

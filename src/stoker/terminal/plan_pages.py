@@ -56,5 +56,5 @@ def show_comparison(found: Comparison, *, everything: bool) -> None:
 
 
 def _styled(cell: Cell) -> str | Text:
-    """A figure, and under it where nine in ten lie."""
+    """A figure, and below it the interval that nine in ten measurements lie in."""
     return cell if isinstance(cell, str) else Text.assemble(cell[0], "\n", (cell[1], "dim"))

@@ -1,4 +1,4 @@
-"""The run file that `stoker init` writes: from answers to commented YAML, with a reason for what is guessed.
+"""The run file that `stoker init` writes: from answers to commented YAML, with a reason for each guess.
 
 Looks at the first row of the data and at the model's shape. Asks nothing and writes nothing; `init` does.
 """
@@ -21,7 +21,7 @@ from stoker.rundir import inputs
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS_WITH_MEANING = {"null", "true", "false"}
 _BYTES_PER_TOKEN = 4
-"""For a first figure only: English and Chinese both come near it in UTF-8, and `prepare` counts."""
+"""A rough value, about right for English and Chinese in UTF-8; `prepare` counts."""
 _LARGEST_SHARE_IN_16_BITS = 0.5
 """Weights above this share of a card leave too little for gradients and activations: 4 bits are proposed instead."""
 
@@ -76,7 +76,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the user said."""
+    """The user's answers."""
 
     model: str | Size
     """A trained model's name, or the size of one from scratch."""
@@ -95,9 +95,9 @@ class Guess:
     method: str
     method_reason: Remark
     rows: int | None
-    """Rows of the data; None where it is not here to be counted."""
+    """Rows of the data; None if the data is not on this machine."""
     tokens: int | None
-    """About how many tokens they have."""
+    """Estimated tokens."""
 
 
 # ---- guesses
@@ -117,7 +117,7 @@ def guess(answers: Answers, folder: Path) -> Guess:
 
 
 def _files(data: str, folder: Path) -> list[Path]:
-    """The files of the data; none where they are not here yet."""
+    """The data files; empty if they are not on this machine."""
     try:
         return [] if inputs.is_remote(data) else inputs.expand(data, folder)
     except StokerError:
@@ -125,7 +125,7 @@ def _files(data: str, folder: Path) -> list[Path]:
 
 
 def _layout(data: str, files: list[Path]) -> tuple[str | None, Remark]:
-    """How the first row is laid out, and the sentence that says what follows from it."""
+    """The layout of the first row, and why the objective follows from it."""
     if not files:
         return None, Remark("init.why.remote" if inputs.is_remote(data) else "init.why.absent", {"path": data})
     keys = _first_keys(files[0])
@@ -139,7 +139,7 @@ def _layout(data: str, files: list[Path]) -> tuple[str | None, Remark]:
 
 
 def _first_keys(file: Path) -> list[str] | None:
-    """Keys of a file's first row; None where it cannot be told without the engine."""
+    """Keys of a file's first row; None if reading it needs the engine."""
     kind = inputs.kind(file)
     if kind == ".txt":
         return ["text"]
@@ -164,7 +164,7 @@ def _opened(file: Path) -> TextIO:
 
 
 def _count(files: list[Path]) -> tuple[int | None, int | None]:
-    """Rows by counting lines, tokens by size; neither where a file has to be unpacked first."""
+    """Rows by counting lines, tokens by size; None for compressed files and parquet."""
     if not files or any(file.suffix.lower() not in (".jsonl", ".csv", ".txt") for file in files):
         return None, None
     rows = sum(1 if file.suffix.lower() == ".txt" else _lines(file) for file in files)
@@ -178,7 +178,7 @@ def _lines(file: Path) -> int:
 
 
 def _method(model: str, target: Target, folder: Path) -> tuple[str, Remark]:
-    """`qlora` where 16-bit weights would fill a card, else `lora`."""
+    """`qlora` if 16-bit weights would fill the card, else `lora`."""
     try:
         weights_bytes = 2 * shapes.resolve(model, folder).shape.parameters()
     except StokerError:
@@ -296,6 +296,6 @@ def _comment(key: str, **fields: Any) -> str:
 
 
 def scalar(text: str) -> str:
-    """Text as a YAML scalar: plain where it can only be read as text, else quoted as in JSON."""
+    """Text as a YAML scalar: plain if YAML reads it as text, else quoted as in JSON."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS_WITH_MEANING
     return text if plain else json.dumps(text, ensure_ascii=False)

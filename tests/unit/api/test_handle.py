@@ -15,6 +15,7 @@ from stoker.launch import training
 AT = "2026-11-15T02:19:00+00:00"
 STEP = {"event": "step", "epoch": 0.1, "tokens": 10, "seconds": 0.1, "wait_seconds": 0.0}
 ATTEMPT = {"event": "attempt", "tier": "EXACT", "resumed_step": 0, "total_steps": 4}
+ENDED = {"event": "end", "status": "stopped", "step": 1}
 Write = Callable[..., None]
 
 
@@ -68,7 +69,6 @@ def test_stop_asks_as_the_command_does_and_waits(write: Write, monkeypatch: pyte
     asked = run.path / "stop"
     monkeypatch.setattr(training, "is_running", lambda run_dir: not asked.exists())
     monkeypatch.setattr(training, "ask_to_stop", lambda run_dir: (asked.touch(), write(ENDED)))
-    ENDED = {"event": "end", "status": "stopped", "step": 1}
     assert run.wait(timeout_seconds=0) == "running"
     assert run.stop() == "stopped"
 
