@@ -27,6 +27,10 @@ class StokerError(Exception):
         fields: what the sentences need.
     """
 
+    code: str
+    where: str
+    fields: dict[str, Any]
+
     def __init__(self, code: str, where: str = "", **fields: Any) -> None:
         super().__init__(code, where)
         self.code = code
@@ -47,6 +51,10 @@ class StokerError(Exception):
         place = f"{env.masked(self.where)}: " if self.where else ""
         return f"{place}{self.what} [{self.code}]; {self.hint}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """Everything about it, the sentences in the user's language: code, message, where, hint, fields."""
+        return {**self.to_json(), "message": self.what, "hint": self.hint}
+
     def to_json(self) -> dict[str, Any]:
         """For `events.jsonl` and `--json`; `from_json` is its inverse."""
         fields = {k: v if isinstance(v, int | float | bool) else env.masked(str(v)) for k, v in self.fields.items()}
@@ -54,7 +62,7 @@ class StokerError(Exception):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StokerError:
-        """Rebuild an error that another process wrote down; what there is no sentence for here is shown as it is."""
+        """Rebuild an error that another process wrote; one without a sentence in this catalogue is shown as it is."""
         try:
             error = cls(data["code"], data["where"], **data["fields"])
             messages.text(error.code, **error.fields), messages.text(f"{error.code}.hint", **error.fields)
@@ -66,9 +74,15 @@ class StokerError(Exception):
 class StokerErrors(Exception):
     """Several problems found in one go: all of a run file's, all bad rows of a data file."""
 
+    errors: list[StokerError]
+
     def __init__(self, errors: Iterable[StokerError]) -> None:
         self.errors = list(errors)
         super().__init__(*self.errors)
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Each of them, as `StokerError.as_dict` has it."""
+        return {"errors": [error.as_dict() for error in self.errors]}

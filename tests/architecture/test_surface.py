@@ -1,10 +1,11 @@
-"""The public surface is frozen: commands and flags, run-file keys, plan keys, error codes, exit codes, variables.
+"""The public surface is frozen: commands, run-file keys, plan keys, error codes, exit codes, variables, Python API.
 
 A change here is a change for users. Make it deliberately:
     python tests/architecture/test_surface.py --write
 then look at the diff of surface.json and write a line in CHANGELOG.md.
 """
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import pytest
 import reference
 
+import stoker
 from stoker import env, errors
+from stoker.api.comparison import Comparison
+from stoker.api.handle import RunHandle
 from stoker.config.run import Run
 from stoker.plan.plan import Plan
 
@@ -45,6 +49,27 @@ def commands() -> dict[str, list[str]]:
     }
 
 
+def python_api() -> dict[str, Any]:
+    """Signatures of the functions, and members of the classes they return or raise."""
+    offered = {name: getattr(stoker, name) for name in stoker.__all__ if name != "__version__"}
+    return {name: members(one) if inspect.isclass(one) else parameters(one) for name, one in offered.items()} | {
+        one.__name__: members(one) for one in (RunHandle, Comparison)
+    }
+
+
+def parameters(function: Any) -> str:
+    """Without types: how Python prints those differs from version to version."""
+    signature = inspect.signature(function)
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def members(one: type) -> list[str]:
+    ours = [base for base in one.__mro__ if base.__module__.startswith("stoker")]
+    names = {name for base in ours for name in (*vars(base), *inspect.get_annotations(base))}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
 def surface() -> dict[str, Any]:
     return {
         "commands": commands(),
@@ -53,6 +78,7 @@ def surface() -> dict[str, Any]:
         "errors": reference.error_codes(),
         "exit_codes": sorted(value for name, value in vars(errors).items() if name.startswith("EXIT_")),
         "environment": [variable.name for variable in env.VARIABLES],
+        "python": python_api(),
     }
 
 

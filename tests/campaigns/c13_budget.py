@@ -91,7 +91,7 @@ def _figures(off: list[float]) -> dict[str, float]:
 def _start_seconds() -> float:
     """From the supervisor's end to the first line of `stoker settle`: a program of its own, which runs here inside."""
     started = time.monotonic()
-    words = [sys.executable, "-c", "import stoker.cli.settle_command"]
+    words = [sys.executable, "-c", "import stoker.cli.internal_commands"]
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     return time.monotonic() - started
 

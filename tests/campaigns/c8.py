@@ -452,9 +452,10 @@ def _stop(run_dir: RunDir, one: Hostile) -> None:
 
 
 def _pull(run_dir: RunDir, one: Hostile) -> None:
-    from stoker.cli import returning
+    from stoker.api import store_return
+    from stoker.terminal import console
 
-    returning.bring(run_dir, run_dir.run())
+    store_return.bring(run_dir, run_dir.run(), console.talk)
     assert not checkpoints.committed(run_dir.checkpoints), "a copy with names that lead out was taken"
 
 

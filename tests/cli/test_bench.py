@@ -9,7 +9,7 @@ import pytest
 from made_runs import LANGUAGES, CommandLine, make_run
 
 from stoker.artifacts import benchmark
-from stoker.cli import bench_command
+from stoker.cli import serve_commands
 
 
 def level(way: str, clients: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def measured(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return REPORT
 
     monkeypatch.setattr(benchmark, "bench", measure)
-    monkeypatch.setattr(bench_command, "_draw", lambda _: False)
+    monkeypatch.setattr(serve_commands, "_draw", lambda _: False)
     return asked
 
 

@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_surprise(terminal: Terminal, m
 def test_a_surprise_is_shown_with_its_traceback_and_ends_with_2(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cli.describe.schema", lambda: 1 / 0)
+    monkeypatch.setattr("stoker.config.run.Run.model_json_schema", lambda: 1 / 0)
     code, _, talk = terminal.run("en", "schema")
     assert code == 2
     assert "Traceback" in talk

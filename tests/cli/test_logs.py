@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from made_runs import CommandLine, make_run, training
 
-from stoker.cli import logs_command
+from stoker.cli import runs_commands
 
 
 def write_log(folder: Path, attempt: int, text: bytes) -> Path:
@@ -55,7 +55,7 @@ def test_following_ends_with_the_process_and_misses_nothing(
                 process.stdin.close()
                 process.wait()
 
-        monkeypatch.setattr(logs_command, "wait_a_little", write_on)
+        monkeypatch.setattr(runs_commands, "wait_a_little", write_on)
         out = stoker("logs", "medical", "-f").out
     assert out == "start\nstep 1: 损失\nlast words\n"
 
@@ -76,7 +76,7 @@ def test_following_goes_on_with_the_next_attempt(
                 process.stdin.close()
                 process.wait()
 
-        monkeypatch.setattr(logs_command, "wait_a_little", restart)
+        monkeypatch.setattr(runs_commands, "wait_a_little", restart)
         out = stoker("logs", "medical", "-f").out
     assert out == "first\nsecond\n"
 
@@ -88,7 +88,7 @@ def test_ctrl_c_leaves_and_the_run_goes_on(stoker: CommandLine, runs: Path, monk
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(logs_command, "wait_a_little", interrupt)
+    monkeypatch.setattr(runs_commands, "wait_a_little", interrupt)
     with training(folder) as process:
         outcome = stoker("logs", "medical", "-f")
         assert (outcome.code, outcome.out) == (0, "start\n")

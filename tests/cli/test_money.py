@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from made_runs import CommandLine, ago, attempt, end, make_run, step, training, write_events
 
+from stoker.api.run_progress import RunProgress
 from stoker.launch import training as processes
 from stoker.rundir.layout import RunDir
-from stoker.terminal.progress import Progress
+from stoker.terminal.progress import progress_line
 
 COST = {"price_per_hour": 1.8, "billed_devices": 2, "currency": "CNY"}
 
@@ -32,9 +33,9 @@ def running(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_progress_line_says_money_so_far_and_at_the_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour at 2 x 1.80, and 360 steps of 10 s to go."""
     monkeypatch.setenv("STOKER_LANG", "en")
-    progress = Progress(RunDir(make_priced(runs)))
+    progress = RunProgress(RunDir(make_priced(runs)))
     progress.update()
-    assert progress.line().endswith("left · 3.60 CNY so far, 7.20 CNY expected in total")
+    assert progress_line(progress).endswith("left · 3.60 CNY so far, 7.20 CNY expected in total")
 
 
 @pytest.mark.usefixtures("running")
@@ -42,9 +43,9 @@ def test_without_a_price_no_money_is_said(runs: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("STOKER_LANG", "en")
     folder = make_priced(runs)
     (folder / "plan.json").write_text(json.dumps({"cost": None}))
-    progress = Progress(RunDir(folder))
+    progress = RunProgress(RunDir(folder))
     progress.update()
-    assert progress.line().endswith(" left")
+    assert progress_line(progress).endswith(" left")
     assert progress.spent is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made_runs import LANGUAGES, CommandLine
 
-from stoker.cli import plan_command as command
+from stoker.api import planning as command
 from stoker.cli import remote
 from stoker.config import load
 from stoker.errors import StokerError

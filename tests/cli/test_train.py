@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from made_runs import attempt, make_run, step, write_events
 
+from stoker.api.run_progress import RunProgress
 from stoker.cli import train_command
 from stoker.rundir.layout import RunDir
-from stoker.terminal.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_restart_at_once_is_now(runs: Path, capsys: pytest.CaptureFixture[str]
     folder = make_run(runs, "medical")
     restart = {"event": "restart", "reason": "hang", "step": 30, "wait_seconds": seconds}
     write_events(folder, attempt(120), step(30, 2.0), restart)
-    progress = Progress(RunDir(folder))
+    progress = RunProgress(RunDir(folder))
     progress.update()
     train_command._tell_interventions(progress)
     assert said in " ".join(capsys.readouterr().err.split())
@@ -64,6 +64,6 @@ def test_reasons_of_the_supervisor_are_said_in_words(runs: Path, error: dict[str
     folder = make_run(runs, "medical")
     noted = {"event": "error", "program": "supervisor", "error": {"where": "", **error}}
     write_events(folder, attempt(120), noted)
-    progress = Progress(RunDir(folder))
+    progress = RunProgress(RunDir(folder))
     progress.update()
     assert said in progress.problem.what

@@ -15,11 +15,12 @@ import pytest
 import store_servers
 import tiny_run
 
-from stoker.cli import returning
+from stoker.api import store_return
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, events
 from stoker.rundir.layout import RunDir
 from stoker.store import push
+from stoker.terminal import console
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -53,8 +54,8 @@ def test_a_fresh_machine_goes_on_bit_for_bit(tmp_path: Path, tune: str) -> None:
 
     second = run_at(tmp_path / "second", tmp_path / "store", tune, rows)
     assert checkpoints.committed(second.checkpoints) == []
-    returning.check(second, second.run())
-    returning.bring(second, second.run())
+    store_return.check(second, second.run(), console.talk)
+    store_return.bring(second, second.run(), console.talk)
     assert [one.step for one in checkpoints.committed(second.checkpoints)] == [4]
     assert tiny_run.train(second) == 0
     attempts = [event for event in events.read(second.events_file) if event["event"] == "attempt"]
@@ -69,9 +70,9 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     assert tiny_run.train(first, stop_after=2) == 75
     assert push.push(first)["copied"]
     other = run_at(tmp_path / "other", tmp_path / "store", tune, tiny_run.random_rows(36, 2, 40))
-    returning.check(other, other.run())
+    store_return.check(other, other.run(), console.talk)
     with pytest.raises(StokerError) as caught:
-        returning.bring(other, other.run())
+        store_return.bring(other, other.run(), console.talk)
     assert caught.value.code == "STK660"
     assert checkpoints.committed(other.checkpoints) == []
 

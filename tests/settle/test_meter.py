@@ -14,7 +14,7 @@ from rich.console import Console
 from settle_case import BEGAN, Box, commit
 from store_case import HASTY
 
-from stoker.cli import settle_command as command
+from stoker.cli import internal_commands as command
 from stoker.rundir import artifacts, events, files, lock, pulled
 from stoker.rundir.layout import RunDir
 from stoker.settle import meter, notify, platform_command, settled_record

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from stoker import messages
+from stoker.api.figures import size
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
 from stoker.errors import StokerError
@@ -12,7 +13,6 @@ from stoker.places import package
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
-from stoker.terminal.figures import size
 
 
 def bundle(name: str, overrides: list[str], folder: str, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`stoker chat`: talk with a trained model. The model runs in its own process and speaks JSON lines."""
+"""`stoker chat`: talk with a trained model. The model runs in its own process and exchanges JSON lines."""
 
 import json
 import subprocess
@@ -14,31 +14,31 @@ from stoker.terminal import console
 
 
 @dataclass(frozen=True)
-class Way:
-    """How to talk."""
+class ChatOptions:
+    """Options of a conversation."""
 
     system: str | None
     max_tokens: int
     artifact: str | None
 
 
-def chat(name: str, prompt: str | None, way: Way, *, as_json: bool) -> None:
+def chat(name: str, prompt: str | None, options: ChatOptions, *, as_json: bool) -> None:
     """One answer to `prompt`, or a conversation until an empty line or end of input."""
     run_dir = layout.find(name)
     if not run_dir.final.is_dir() and not run_dir.checkpoints.is_dir():
         raise StokerError("STK502", name=run_dir.name)
-    check_artifact(run_dir, way.artifact)
-    with programs.open_engine("chat", run_dir, *([way.artifact] if way.artifact else [])) as process:
+    check_artifact(run_dir, options.artifact)
+    with programs.open_engine("chat", run_dir, *([options.artifact] if options.artifact else [])) as process:
         ready = _read(process, run_dir)
-        if way.system and ready["plain"]:
+        if options.system and ready["plain"]:
             raise StokerError("STK511", name=run_dir.name)
-        opening = [{"role": "system", "content": way.system}] if way.system else []
+        opening = [{"role": "system", "content": options.system}] if options.system else []
         history = list(opening)
         said = list(opening)
         questions = [prompt] if prompt is not None else iter(console.ask, "")
         for question in questions:
             history.append({"role": "user", "content": question})
-            answer = _answer(process, run_dir, history, way.max_tokens, echo=not as_json)
+            answer = _answer(process, run_dir, history, options.max_tokens, echo=not as_json)
             history.append({"role": "assistant", "content": answer})
             said += history[-2:]
             if ready["plain"]:

@@ -1,4 +1,4 @@
-"""`stoker doctor`: what the checks found, a line each, with a hint where something is to be done."""
+"""`stoker doctor`: one line per finding, with a hint where there is something to do."""
 
 import sys
 from collections import Counter

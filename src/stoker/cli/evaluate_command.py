@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.artifacts import harness
-from stoker.cli import merge_command
+from stoker.cli import artifact_commands
 from stoker.errors import StokerError
 from stoker.launch import programs
 from stoker.plan.plan import Plan
@@ -15,7 +15,7 @@ from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 
 LOADABLE = ("final", "merged", "export", "int8")
-"""Artifacts that transformers loads in our own environment."""
+"""Artifacts that transformers loads in Stoker's own environment."""
 _FIGURES = ("eval_loss", "perplexity", "trained_tokens", "sequences", "seconds")
 _TASK = ("task", "measure", "rows", "right", "answers", "seconds")
 _SENTENCES = {"exact_match": "eval.exact_match", "multiple_choice": "eval.multiple_choice"}
@@ -23,7 +23,7 @@ _SAMPLE = ("prompt", "wanted", "before", "after")
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What to measure beside the loss."""
 
     artifact: str | None
@@ -32,8 +32,8 @@ class Asked:
     harness: str | None
 
 
-def evaluate(name: str, asked: Asked, *, as_json: bool) -> None:
-    """Evaluate a run's model and print what was found."""
+def evaluate(name: str, asked: EvaluationRequest, *, as_json: bool) -> None:
+    """Evaluate a run's model and print the results."""
     run_dir = layout.find(name)
     check_artifact(run_dir, asked.artifact)
     found = {} if asked.harness and not _own_work(run_dir, asked) else _measure(run_dir, asked)
@@ -47,7 +47,7 @@ def evaluate(name: str, asked: Asked, *, as_json: bool) -> None:
 
 
 def check_artifact(run_dir: RunDir, artifact: str | None) -> None:
-    """An artifact that is there and that transformers reads here."""
+    """The artifact exists, and transformers can load it."""
     if artifact is None:
         return
     folder = run_dir.artifacts
@@ -58,14 +58,14 @@ def check_artifact(run_dir: RunDir, artifact: str | None) -> None:
         raise StokerError("STK510", artifact=artifact, choices=", ".join(LOADABLE))
 
 
-def _own_work(run_dir: RunDir, asked: Asked) -> bool:
-    """Whether there is anything to measure but the harness' tasks."""
+def _own_work(run_dir: RunDir, asked: EvaluationRequest) -> bool:
+    """Whether there is anything to measure beside the harness' tasks."""
     report = prepared.read_report(run_dir.data)
     return bool(asked.tasks or asked.samples or (report and report.eval))
 
 
-def _measure(run_dir: RunDir, asked: Asked) -> dict[str, Any]:
-    """Run the eval program and gather what it says."""
+def _measure(run_dir: RunDir, asked: EvaluationRequest) -> dict[str, Any]:
+    """Run the eval program and collect its results."""
     found: dict[str, Any] = {}
     with console.status() as status:
 
@@ -85,10 +85,10 @@ def _measure(run_dir: RunDir, asked: Asked) -> dict[str, Any]:
 
 
 def _harness(run_dir: RunDir, artifact: str | None, task_names: str) -> dict[str, Any]:
-    """The harness loads whole models only: an adapter is merged first."""
+    """Run the harness; it loads whole models only, so an adapter is merged first."""
     folder = artifacts.folder(run_dir, artifact) if artifact else run_dir.final
-    if merge_command.has_adapter(run_dir) and artifact in (None, "final"):
-        folder = merge_command.current(run_dir) or merge_command.make(run_dir)
+    if artifact_commands.has_adapter(run_dir) and artifact in (None, "final"):
+        folder = artifact_commands.merged(run_dir) or artifact_commands.make_merged(run_dir)
     plan = files.read_record(run_dir.plan_file, Plan)
     chat = run_dir.run().train.objective != "pretrain" and (folder / "chat_template.jinja").is_file()
     console.talk("eval.harness", folder=folder)
@@ -96,7 +96,7 @@ def _harness(run_dir: RunDir, artifact: str | None, task_names: str) -> dict[str
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """What was found, for people."""
+    """The results as lines of text."""
     said = []
     if "eval_loss" in found:
         fields = {"loss": f"{found['eval_loss']:.4f}", "perplexity": f"{found['perplexity']:.2f}"}

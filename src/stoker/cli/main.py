@@ -1,6 +1,6 @@
-"""The command line on one page: every command and flag. Bodies live in the modules they import.
+"""Every command and flag, but those of `stoker hosts`. What a command does is in the module it imports.
 
-Imports stand inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
+Imports are inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
 """
 
 import sys
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from stoker import __version__
+from stoker.cli.hosts_app import hosts_app
 from stoker.terminal import console
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(hosts_app)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run file, or a recipe's name.")]
 Existing = Annotated[str, typer.Argument(metavar="NAME", help="A run's name (see `stoker runs`) or its folder.")]
@@ -37,7 +39,7 @@ Artifact = Annotated[
 
 
 def _with_gpus(overrides: list[str] | None, gpus: str | None) -> list[str]:
-    """`--gpus` is the short form of a word of the run file."""
+    """`--gpus` is short for a key of the run file."""
     if gpus is None:
         return overrides or []
     from stoker.config import values
@@ -65,9 +67,9 @@ def root(
 @app.command()
 def schema() -> None:
     """Print the run file's JSON Schema."""
-    from stoker.cli import describe
+    from stoker.config.run import Run
 
-    describe.schema()
+    console.data_json(Run.model_json_schema())
 
 
 @app.command()
@@ -111,7 +113,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     """Predict a run on every card, or on one: does it fit, how long, how much, and why."""
     from stoker.cli import plan_command as body
 
-    asked = body.Asked(
+    asked = body.PlanRequest(
         card=card,
         here=gpus is not None,
         explain=explain,
@@ -177,7 +179,7 @@ def replan(
     nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Replan for these machines instead.")] = None,
 ) -> None:
     """Replan after out-of-memory or a lost machine, with the same batch and length. Run by the supervisor."""
-    from stoker.cli import replan_command as body
+    from stoker.cli import internal_commands as body
 
     body.replan(name, step, nodes)
 
@@ -198,7 +200,7 @@ def settle(
     ] = None,
 ) -> None:
     """After a run: verify its copy, stop billing and notify the user. Run by the supervisor."""
-    from stoker.cli import settle_command as body
+    from stoker.cli import internal_commands as body
 
     body.settle(name, warning)
 
@@ -215,13 +217,13 @@ def chat(
     """Chat with a trained model."""
     from stoker.cli import chat_command as body
 
-    body.chat(name, prompt, body.Way(system, max_tokens, artifact), as_json=json)
+    body.chat(name, prompt, body.ChatOptions(system, max_tokens, artifact), as_json=json)
 
 
 @app.command()
 def merge(name: Existing, json: Json = False) -> None:
     """Merge a trained adapter into its base model's weights, and check that it answers the same."""
-    from stoker.cli import merge_command as body
+    from stoker.cli import artifact_commands as body
 
     body.merge(name, as_json=json)
 
@@ -236,7 +238,7 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Quantise the trained model, and measure the loss in quality."""
-    from stoker.cli import quantize_command as body
+    from stoker.cli import artifact_commands as body
 
     body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
 
@@ -250,7 +252,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Export a folder that transformers and vLLM load as is, with a model card."""
-    from stoker.cli import export_command as body
+    from stoker.cli import artifact_commands as body
 
     body.export(name, folder, as_json=json)
 
@@ -272,7 +274,7 @@ def evaluate(
     """Evaluate a trained model: loss on its eval split, tasks, samples."""
     from stoker.cli import evaluate_command as body
 
-    body.evaluate(name, body.Asked(artifact, task or [], samples, harness), as_json=json)
+    body.evaluate(name, body.EvaluationRequest(artifact, task or [], samples, harness), as_json=json)
 
 
 @app.command()
@@ -285,7 +287,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Serve a trained model as an OpenAI endpoint, with a token."""
-    from stoker.cli import serve_command as body
+    from stoker.cli import serve_commands as body
 
     body.serve(name, port, _with_gpus(set_, gpus), stop=stop, as_json=json)
 
@@ -303,7 +305,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """Benchmark serving of a trained model: transformers, vLLM, vLLM batched."""
-    from stoker.cli import bench_command as body
+    from stoker.cli import serve_commands as body
 
     body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
 
@@ -341,11 +343,11 @@ def runs(
 
         remote.runs(on)
     if store is not None:
-        from stoker.cli import stored
+        from stoker.cli import store_commands
 
-        stored.runs(store, as_json=json)
+        store_commands.runs(store, as_json=json)
         return
-    from stoker.cli import runs_command as body
+    from stoker.cli import runs_commands as body
 
     body.runs(as_json=json)
 
@@ -353,7 +355,7 @@ def runs(
 @app.command()
 def push(name: Existing, json: Json = False) -> None:
     """Copy a run's newest checkpoint and records to its store now, and verify them there."""
-    from stoker.cli import push_command as body
+    from stoker.cli import store_commands as body
 
     body.push(name, as_json=json)
 
@@ -366,7 +368,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
     if from_ is None and (found := remote.elsewhere(name, on)):
         remote.pull(*found)
         return
-    from stoker.cli import pull_command as body
+    from stoker.cli import store_commands as body
 
     body.pull(name, from_, as_json=json)
 
@@ -374,7 +376,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
 @app.command()
 def verify(name: Existing, from_: From = None, json: Json = False) -> None:
     """Verify every checkpoint of a run, here and in its store, and that the newest is in the store."""
-    from stoker.cli import verify_command as body
+    from stoker.cli import store_commands as body
 
     body.verify(name, from_, as_json=json)
 
@@ -391,7 +393,6 @@ def watch(
     from stoker.cli import watch_command as body
 
     remote.forward(name, on, ["watch", name, *(["--once"] if once else []), *(["--json"] if json else [])])
-
     body.watch(name, once=once, as_json=json)
 
 
@@ -403,12 +404,11 @@ def logs(
     on: On = None,
 ) -> None:
     """Print the log of the newest attempt."""
-    from stoker.cli import logs_command as body
     from stoker.cli import remote
+    from stoker.cli import runs_commands as body
 
     count = [] if lines is None else ["--lines", str(lines)]
     remote.forward(name, on, ["logs", name, *(["--follow"] if follow else []), *count])
-
     body.logs(name, lines, follow=follow)
 
 
@@ -416,97 +416,14 @@ def logs(
 def stop(name: Existing, on: On = None) -> None:
     """Stop a run after it commits a checkpoint."""
     from stoker.cli import remote
-    from stoker.cli import stop_command as body
+    from stoker.cli import runs_commands as body
 
     remote.forward(name, on, ["stop", name])
-
     body.stop(name)
 
 
-hosts_app = typer.Typer(name="hosts", help="Machines reached by ssh.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(hosts_app)
-HostName = Annotated[str, typer.Argument(metavar="NAME", help="Your name for the machine.")]
-
-
-@hosts_app.command("add")
-def hosts_add(
-    name: HostName,
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="ADDRESS", help="ssh://user@host:port, ssh://ALIAS from your ssh config, or `ssh -p ...`."
-        ),
-    ],
-    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Stoker's folder on that machine.")] = None,
-    python: Annotated[str | None, typer.Option(metavar="PATH", help="Python interpreter to use there.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Pin the host key without asking.")] = False,
-    json: Json = False,
-) -> None:
-    """Add a machine: pin its host key, install Stoker's key and check the machine."""
-    from stoker.cli import hosts_command as body
-
-    body.add(name, address, base, python, yes=yes, as_json=json)
-
-
-@hosts_app.command("list")
-def hosts_list(json: Json = False) -> None:
-    """List the machines."""
-    from stoker.cli import hosts_command as body
-
-    body.show(as_json=json)
-
-
-@hosts_app.command("check")
-def hosts_check(name: HostName, json: Json = False) -> None:
-    """Check a machine again."""
-    from stoker.cli import hosts_command as body
-
-    body.check(name, as_json=json)
-
-
-@hosts_app.command("remove")
-def hosts_remove(name: HostName) -> None:
-    """Remove a machine and its pinned key; the machine itself is not changed."""
-    from stoker.cli import hosts_command as body
-
-    body.remove(name)
-
-
-@hosts_app.command("tunnel")
-def hosts_tunnel(
-    name: HostName,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port, there and here.")] = 6006,
-) -> None:
-    """Forward a port of a machine, such as TensorBoard's, until Ctrl-C."""
-    from stoker.cli import remote
-
-    remote.tunnel(name, port)
-
-
-@hosts_app.command("on")
-def hosts_on(
-    name: HostName,
-    no_card: Annotated[
-        bool,
-        typer.Option("--no-card", help="Without its card, for a fraction of the price, if the platform supports it."),
-    ] = False,
-) -> None:
-    """Switch a machine on through its provider's API."""
-    from stoker.cli import hosts_command as body
-
-    body.switch_on(name, card=not no_card)
-
-
-@hosts_app.command("off")
-def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
-    """Switch a machine off with a reversible command."""
-    from stoker.cli import hosts_command as body
-
-    body.switch_off(name, yes=yes)
-
-
 def main() -> None:
-    """Entry point: run a command, translate errors into words and exit codes."""
+    """Entry point: run a command; errors become messages and exit codes."""
     sys.exit(console.guarded(_run))
 
 

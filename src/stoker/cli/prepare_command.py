@@ -6,10 +6,9 @@ from typing import Any
 from rich.text import Text
 
 from stoker import messages
+from stoker.api import preparation
 from stoker.config import load
-from stoker.errors import StokerError
-from stoker.launch import programs, training
-from stoker.rundir import checkpoints, layout, prepared
+from stoker.launch import programs
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.terminal import console
@@ -18,9 +17,9 @@ _BAR_WIDTH = 40
 
 
 def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
-    """Prepare a run file's or recipe's data; with `show`, print so many of its rows."""
+    """Prepare a run file's or recipe's data; with `show`, print that many rows."""
     run_file = load.load(name, overrides)
-    run_dir = layout.create(run_file, overrides)
+    run_dir = preparation.create(run_file)
     with run_file.located():
         report = ensure_prepared(run_dir)
     shown = json.loads(programs.ask_engine("show", run_dir, str(show))) if show > 0 else {}
@@ -33,23 +32,16 @@ def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> Non
 
 
 def ensure_prepared(run_dir: RunDir) -> Report:
-    """The report of the run's prepared data; what is not prepared yet, is now."""
-    run, folder = run_dir.run(), run_dir.folder()
-    report = prepared.current_report(run_dir.data, run, folder)
+    """The report of the run's prepared data, with a progress line while it is prepared."""
+    report = preparation.current(run_dir)
     if report is not None:
         return report
-    training.require_idle(run_dir)
-    if checkpoints.committed(run_dir.checkpoints):
-        raise StokerError("STK415", name=run_dir.name)
     with console.status() as status:
         status.show(messages.text("prepare.starting"))
-        programs.run_engine("prepare", run_dir, lambda event: _progress(event, status))
-    report = prepared.read_report(run_dir.data)
-    assert report is not None
-    return report
+        return preparation.make(run_dir, lambda event: _progress(event, status))
 
 
-def _progress(event: dict[str, Any], status: console.Status) -> None:
+def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
     if event["event"] != "prepare":
         return
     key = "prepare.progress" if event["rows"] else "prepare.progress_open"
@@ -136,7 +128,7 @@ def _show_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _coloured(segment: list[tuple[str, bool]]) -> Text:
-    """A document with its trained runs coloured, and marked for those who see no colour."""
+    """A document with its trained tokens coloured, and marked for terminals without colour."""
     out = Text("  ")
     for text, trained in segment:
         out.append(f"{{+{text}+}}" if trained else text, style="bold green" if trained else "dim")

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from stoker import messages
-from stoker.cli.plan_command import require_possible, show
+from stoker.api.figures import size
+from stoker.api.planning import require_possible
+from stoker.api.run_progress import RunProgress
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
 from stoker.config.load import RunFile
@@ -23,9 +25,7 @@ from stoker.plan.plan import Plan
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
-from stoker.terminal import console
-from stoker.terminal.figures import size
-from stoker.terminal.progress import Progress
+from stoker.terminal import console, plan_pages
 
 
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
@@ -111,7 +111,7 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
     if (facts := there.facts()) is not None:
         machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
         plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine, there.surroundings()))
-        show(plan)
+        plan_pages.show(plan)
         # Whether a resume is exact enough is decided there.
         require_possible(run_file.run, plan.model_copy(update={"resume": None}))
         _tell_balance(there, plan)
@@ -170,7 +170,7 @@ def pull(there: Place, name: str) -> None:
     with console.status() as status:
         status.show(messages.text("remote.looking", host=there.label))
         run_dir = there.get(name)
-    progress = Progress(run_dir)
+    progress = RunProgress(run_dir)
     progress.skim()
     if progress.state == "done":
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here

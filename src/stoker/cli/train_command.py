@@ -1,26 +1,22 @@
-"""`stoker train`: prepare, plan, start or resume, follow. The training itself belongs to its own process."""
+"""`stoker train`: prepare, plan, start or resume, follow. Training runs in its own process."""
 
-import subprocess
 import sys
 from typing import Any
 
 from stoker import messages
-from stoker.cli import remote, returning
-from stoker.cli.plan_command import require_possible, show
+from stoker.api import start
+from stoker.api.replanning import changes
+from stoker.api.run_progress import RunProgress, wait_a_little
+from stoker.api.start import Listener, Started
+from stoker.cli import remote
 from stoker.cli.prepare_command import ensure_prepared
-from stoker.cli.replan_command import changes
-from stoker.cluster import assemble
 from stoker.config import load
-from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
-from stoker.launch import plan_inputs, training
-from stoker.plan.make import make_plan
-from stoker.plan.plan import Plan
-from stoker.rundir import files, layout
+from stoker.launch import training
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
-from stoker.terminal import console
-from stoker.terminal.progress import Progress, wait_a_little
+from stoker.terminal import console, plan_pages
+from stoker.terminal.progress import progress_line
 
 _CAUSES = {"compute": "straggler.compute", "data": "straggler.data"}
 
@@ -31,52 +27,16 @@ def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes:
     if on or run_file.run.where.place != "local":
         remote.train(run_file, name, overrides, on, detach=detach, yes=yes)
         return
-    run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
-    if left := training.orphan(run_dir):
-        console.talk("train.adopted", pid=left)
-        process, progress = _start(run_dir)
-    else:
-        with run_file.located(), training.launching(run_dir, run_file.run):
-            run_dir, plan = _ready(run_file, overrides)
-            show(plan)
-            process, progress = _start(run_dir)
+    started = start.begin(run_file, Listener(console.talk, ensure_prepared, plan_pages.show))
     if detach:
-        console.talk("train.detached", name=run_dir.name, pid=process.pid)
+        console.talk("train.detached", name=started.run_dir.name, pid=started.process.pid)
         return
-    sys.exit(_follow(run_dir, process, progress))
+    sys.exit(_follow(started))
 
 
-def _start(run_dir: RunDir) -> tuple[subprocess.Popen[bytes], Progress]:
-    """The supervisor, and a view of what happens from now on."""
-    progress = Progress(run_dir)
-    progress.update()
-    progress.rejected.clear()  # said in earlier attempts
-    progress.interventions.clear()
-    process = training.start(run_dir)
-    training.keep_lease(run_dir)
-    return process, progress
-
-
-def _ready(run_file: RunFile, overrides: list[str]) -> tuple[RunDir, Plan]:
-    """The run directory with its data prepared, and the plan for this machine."""
-    training.require_idle(RunDir(layout.runs_folder() / str(run_file.run.name)))
-    assemble.check(run_file.run)
-    run_dir = layout.create(run_file, overrides)
-    run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
-    returning.check(run_dir, run_file.run)
-    ensure_prepared(run_dir)
-    returning.bring(run_dir, run_file.run)
-    assemble.gathered(run_dir, run_file.run, console.talk)
-    machine = plan_inputs.machine(None, run_file.run, run_dir)
-    plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine))
-    require_possible(run_file.run, plan)
-    files.write_json(run_dir.plan_file, plan.model_dump())
-    plan_inputs.record(run_dir, run_file, machine, plan.data.digest)
-    return run_dir, plan
-
-
-def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progress) -> int:
+def _follow(started: Started) -> int:
     """Show progress until the process ends; Ctrl-C asks it to commit and stop."""
+    run_dir, process, progress = started.run_dir, started.process, started.progress
     asked, told = False, dict(progress.attempt)
     with console.status() as status:
         while process.poll() is None:
@@ -84,7 +44,7 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
                 if progress.update():
                     _tell_interventions(progress)
                     told = _tell(progress, told)
-                    status.show(progress.line())
+                    status.show(progress_line(progress))
                 if progress.end and training.supervision(run_dir).get("state") == "copying":
                     status.show(messages.text("train.copying"))
                 wait_a_little()
@@ -99,8 +59,8 @@ def _follow(run_dir: RunDir, process: subprocess.Popen[bytes], progress: Progres
     return _ended(run_dir, process.returncode, progress)
 
 
-def _tell(progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
-    """Say once per attempt how exactly it goes on, and what was passed over."""
+def _tell(progress: RunProgress, told: dict[str, Any]) -> dict[str, Any]:
+    """Report once per attempt the resume tier and rejected checkpoints."""
     if progress.attempt == told:
         return told
     for one in progress.rejected:
@@ -113,8 +73,8 @@ def _tell(progress: Progress, told: dict[str, Any]) -> dict[str, Any]:
     return attempt
 
 
-def _tell_interventions(progress: Progress) -> None:
-    """Say what the supervisor did since the last look."""
+def _tell_interventions(progress: RunProgress) -> None:
+    """Report what the supervisor did since the last call."""
     for event in progress.interventions:
         if event["event"] == "restart":
             said = {"step": event["step"], "reason": reason(event["reason"])}
@@ -140,12 +100,12 @@ def _tell_interventions(progress: Progress) -> None:
 
 
 def _who(event: dict[str, Any]) -> dict[str, Any]:
-    """Which rank at which step, and where that is not this machine alone, on which one."""
+    """Rank and step, and the node if there are several."""
     rank = messages.text("train.rank", rank=event["rank"]) if event["rank"] is not None else ""
     return {"who": " · ".join(filter(None, (event["node"], rank))), "step": event["step"]}
 
 
-def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:
+def _ended(run_dir: RunDir, code: int, progress: RunProgress) -> int:
     if training.supervision(run_dir).get("reason") == "store":
         console.talk("train.not_stored")
     if code == EXIT_DONE:
@@ -160,7 +120,7 @@ def _ended(run_dir: RunDir, code: int, progress: Progress) -> int:
 
 
 def say_stopped(run_dir: RunDir, step: int) -> None:
-    """That it stopped, which limit asked for it, and where that is not so, that no last checkpoint was committed."""
+    """Report that it stopped, by which limit, and whether a last checkpoint was committed."""
     seen = training.supervision(run_dir)
     by = seen.get("reason")
     if seen.get("ended"):

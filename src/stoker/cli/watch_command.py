@@ -1,4 +1,4 @@
-"""`stoker watch`: where a run stands, as a page that redraws itself, one page, or JSON. Never touches the run."""
+"""`stoker watch`: the progress of a run, as a page that redraws itself, one page, or JSON. Reads only."""
 
 import datetime
 import itertools
@@ -12,17 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import messages
+from stoker.api.figures import duration, loss, size
+from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.doctor import activity
 from stoker.doctor.activity import GpuLoad
 from stoker.facts import machine
 from stoker.launch import training
 from stoker.rundir import layout
-from stoker.settle import settled_record
 from stoker.settle.reasons import reason
 from stoker.terminal import console
-from stoker.terminal.figures import duration, loss, size
 from stoker.terminal.keyboard import Keyboard
-from stoker.terminal.progress import STATES, Progress, spent_text, wait_a_little
+from stoker.terminal.progress import STATES, spent_text
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 30
@@ -32,7 +32,7 @@ _STATE_STYLES = {"running": "green", "done": "green", "stopped": "yellow", "fail
 
 def watch(name: str, *, once: bool, as_json: bool) -> None:
     """Show a run until it ends; `q` or Ctrl-C leaves, and the run goes on."""
-    progress = Progress(layout.find(name))
+    progress = RunProgress(layout.find(name))
     progress.update()
     meter = LoadMeter(progress)
     if as_json:
@@ -44,9 +44,9 @@ def watch(name: str, *, once: bool, as_json: bool) -> None:
 
 
 class LoadMeter:
-    """How busy the run's devices are, measured now and then: asking takes time."""
+    """Load of the run's devices, measured every few seconds because asking takes time."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
         self._measured_at = 0.0
         self._cpu_seconds: float | None = None
@@ -60,7 +60,7 @@ class LoadMeter:
             self.measure()
 
     def measure(self) -> None:
-        """Look at the cards and at the training process."""
+        """Measure the GPUs and the training process."""
         pid = training.running_pid(self._progress.run_dir)
         now, before = time.monotonic(), self._cpu_seconds
         self.gpus = activity.gpus() if pid else []
@@ -74,41 +74,22 @@ class LoadMeter:
         self._measured_at = now
 
     def measure_if_due(self) -> None:
-        """Measure where the last time is long enough ago."""
+        """Measure if the last measurement is old enough."""
         if time.monotonic() - self._measured_at >= _LOAD_EVERY_SECONDS:
             self.measure()
 
 
-def facts(progress: Progress, meter: LoadMeter) -> dict[str, Any]:
+def facts(progress: RunProgress, meter: LoadMeter) -> dict[str, Any]:
     """Everything the page shows, for `--json`."""
-    step, checkpoint = progress.step, progress.checkpoint
-    return {
-        "name": progress.run_dir.name,
-        "state": progress.state,
-        "step": progress.done_steps,
-        "total_steps": progress.total_steps,
-        "epoch": step.get("epoch"),
-        "loss": step.get("loss"),
-        "learning_rate": step.get("learning_rate"),
-        "eval_loss": progress.evaluation.get("eval_loss"),
-        "eval_step": progress.evaluation.get("step"),
-        "tokens_per_second": progress.tokens_per_second,
-        "seconds_left": progress.seconds_left,
-        "input_bound": progress.input_bound,
-        "memory_bytes": step.get("memory_bytes") or meter.memory_bytes,
+    figures = progress.figures()
+    return figures | {
+        "memory_bytes": figures["memory_bytes"] or meter.memory_bytes,
         "cpu_percent": meter.cpu_percent,
         "gpus": [asdict(gpu) for gpu in meter.gpus],
-        "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
-        "tier": progress.attempt.get("tier"),
-        "supervisor": training.supervision(progress.run_dir) or None,
-        "settled": settled_record.read(progress.run_dir) or None,
-        "money": asdict(progress.spent) if progress.spent else None,
-        "last_step_at": step.get("at"),
-        "error": progress.error or None,
     }
 
 
-def _follow(progress: Progress, meter: LoadMeter) -> None:
+def _follow(progress: RunProgress, meter: LoadMeter) -> None:
     leave = Text(messages.text("watch.leave"), style="dim")
     with Keyboard() as keyboard, console.live() as live:
         try:
@@ -123,7 +104,7 @@ def _follow(progress: Progress, meter: LoadMeter) -> None:
         live.update(_page(progress, meter), refresh=True)
 
 
-def _page(progress: Progress, meter: LoadMeter) -> RenderableType:
+def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
@@ -140,12 +121,12 @@ def _page(progress: Progress, meter: LoadMeter) -> RenderableType:
     return Group(*parts)
 
 
-def _title(progress: Progress, state: str) -> Text:
+def _title(progress: RunProgress, state: str) -> Text:
     word = Text(messages.text(STATES[state]), style=_STATE_STYLES[state])
     return Text.assemble((progress.run_dir.name, "bold"), " · ", word)
 
 
-def _bar(progress: Progress, state: str) -> list[RenderableType]:
+def _bar(progress: RunProgress, state: str) -> list[RenderableType]:
     done, total = progress.done_steps, progress.total_steps
     if not total:
         return [messages.text("progress.starting")] if state == "running" else []
@@ -154,7 +135,7 @@ def _bar(progress: Progress, state: str) -> list[RenderableType]:
     return [line]
 
 
-def _training_rows(progress: Progress) -> list[tuple[str, str]]:
+def _training_rows(progress: RunProgress) -> list[tuple[str, str]]:
     if not progress.step:
         return []
     rows = [(messages.text("watch.loss"), _loss_value(progress))]
@@ -173,7 +154,7 @@ def _training_rows(progress: Progress) -> list[tuple[str, str]]:
     return rows
 
 
-def _loss_value(progress: Progress) -> str:
+def _loss_value(progress: RunProgress) -> str:
     now, curve = loss(progress.step["loss"]), sparkline(progress.losses, _SPARKLINE_WIDTH)
     if not curve:
         return now
@@ -181,7 +162,7 @@ def _loss_value(progress: Progress) -> str:
     return f"{curve} {said}"
 
 
-def _load_rows(progress: Progress, meter: LoadMeter) -> list[tuple[str, str]]:
+def _load_rows(progress: RunProgress, meter: LoadMeter) -> list[tuple[str, str]]:
     rows = []
     if progress.step.get("memory_bytes"):
         used = _gib(progress.step["memory_bytes"])
@@ -198,7 +179,7 @@ def _load_rows(progress: Progress, meter: LoadMeter) -> list[tuple[str, str]]:
     return rows
 
 
-def _safety_rows(progress: Progress) -> list[tuple[str, str]]:
+def _safety_rows(progress: RunProgress) -> list[tuple[str, str]]:
     rows = [(messages.text("watch.checkpoint"), _checkpoint(progress.checkpoint)), *_supervisor(progress)]
     if progress.attempt:
         rows.append((messages.text("watch.tier"), progress.attempt["tier"]))
@@ -207,8 +188,8 @@ def _safety_rows(progress: Progress) -> list[tuple[str, str]]:
     return rows
 
 
-def _supervisor(progress: Progress) -> list[tuple[str, str]]:
-    """What the supervisor did, waits for and will do; nothing where all went well."""
+def _supervisor(progress: RunProgress) -> list[tuple[str, str]]:
+    """What the supervisor did, waits for and will do; empty if nothing happened."""
     seen = training.supervision(progress.run_dir)
     said = []
     if seen.get("restarts"):
@@ -223,7 +204,7 @@ def _supervisor(progress: Progress) -> list[tuple[str, str]]:
     return [(messages.text("watch.supervisor"), "; ".join(said))] if said else []
 
 
-def _last_reason(progress: Progress) -> str:
+def _last_reason(progress: RunProgress) -> str:
     reasons = [one["reason"] for one in progress.interventions if one["event"] == "restart"]
     return str(reasons[-1]) if reasons else "surprise"
 
@@ -240,7 +221,7 @@ def _checkpoint(event: dict[str, Any]) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Values as a row of blocks, the mean of neighbours where there are more than `width`."""
+    """Values as a row of blocks; neighbours are averaged if there are more than `width`."""
     if not values:
         return ""
     count = min(width, len(values))

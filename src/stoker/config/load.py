@@ -63,6 +63,8 @@ class RunFile:
     run: Run
     document: Document
     """The values and lines behind `run`."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, as they were given."""
     plugin_file: Path | None = None
     """The file of a recipe that another package provides."""
 
@@ -122,7 +124,7 @@ def _load(path: Path, name: str, label: str, folder: Path, overrides: Sequence[s
     run, document = _read(text, label, overrides)
     if run.name is None:
         run = run.model_copy(update={"name": _run_name(name)})
-    return RunFile(label, folder, text, run, document)
+    return RunFile(label, folder, text, run, document, tuple(overrides))
 
 
 def _plugin_file(plugin: Plugin) -> Path:
@@ -160,7 +162,7 @@ def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
 def again(text: str, name: str, folder: Path, overrides: Sequence[str], run_name: str) -> RunFile:
     """A run file from the copy that a run directory keeps."""
     run, document = _read(text, name, overrides)
-    return RunFile(name, folder, text, run.model_copy(update={"name": run_name}), document)
+    return RunFile(name, folder, text, run.model_copy(update={"name": run_name}), document, tuple(overrides))
 
 
 def _read(text: str, name: str, overrides: Sequence[str]) -> tuple[Run, Document]:

@@ -787,6 +787,8 @@ ENGLISH: dict[str, str] = {
     "STK512.hint": "it is damaged or was not written by Stoker; fetch the run from its store with `stoker pull`, or train it again",
     "STK513": "the chat template of `{tokenizer}` is invalid: {reason}",
     "STK513.hint": "fix chat_template.jinja, or `chat_template` in tokenizer_config.json, in the model's folder",
+    "STK514": "`stoker.train` trains on this machine, and the run's place is `{place}`",
+    "STK514.hint": 'start it with `stoker train --on HOST`, or train here with `{{"where.place": "local"}}`',
     "STK602": "the load test against {url} failed: {reason}",
     "STK602.hint": "see the server's log in `logs/` of the run",
     "task.mixed": "the rows above are of type {kind}; a file must contain one type",

@@ -787,6 +787,8 @@ CHINESE: dict[str, str] = {
     "STK512.hint": "文件已损坏，或不是由 Stoker 写入；请用 `stoker pull` 从存储取回该运行，或重新训练",
     "STK513": "`{tokenizer}` 的对话模板无法使用：{reason}",
     "STK513.hint": "请修正模型文件夹中的 chat_template.jinja，或 tokenizer_config.json 里的 `chat_template`",
+    "STK514": "`stoker.train` 只在本机训练，而这个运行的地点是 `{place}`",
+    "STK514.hint": '用 `stoker train --on HOST` 启动，或用 `{{"where.place": "local"}}` 在本机训练',
     "STK602": "对 {url} 的压测失败：{reason}",
     "STK602.hint": "请查看运行目录 `logs/` 中的服务器日志",
     "task.mixed": "上面各行的类型是 {kind}；一个文件只放一种类型",

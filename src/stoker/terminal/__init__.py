@@ -1,1 +1,1 @@
-"""How things look to people: the only room that prints. Changes when output does."""
+"""Output for people: the only room that prints. Changes when output does."""

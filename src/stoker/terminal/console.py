@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from typer.exceptions import TyperException
 
 from stoker import env, messages
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
@@ -56,19 +57,19 @@ def table(rows: Table) -> None:
 
 
 def page(content: RenderableType) -> None:
-    """Print lines with style to stdout."""
+    """Print styled lines to stdout."""
     stdout.print(content)
 
 
 def live() -> "Live":
-    """A page on stdout that is drawn again and again, until its `with` block ends."""
-    from rich.live import Live  # `stoker --help` does without
+    """A page on stdout that is redrawn until its `with` block ends."""
+    from rich.live import Live  # not needed for `stoker --help`
 
     return Live(console=stdout, auto_refresh=False, vertical_overflow="visible")
 
 
 def talk(key: str, /, **fields: Any) -> None:
-    """Say a sentence of the catalogue to stderr."""
+    """Print a sentence of the catalogue to stderr."""
     stderr.print(messages.text(key, **fields), markup=False)
 
 
@@ -83,8 +84,8 @@ def show_error(error: StokerError) -> None:
     stderr.print(error.hint, markup=False)
 
 
-class Status:
-    """One line that is rewritten in a terminal; elsewhere a new line now and then."""
+class StatusLine:
+    """One line that is rewritten in a terminal; without one, a new line every few seconds."""
 
     _LINE_EVERY_SECONDS = 10.0
 
@@ -92,7 +93,7 @@ class Status:
         self._live = stderr.status("", spinner="line") if stderr.is_terminal else None
         self._printed_at = 0.0
 
-    def __enter__(self) -> "Status":
+    def __enter__(self) -> "StatusLine":
         if self._live:
             self._live.start()
         return self
@@ -110,9 +111,9 @@ class Status:
             stderr.print(line, markup=False)
 
 
-def status() -> Status:
+def status() -> StatusLine:
     """A line of progress on stderr."""
-    return Status()
+    return StatusLine()
 
 
 def _misread(error: Any) -> int:
@@ -124,10 +125,10 @@ def _misread(error: Any) -> int:
 
 
 def guarded(command: Callable[[], None]) -> int:
-    """Run a command; a user's mistake is said in words (1), a surprise with its traceback (2)."""
+    """Run a command and return its exit code: 1 for a user's error, 2 for a surprise, with its traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a console that lacks a letter shows `?` in its place
+            stream.reconfigure(errors="replace")  # a console without a character shows `?` instead
     try:
         command()
     except StokerError as error:
@@ -139,18 +140,18 @@ def guarded(command: Callable[[], None]) -> int:
                 stderr.print()
             show_error(problem)
         return EXIT_USER
-    except usage.UsageError as misread:
+    except TyperException as misread:
         return _misread(misread)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except Exception as surprise:  # noqa: BLE001  # the outermost net: everything unforeseen ends here
+    except Exception as surprise:  # noqa: BLE001  # the outermost handler of unexpected errors
         return _unforeseen(surprise)
     return 0
 
 
 def _unforeseen(error: Exception) -> int:
-    """A disk that is full or may not be written to is the user's to mend; all else is a surprise."""
+    """A full or read-only disk is an error the user can fix; everything else is a surprise."""
     if isinstance(error, OSError) and error.errno in _DISK and error.filename:
         show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
         return EXIT_USER

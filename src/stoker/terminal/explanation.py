@@ -1,8 +1,9 @@
-"""`stoker plan --explain CARD`: the arithmetic behind every figure, and how far measurements lay from such figures."""
+"""`stoker plan --explain CARD`: the arithmetic behind every figure, and its measured error."""
 
 from rich.table import Column, Table
 
 from stoker import messages
+from stoker.api import figures
 from stoker.estimate import operations, ranges
 from stoker.facts.intervals import Interval
 from stoker.facts.prices import Offer
@@ -10,11 +11,11 @@ from stoker.facts.rates import rates
 from stoker.plan import clocks, money, search
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
-from stoker.terminal import console, figures
+from stoker.terminal import console
 
 _GIB = 2**30
 _LEAST_SHARE = 5e-4
-"""Parts of a step below it are not listed."""
+"""Smaller parts of a step are not listed."""
 _SECTIONS = ("batch", "memory", "speed", "time", "money", "disk", "platforms")
 
 
@@ -30,13 +31,13 @@ def show(found: Found) -> None:
 
 
 def sections(found: Found) -> dict[str, list[str]]:
-    """The lines of each section that has any."""
+    """The lines of each section; empty sections are left out."""
     lines = (_batch, _memory, _speed, _time, _money, _disk, _platforms)
     return {name: said for name, make in zip(_SECTIONS, lines, strict=True) if (said := make(found))}
 
 
 def named(kind: str, key: str) -> str:
-    """A part or a moment in words."""
+    """The name of a part or a moment."""
     return messages.text(f"{kind}.{key}") if messages.known(f"{kind}.{key}") else key
 
 
@@ -121,7 +122,7 @@ def _speed(found: Found) -> list[str]:
 
 
 def _roof(found: Found) -> list[str]:
-    """What the device could do at best, and what of that training reaches."""
+    """The device's peak rate, and the share of it that training reaches."""
     on = search.hardware(found.inputs.machine)
     has = {"tflops": f"{on.half_flops / 1e12:,.3g}", "bandwidth": f"{on.bandwidth / 1e9:,.0f}", **_link(found)}
     if on.kind != "cuda":
@@ -132,7 +133,7 @@ def _roof(found: Found) -> list[str]:
 
 
 def _term(found: Found, part: str, seconds: float) -> str:
-    """A part of the step with what it computes or moves, and how fast that is."""
+    """A part of the step: its operations or bytes, and their rate."""
     step = found.way.step
     if found.inputs.machine.kind != "cuda":
         return named("part", part)

@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from stoker import messages
+from stoker.api import figures
 from stoker.config.run import Run, Shape
 from stoker.plan.plan import Plan
 from stoker.rundir import events, files, inputs, prepared
 from stoker.rundir.layout import RunDir
-from stoker.terminal import figures
 
 FILE_NAME = "README.md"
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
@@ -23,7 +23,7 @@ _SAME_WEIGHTS = (None, "final", "merged", "export")
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder holds an export of Stoker's: its card says so."""
+    """Whether a folder holds an export made by Stoker, by its card."""
     path = folder / FILE_NAME
     return path.is_file() and "\nstoker:\n" in path.read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
 
@@ -43,7 +43,7 @@ def text(run_dir: RunDir, exported: dict[str, Any], parity: dict[str, Any]) -> s
 
 
 def base_label(run: Run) -> str | None:
-    """What the model was tuned from, as the world knows it: no path of this machine."""
+    """The public name of the base model: no path of this machine."""
     if isinstance(run.model, Shape):
         return None
     name = run.model.removeprefix(inputs.EARLIER_RUN)
@@ -62,7 +62,7 @@ def losses(run_dir: RunDir) -> dict[str, float]:
 
 
 def _is_eval(event: dict[str, Any]) -> bool:
-    """Measured while training, or later on the same weights: not on quantised ones."""
+    """Whether it was measured on these weights: quantised ones do not count."""
     return event["event"] == "eval" or (event["event"] == "evaluated" and event.get("artifact") in _SAME_WEIGHTS)
 
 
@@ -126,7 +126,7 @@ def _rows(
 
 
 def _method(run: Run, plan: Plan) -> str:
-    """The method with every option the adapter was made with."""
+    """The method with all options of the adapter."""
     options = {**plan.native.lora, **plan.native.quantization}
     said = (f"{key} {_plain(value)}" for key, value in options.items() if key != "task_type")
     return ", ".join([run.tune.method, *said])

@@ -1,4 +1,4 @@
-"""The parity gate as people see it: a line of progress, and one that says how an artifact compares."""
+"""The parity gate in a terminal: a progress line, and the result."""
 
 import functools
 from pathlib import Path
@@ -21,7 +21,7 @@ def compare(
     python: Path | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Compare an artifact with the trained model and say how it went; raises where it is not the same."""
+    """Compare an artifact with the trained model and print the result; raises if they differ."""
     with console.status() as status:
         take = functools.partial(_show, status)
         figures = parity_gate.compare(run_dir, name, endpoint, take, python=python, folder=folder, reference=reference)
@@ -30,12 +30,12 @@ def compare(
 
 
 def make_reference(run_dir: RunDir) -> Reference:
-    """Ask the trained model first: beside a server there may be no memory for it."""
+    """Get the trained model's answers first: there may be no memory for it beside a server."""
     with console.status() as status:
         return parity_gate.make_reference(run_dir, functools.partial(_show, status))
 
 
-def _show(status: console.Status, event: dict[str, Any]) -> None:
+def _show(status: console.StatusLine, event: dict[str, Any]) -> None:
     if event["event"] == "parity":
         fields = {key: event[key] for key in ("part", "done", "of")}
         status.show(messages.text("parity.progress", **fields))

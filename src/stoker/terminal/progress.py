@@ -1,27 +1,9 @@
-"""Where a run stands, read from its events: shared by `train`, `watch` and `runs`. Reads each event once."""
-
-import time
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+"""A run's progress in words: its state, its one line, its money."""
 
 from stoker import messages
-from stoker.errors import StokerError
-from stoker.launch import training
-from stoker.rundir import events
-from stoker.rundir.layout import RunDir
-from stoker.settle import spending
-from stoker.settle.reasons import reason
-from stoker.settle.spending import Price, Spent
-from stoker.terminal.figures import duration, money
-
-_RECENT_STEPS = 20
-_KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
-"""Events of which the newest counts, and where it is kept."""
-_SUPERVISORS = {"STK670", "STK673", "STK674"}
-_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler"}
-_INPUT_BOUND_SHARE = 0.2
-"""Above this share of waiting for data, the loader is what limits the run."""
+from stoker.api.figures import duration, money
+from stoker.api.run_progress import RunProgress
+from stoker.settle.spending import Spent
 
 STATES = {
     "new": "state.new",
@@ -30,161 +12,34 @@ STATES = {
     "done": "state.done",
     "failed": "state.failed",
 }
-"""The word for each of `Progress.state`."""
+"""The word for each of `RunProgress.state`."""
 
 
-@dataclass
-class Progress:
-    """What the events so far say."""
-
-    run_dir: RunDir
-    attempt: dict[str, Any] = field(default_factory=dict)
-    step: dict[str, Any] = field(default_factory=dict)
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    checkpoint: dict[str, Any] = field(default_factory=dict)
-    failed_save: dict[str, Any] = field(default_factory=dict)
-    error: dict[str, Any] = field(default_factory=dict)
-    end: dict[str, Any] = field(default_factory=dict)
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    interventions: list[dict[str, Any]] = field(default_factory=list)
-    """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
-    losses: list[float] = field(default_factory=list)
-    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
-    read_bytes: int = 0
-    price: Price | None = None
-    """What the machine costs; None where no price is known."""
-
-    def __post_init__(self) -> None:
-        self.price = spending.price(self.run_dir)
-
-    def update(self) -> bool:
-        """Read what was appended; says whether there was anything."""
-        changed = False
-        for event, offset in events.follow(self.run_dir.events_file, self.read_bytes):
-            self._take(event)
-            self.read_bytes = offset
-            changed = True
-        return changed
-
-    def skim(self) -> None:
-        """Read all at once and of the steps only the newest: enough for a list of runs."""
-        for event in events.skim(self.run_dir.events_file):
-            self._take(event)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        if not events.is_whole(event):
-            return
-        kind = event["event"]
-        if kind == "attempt":
-            self.attempt, self.end, self.error = event, {}, {}
-            self.recent.clear()
-        elif kind == "rejected":
-            self.rejected.append(event)
-        elif kind in _INTERVENTIONS:
-            self.interventions.append(event)
-        elif kind == "step":
-            self.step = event
-            self.recent.append(event)
-            if isinstance(event["loss"], float):
-                self.losses.append(event["loss"])
-        elif kind in _KEPT:
-            setattr(self, _KEPT[kind], event)
-        elif kind == "error" and event["program"] in ("train", "prepare", "supervisor"):
-            # Where one rank fails, others fail at its absence: that must not stand in front of the reason.
-            by_absence = self.error and event["error"]["code"] in ("STK402", "STK423")
-            self.error = self.error if by_absence else event["error"]
-
-    @property
-    def problem(self) -> StokerError:
-        """The error in words; of the supervisor's own the reason is a word of its own, too."""
-        error = StokerError.from_json(self.error)
-        if error.code in _SUPERVISORS:
-            error.fields["reason"] = reason(str(error.fields["reason"]))
-        return error
-
-    @property
-    def state(self) -> str:
-        """`running`, `failed`, `done`, `stopped` or `new`; a process that died without a word has failed."""
-        if training.is_running(self.run_dir):
-            return "running"
-        if self.error:
-            return "failed"
-        if self.end:
-            return str(self.end["status"])
-        return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
-
-    @property
-    def done_steps(self) -> int:
-        """Steps done."""
-        return int(self.step.get("step", self.attempt.get("resumed_step", 0)))
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the run."""
-        return int(self.attempt.get("total_steps", 0))
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Real tokens per second over the last steps."""
-        seconds = sum(step["seconds"] for step in self.recent)
-        return float(sum(step["tokens"] for step in self.recent) / seconds) if seconds else 0.0
-
-    @property
-    def seconds_left(self) -> float:
-        """Expected time to the last step."""
-        if not self.recent:
-            return 0.0
-        mean = sum(step["seconds"] for step in self.recent) / len(self.recent)
-        return float(mean) * (self.total_steps - self.done_steps)
-
-    @property
-    def spent(self) -> Spent | None:
-        """Money so far and at the end; None where no price is known."""
-        if self.price is None:
-            return None
-        running = self.state == "running"
-        return spending.spent(self.run_dir, self.price, self.seconds_left if running else 0.0, running=running)
-
-    @property
-    def input_bound(self) -> bool:
-        """Whether the loader is what the run waits for."""
-        seconds = sum(step["seconds"] for step in self.recent)
-        waited = sum(step["wait_seconds"] for step in self.recent)
-        return len(self.recent) >= 5 and waited > _INPUT_BOUND_SHARE * seconds
-
-    def line(self) -> str:
-        """One line: step, epoch, loss, pace, time left, money."""
-        if not self.step:
-            return messages.text("progress.starting")
-        fields = {
-            "step": self.done_steps,
-            "total": self.total_steps,
-            "epoch": f"{self.step['epoch']:.2f}",
-            "loss": f"{self.step['loss']:.4f}" if isinstance(self.step["loss"], float) else self.step["loss"] or "-",
-            "speed": f"{self.tokens_per_second:,.0f}",
-            "left": duration(self.seconds_left),
-        }
-        line = messages.text("progress.line", **fields)
-        line = f"{line} · {spent_text(self.spent)}" if self.spent else line
-        line = f"{line} · {messages.text('progress.input_bound')}" if self.input_bound else line
-        return f"{line} · {self._save_failed()}" if self.is_save_failing else line
-
-    @property
-    def is_save_failing(self) -> bool:
-        """Whether the newest save was dropped."""
-        return bool(self.failed_save) and self.failed_save["at"] > self.checkpoint.get("at", "")
-
-    def _save_failed(self) -> str:
-        fields = self.failed_save["error"]["fields"]
-        return messages.text("progress.save_failed", step=fields["step"], reason=fields["reason"])
+def progress_line(progress: RunProgress) -> str:
+    """One line: step, epoch, loss, pace, time left, money."""
+    step = progress.step
+    if not step:
+        return messages.text("progress.starting")
+    fields = {
+        "step": progress.done_steps,
+        "total": progress.total_steps,
+        "epoch": f"{step['epoch']:.2f}",
+        "loss": f"{step['loss']:.4f}" if isinstance(step["loss"], float) else step["loss"] or "-",
+        "speed": f"{progress.tokens_per_second:,.0f}",
+        "left": duration(progress.seconds_left),
+    }
+    parts = [messages.text("progress.line", **fields)]
+    if spent := progress.spent:
+        parts.append(spent_text(spent))
+    if progress.input_bound:
+        parts.append(messages.text("progress.input_bound"))
+    if progress.is_save_failing:
+        failed = progress.failed_save["error"]["fields"]
+        parts.append(messages.text("progress.save_failed", step=failed["step"], reason=failed["reason"]))
+    return " · ".join(parts)
 
 
 def spent_text(spent: Spent) -> str:
     """`3.10 CNY so far, 12.4 at the end`."""
     fields = {"so_far": money(spent.so_far), "at_end": money(spent.at_end), "currency": spent.currency}
     return messages.text("progress.money", **fields)
-
-
-def wait_a_little() -> None:
-    """The pace at which files are looked at."""
-    time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The run file that `stoker init` writes: from answers to commented YAML, with a reason for what is guessed.
+"""The run file that `stoker init` writes: from answers to commented YAML, with a reason for each guess.
 
 Looks at the first row of the data and at the model's shape. Asks nothing and writes nothing; `init` does.
 """
@@ -21,7 +21,7 @@ from stoker.rundir import inputs
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS_WITH_MEANING = {"null", "true", "false"}
 _BYTES_PER_TOKEN = 4
-"""For a first figure only: English and Chinese both come near it in UTF-8, and `prepare` counts."""
+"""A rough value, about right for English and Chinese in UTF-8; `prepare` counts."""
 _LARGEST_SHARE_IN_16_BITS = 0.5
 """Weights above this share of a card leave too little for gradients and activations: 4 bits are proposed instead."""
 
@@ -62,8 +62,8 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Reason:
-    """A sentence of the catalogue that says why."""
+class Remark:
+    """A sentence of the catalogue, for a comment of the run file."""
 
     key: str
     fields: dict[str, Any]
@@ -76,7 +76,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the user said."""
+    """The user's answers."""
 
     model: str | Size
     """A trained model's name, or the size of one from scratch."""
@@ -91,13 +91,13 @@ class Guess:
     """What was chosen for the user, and why."""
 
     objective: str
-    objective_reason: Reason
+    objective_reason: Remark
     method: str
-    method_reason: Reason
+    method_reason: Remark
     rows: int | None
-    """Rows of the data; None where it is not here to be counted."""
+    """Rows of the data; None if the data is not on this machine."""
     tokens: int | None
-    """About how many tokens they have."""
+    """Estimated tokens."""
 
 
 # ---- guesses
@@ -110,33 +110,33 @@ def guess(answers: Answers, folder: Path) -> Guess:
     rows, tokens = _count(files)
     if isinstance(answers.model, Size):
         key = "init.why.conversations" if _is_conversation(layout) else "init.why.scratch"
-        return Guess("pretrain", Reason(key, {}), "full", Reason("init.why.full", {}), rows, tokens)
+        return Guess("pretrain", Remark(key, {}), "full", Remark("init.why.full", {}), rows, tokens)
     objective = "pretrain" if layout == "text" else "sft"
     method, method_reason = _method(answers.model, answers.target, folder)
     return Guess(objective, reason, method, method_reason, rows, tokens)
 
 
 def _files(data: str, folder: Path) -> list[Path]:
-    """The files of the data; none where they are not here yet."""
+    """The data files; empty if they are not on this machine."""
     try:
         return [] if inputs.is_remote(data) else inputs.expand(data, folder)
     except StokerError:
         return []
 
 
-def _layout(data: str, files: list[Path]) -> tuple[str | None, Reason]:
-    """How the first row is laid out, and the sentence that says what follows from it."""
+def _layout(data: str, files: list[Path]) -> tuple[str | None, Remark]:
+    """The layout of the first row, and why the objective follows from it."""
     if not files:
-        return None, Reason("init.why.remote" if inputs.is_remote(data) else "init.why.absent", {"path": data})
+        return None, Remark("init.why.remote" if inputs.is_remote(data) else "init.why.absent", {"path": data})
     keys = _first_keys(files[0])
     if keys is None:
-        return None, Reason("init.why.unread", {"path": files[0].name})
+        return None, Remark("init.why.unread", {"path": files[0].name})
     recognised = layouts.recognise(keys)
     if recognised is None:
-        return None, Reason("init.why.unknown", {"keys": ", ".join(keys)})
+        return None, Remark("init.why.unknown", {"keys": ", ".join(keys)})
     found, signs = recognised
     key = "init.why.text" if found.name == "text" else "init.why.rows"
-    return found.name, Reason(key, {"keys": ", ".join(signs)})
+    return found.name, Remark(key, {"keys": ", ".join(signs)})
 
 
 def _is_conversation(layout: str | None) -> bool:
@@ -144,7 +144,7 @@ def _is_conversation(layout: str | None) -> bool:
 
 
 def _first_keys(file: Path) -> list[str] | None:
-    """Keys of a file's first row; None where it cannot be told without the engine."""
+    """Keys of a file's first row; None if reading it needs the engine."""
     kind = inputs.kind(file)
     if kind == ".txt":
         return ["text"]
@@ -169,7 +169,7 @@ def _opened(file: Path) -> TextIO:
 
 
 def _count(files: list[Path]) -> tuple[int | None, int | None]:
-    """Rows by counting lines, tokens by size; neither where a file has to be unpacked first."""
+    """Rows by counting lines, tokens by size; None for compressed files and parquet."""
     if not files or any(file.suffix.lower() not in (".jsonl", ".csv", ".txt") for file in files):
         return None, None
     rows = sum(1 if file.suffix.lower() == ".txt" else _lines(file) for file in files)
@@ -182,20 +182,20 @@ def _lines(file: Path) -> int:
         return sum(1 for line in lines if line.strip()) - (file.suffix.lower() == ".csv")
 
 
-def _method(model: str, target: Target, folder: Path) -> tuple[str, Reason]:
-    """`qlora` where 16-bit weights would fill a card, else `lora`."""
+def _method(model: str, target: Target, folder: Path) -> tuple[str, Remark]:
+    """`qlora` if 16-bit weights would fill the card, else `lora`."""
     try:
         weights_bytes = 2 * shapes.resolve(model, folder).shape.parameters()
     except StokerError:
-        return "lora", Reason("init.why.lora_unknown", {})
+        return "lora", Remark("init.why.lora_unknown", {})
     fields = {
         "weights": f"{weights_bytes / 2**30:.1f}",
         "memory": f"{target.memory_bytes / 2**30:.1f}",
         "name": target.name,
     }
     if target.kind == "cuda" and weights_bytes > _LARGEST_SHARE_IN_16_BITS * target.memory_bytes:
-        return "qlora", Reason("init.why.qlora", fields)
-    return "lora", Reason("init.why.lora", fields)
+        return "qlora", Remark("init.why.qlora", fields)
+    return "lora", Remark("init.why.lora", fields)
 
 
 # ---- text
@@ -297,10 +297,10 @@ def _line(key: str, value: str, comment: str, **fields: Any) -> str:
 
 
 def _comment(key: str, **fields: Any) -> str:
-    return f"# {Reason(key, fields).text}"
+    return f"# {Remark(key, fields).text}"
 
 
 def scalar(text: str) -> str:
-    """Text as a YAML scalar: plain where it can only be read as text, else quoted as in JSON."""
+    """Text as a YAML scalar: plain if YAML reads it as text, else quoted as in JSON."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS_WITH_MEANING
     return text if plain else json.dumps(text, ensure_ascii=False)

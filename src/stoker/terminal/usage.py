@@ -1,16 +1,11 @@
-"""Typer's complaints about a command line in our words."""
+"""Typer's usage errors in our words. They are `typer.exceptions.TyperException`, the base that typer exports."""
 
 import difflib
 import re
 from typing import Any
 
-import typer
-
 from stoker import messages
 from stoker.errors import StokerError
-
-UsageError: type[Any] = typer.BadParameter.__mro__[1]
-"""What every mistake in a command line is; typer exports only the class below it."""
 
 _SIGNS: tuple[tuple[str, str], ...] = (
     (r"No such option: (?P<name>\S+)", "usage.option"),
@@ -23,7 +18,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
 
 
 def asks_for_help(error: Any) -> bool:
-    """Whether nothing was asked at all: typer then raises the help page."""
+    """Whether there was no argument at all: typer then raises the help page."""
     return type(error).__name__ == "NoArgsIsHelpError"
 
 

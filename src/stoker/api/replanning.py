@@ -1,32 +1,31 @@
-"""`stoker replan`: the next rung of the ladder after a run ran out of memory, or other machines. By the supervisor."""
+"""Plans a run anew after it ran out of memory, or for other machines: same batch and length. For the supervisor."""
 
 from contextlib import closing
 
-from stoker.cli.plan_command import require_possible
+from stoker.api.planning import require_possible
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan, Rung
-from stoker.rundir import files, layout, nodes
+from stoker.rundir import files, nodes
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
-from stoker.terminal import console
 
 
-def replan(name: str, step: int, together: str | None) -> None:
-    """Write a plan that needs less memory, or is for other machines, with the same batch and length; note both."""
-    run_dir = layout.find(name)
+def replan(run_dir: RunDir, step: int, together: set[str] | None) -> str:
+    """Write a plan that needs less memory, or one for these machines, and an event about it; returns what changed."""
     with closing(EventLog(run_dir.events_file)) as events:
         try:
-            before, after = _replan(run_dir, step) if together is None else _regroup(run_dir, set(together.split(",")))
+            before, after = _less_memory(run_dir, step) if together is None else _regroup(run_dir, together)
         except StokerError as error:
             events.error(error, "supervisor")
             raise
         events.write("replan", step=step, before=_cut(before), after=_cut(after))
-    console.talk("train.replanned", changes=changes(_cut(before), _cut(after)))
+    return changes(_cut(before), _cut(after))
 
 
-def _replan(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
+def _less_memory(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
+    """The plan of the next rung of the ladder, with the one that failed noted in it."""
     before = files.read_record(run_dir.plan_file, Plan)
     failed = Rung(
         strategy=before.strategy,
@@ -43,7 +42,7 @@ def _replan(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
 
 
 def _regroup(run_dir: RunDir, together: set[str]) -> tuple[Plan, Plan]:
-    """The plan for those machines of the run that are named; where there is none, all stays as it was."""
+    """The plan for the named machines of the run; where there is none, nothing changes."""
     before, record = files.read_record(run_dir.plan_file, Plan), nodes.read(run_dir.nodes_file)
     assert record is not None
     nodes.write(run_dir.nodes_file, record.only(together))
@@ -63,7 +62,7 @@ def _planned(run_dir: RunDir) -> Plan:
 
 
 def _cut(plan: Plan) -> dict[str, object]:
-    """How the work is cut to the memory."""
+    """How a step is split."""
     return {
         "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation,

@@ -1,19 +1,22 @@
-"""The run on every card as people read it: one ranked table, the recommendation, and what would fit where none does."""
+"""A run on every card in words: the cells of one ranked table, the recommendation, and what would make it fit."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len, set_cell_size
 
 from stoker import messages
+from stoker.api import figures, html_tables, plan_page
+from stoker.api.html_tables import Cell
 from stoker.config.run import Run
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import clocks, compare, money
 from stoker.plan.clocks import Stay
 from stoker.plan.compare import Change, Goal, Row
 from stoker.plan.make import Found
-from stoker.terminal import console, figures
+from stoker.plan.plan import Resume
 
 _SHOWN = 12
 _UNITS = {1: "compare.seconds", 60: "compare.minutes", 3600: "compare.hours"}
@@ -21,34 +24,90 @@ _LEAST_UNITS = 2
 """A table counts in the largest unit of which its first row takes at least so many."""
 
 
-def show(run: Run, here: Row, rows: list[Row], changes: list[Change], goal: Goal, *, everything: bool) -> None:
-    """The ranked table with the sentences that belong to it."""
-    marked = compare.frontier(rows)
-    shown = rows if everything else compare.shortlist(rows, marked, _advised(run, rows), _SHOWN)
-    console.data(messages.text("compare.title", name=run.name, goal=messages.text(f"compare.goal.{goal}")))
-    console.table(_table(here, shown, marked))
-    console.data("")
-    for line in _sentences(run, rows, changes):
-        console.data(line)
-    hidden = [row for row in rows if not any(row is one for one in shown)]
-    if hidden:
-        no = sum(row.fits == "no" for row in hidden)
-        console.talk("compare.more", count=len(hidden), no=no)
-    console.talk("compare.legend")
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The same run on every card of the catalogue, ranked; a notebook shows it as a table."""
 
+    run: Run
+    goal: Goal
+    """What comes first: `money` or `speed`."""
+    here: Row
+    """This machine."""
+    rows: list[Row]
+    """Every card and count, best first."""
+    changes: list[Change]
+    """What would make it fit, where it fits nowhere."""
+    resume: Resume | None
+    """How a run that was begun goes on on this machine."""
 
-def to_json(run: Run, here: Row, rows: list[Row], changes: list[Change], goal: Goal) -> dict[str, Any]:
-    """Everything the table is made of."""
-    marked = compare.frontier(rows)
-    advised = compare.recommend(rows, run)
-    return {
-        "name": run.name,
-        "for": goal,
-        "recommended": _row_json(advised, marked) if advised else None,
-        "here": _row_json(here, []),
-        "rows": [_row_json(row, marked) for row in rows],
-        "changes": changes_json(changes),
-    }
+    @property
+    def recommended(self) -> Row | None:
+        """The first row that fits and stays within the run's budget."""
+        return compare.recommend(self.rows, self.run)
+
+    @cached_property
+    def frontier(self) -> list[Row]:
+        """Rows that no other beats in both time and money."""
+        return compare.frontier(self.rows)
+
+    @cached_property
+    def shortlist(self) -> list[Row]:
+        """The rows worth showing."""
+        return compare.shortlist(self.rows, self.frontier, _advised(self.run, self.rows), _SHOWN)
+
+    @property
+    def title(self) -> str:
+        """`{name}: every card, money first`."""
+        return messages.text("compare.title", name=self.run.name, goal=messages.text(f"compare.goal.{self.goal}"))
+
+    def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[Cell]]]:
+        """Headings and cells of these rows, this machine first."""
+        first = rows[0].seconds if rows else 0.0
+        unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
+        keys = ("compare.card", "compare.count", "compare.fits", "compare.memory", "compare.speed", _UNITS[unit])
+        headings = ["", *(messages.text(key) for key in (*keys, "compare.money", "compare.why"))]
+        cells: list[list[Cell]] = []
+        for row in (self.here, *rows):
+            name = messages.text("compare.here") if row is self.here else row.card
+            mark = "*" if any(row is one for one in self.frontier) else ""
+            cells.append([mark, name, str(row.devices), *_cells(row, unit), _why(row)])
+        return headings, cells
+
+    def sentences(self) -> list[str]:
+        """What to take, what is free of charge, what would fit."""
+        if all(row.fits == "no" for row in self.rows):
+            return [messages.text("compare.none"), *change_lines(self.changes)]
+        found = [_advice(self.run, self.rows), *_free(self.rows)]
+        if self.run.where.price:
+            found.append(messages.text("compare.one_price", price=self.run.where.price))
+        return found
+
+    def resume_sentence(self) -> str:
+        """How it goes on here; empty for a run that was not begun."""
+        return messages.text("compare.resume", said=plan_page.resume_text(self.resume)) if self.resume else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything the table is made of."""
+        advised = self.recommended
+        return {
+            "name": self.run.name,
+            "for": self.goal,
+            "recommended": _row_json(advised, self.frontier) if advised else None,
+            "here": _row_json(self.here, []),
+            "rows": [_row_json(row, self.frontier) for row in self.rows],
+            "changes": changes_json(self.changes),
+        }
+
+    def __repr__(self) -> str:
+        headings, cells = self.table(self.shortlist)
+        lines = [self.title, *_aligned([headings, *map(_one_line, cells)]), "", *self.sentences()]
+        return "\n".join([*lines, self.resume_sentence()]).rstrip()
+
+    def _repr_html_(self) -> str:
+        headings, cells = self.table(self.shortlist)
+        said = [*self.sentences(), self.resume_sentence(), messages.text("compare.legend")]
+        paragraphs = "".join(html_tables.paragraph(line) for line in said if line)
+        return html_tables.paragraph(self.title) + html_tables.table(cells, headings) + paragraphs
 
 
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
@@ -64,7 +123,7 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _price_source(row: Row) -> str:
-    """Whose price, and how old where it is."""
+    """The price's source, and its age if it is old."""
     cost = row.cost
     if cost is None:
         return messages.text("compare.no_price")
@@ -80,25 +139,18 @@ def _price_source(row: Row) -> str:
 # ---- the table
 
 
-def _table(here: Row, shown: list[Row], marked: list[Row]) -> Table:
-    first = shown[0].seconds if shown else 0.0
-    unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    table.add_column(messages.text("compare.card"), no_wrap=True)
-    table.add_column(messages.text("compare.count"), justify="right", no_wrap=True)
-    table.add_column(messages.text("compare.fits"), no_wrap=True)
-    for heading in ("compare.memory", "compare.speed", _UNITS[unit], "compare.money"):
-        table.add_column(messages.text(heading), justify="right", no_wrap=True)
-    table.add_column(messages.text("compare.why"), overflow="fold")
-    for row in (here, *shown):
-        name = messages.text("compare.here") if row is here else row.card
-        mark = "*" if any(row is one for one in marked) else ""
-        table.add_row(mark, name, str(row.devices), *_cells(row, unit), _why(row))
-    return table
+def _one_line(cells: list[Cell]) -> list[str]:
+    """Cells without their intervals and further lines."""
+    return [(cell if isinstance(cell, str) else cell[0]).partition("\n")[0] for cell in cells]
 
 
-def _cells(row: Row, unit_seconds: int) -> list[str | Text]:
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Rows as lines, each column as wide as its widest cell."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
+
+
+def _cells(row: Row, unit_seconds: int) -> list[Cell]:
     fits = messages.text(f"compare.fits.{row.fits}")
     if row.found is None:
         return [fits, "", "", "", ""]
@@ -110,28 +162,23 @@ def _cells(row: Row, unit_seconds: int) -> list[str | Text]:
     return [
         fits,
         memory,
-        _two(f"{pace:,.0f}", f"{figures.thousands(slowest)}-{figures.thousands(fastest)}"),
-        _two(time, f"{least}-{most}"),
+        (f"{pace:,.0f}", f"{figures.thousands(slowest)}-{figures.thousands(fastest)}"),
+        (time, f"{least}-{most}"),
         _money(row),
     ]
 
 
-def _memory(found: Found) -> Text:
+def _memory(found: Found) -> Cell:
     used, there = found.way.memory.device / 2**30, found.inputs.machine.memory_per_device / 2**30
     low, high = (figures.short(each / 2**30) for each in found.way.memory_range)
-    return _two(f"{figures.short(used)}/{there:.0f}", f"{low}-{high}")
+    return f"{figures.short(used)}/{there:.0f}", f"{low}-{high}"
 
 
-def _money(row: Row) -> str | Text:
+def _money(row: Row) -> Cell:
     if row.cost is None:
         return "-"
     amount, least, most = map(figures.money, (row.cost.amount, *row.cost.amount_range))
-    return _two(f"{amount} {row.cost.currency}", f"{least}-{most}")
-
-
-def _two(expected: str, between: str) -> Text:
-    """A figure, and under it where nine in ten lie."""
-    return Text.assemble(expected, "\n", (between, "dim"))
+    return f"{amount} {row.cost.currency}", f"{least}-{most}"
 
 
 def _why(row: Row) -> str:
@@ -159,15 +206,6 @@ def _way(found: Found) -> str:
 
 
 # ---- sentences
-
-
-def _sentences(run: Run, rows: list[Row], changes: list[Change]) -> list[str]:
-    if all(row.fits == "no" for row in rows):
-        return [messages.text("compare.none"), *change_lines(changes)]
-    found = [_advice(run, rows), *_free(rows)]
-    if run.where.price:
-        found.append(messages.text("compare.one_price", price=run.where.price))
-    return found
 
 
 def _advised(run: Run, rows: list[Row]) -> list[Row]:

@@ -1,19 +1,23 @@
-"""`stoker bench`: throughput and latency against the number of clients, as a table, as JSON and as a picture."""
+"""`stoker serve` and `stoker bench`: an OpenAI endpoint for a trained model, and how fast it answers."""
 
 import datetime
 import importlib.util
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from stoker import messages
-from stoker.artifacts import benchmark
+from stoker import env, messages
+from stoker.artifacts import benchmark, model_server
 from stoker.artifacts.benchmark import BenchLoad
+from stoker.artifacts.model_server import Server
 from stoker.errors import StokerError
 from stoker.launch import programs
+from stoker.plan.parity_verdict import Reference
+from stoker.plan.serving_choices import Serving
 from stoker.rundir import files, layout
 from stoker.rundir.layout import RunDir
-from stoker.terminal import console
+from stoker.terminal import console, parity_lines
 
 _PERCENTILES = ("p50", "p90", "p99")
 _WAYS = {
@@ -23,8 +27,68 @@ _WAYS = {
 }
 
 
+def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bool) -> None:
+    """Start a server, or stop the running one."""
+    run_dir = layout.find(name)
+    if stop:
+        _stop(run_dir, as_json=as_json)
+        return
+    asks = model_server.find_engine()[0] == "vllm" and model_server.find(run_dir) is None
+    reference = parity_lines.make_reference(run_dir) if asks else None
+    with console.status() as status:
+        server, plan = model_server.start(
+            run_dir, port, overrides, lambda s: status.show(messages.text("serve.starting", seconds=round(s)))
+        )
+    if not as_json:
+        _explain(plan)
+    compared = _compare(run_dir, server, reference)
+    if as_json:
+        shown = {**asdict(server), "url": server.url, "token_file": _token_file(run_dir), "plan": plan.model_dump()}
+        console.data_json({**shown, "parity": compared})
+        return
+    console.talk("serve.ready", name=run_dir.name, url=server.url, log=server.log)
+    console.talk("serve.ask", token=_token_words(run_dir), url=server.url, model=server.model, name=run_dir.name)
+    console.data(server.url)
+
+
+def _stop(run_dir: RunDir, *, as_json: bool) -> None:
+    ended = model_server.stop(run_dir)
+    if as_json:
+        console.data_json({"stopped": asdict(ended) if ended else None})
+    elif ended:
+        console.talk("serve.stopped", name=run_dir.name, url=ended.url)
+    else:
+        console.talk("serve.idle", name=run_dir.name)
+
+
+def _explain(plan: Serving) -> None:
+    for reason in plan.reasons:
+        console.talk("serve.reason", about=reason.about, text=reason.text)
+
+
+def _compare(run_dir: RunDir, server: Server, reference: Reference | None) -> dict[str, Any] | None:
+    """The parity gate: an endpoint that does not answer like the trained model is stopped."""
+    if server.engine != "vllm":
+        console.talk("serve.unchecked")
+        return None
+    try:
+        return parity_lines.compare(run_dir, "served", model_server.endpoint(run_dir, server), reference)
+    except BaseException:
+        model_server.stop(run_dir)
+        raise
+
+
+def _token_file(run_dir: RunDir) -> str | None:
+    return None if env.read(env.API_TOKEN) else str(run_dir.token_file)
+
+
+def _token_words(run_dir: RunDir) -> str:
+    """How a shell finds the token."""
+    return f"${env.API_TOKEN.name}" if env.read(env.API_TOKEN) else f"$(cat {run_dir.token_file})"
+
+
 def bench(name: str, clients: str, requests: int, max_tokens: int, overrides: list[str], *, as_json: bool) -> None:
-    """Measure, write down, show."""
+    """Measure, write `bench.json` and the picture, print."""
     run_dir = layout.find(name)
     load = BenchLoad(_clients(clients), requests, max_tokens)
     with console.status() as status:
@@ -81,7 +145,7 @@ def _table(levels: list[dict[str, Any]]) -> Table:
 
 
 def _draw(run_dir: RunDir) -> bool:
-    """The picture, where matplotlib is installed."""
+    """Draw the picture, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     programs.run_engine("plot", run_dir, lambda _: None)

@@ -1,4 +1,4 @@
-"""Figures as people read them: as many digits as they are worth, times in words, a figure with its interval."""
+"""Figures as text: significant digits, durations, a figure with its interval."""
 
 from stoker import messages
 from stoker.plan.plan import Cost

@@ -1,8 +1,9 @@
-"""`stoker settle`: after a run has ended, verify its copy, stop the meter, tell the user. The supervisor starts it."""
+"""Commands that only Stoker's own programs start: `stoker replan` and `stoker settle`."""
 
 import contextlib
 from typing import Any
 
+from stoker.api import replanning
 from stoker.facts import platforms
 from stoker.rundir import layout
 from stoker.settle import meter, notify
@@ -10,8 +11,14 @@ from stoker.settle.notify import News
 from stoker.terminal import console
 
 
+def replan(name: str, step: int, nodes: str | None) -> None:
+    """Plan a run anew that ran out of memory at a step, or for the machines that train now."""
+    changes = replanning.replan(layout.find(name), step, set(nodes.split(",")) if nodes is not None else None)
+    console.talk("train.replanned", changes=changes)
+
+
 def settle(name: str, warning: str | None) -> None:
-    """Settle a run that has ended; with `warning`, only tell that most of this budget is spent."""
+    """Verify a run's copy, stop the meter, notify the user; with `warning`, only say that a budget is nearly spent."""
     run_dir = layout.find(name)
     if warning:
         meter.warn(run_dir, warning, tell)
@@ -20,7 +27,7 @@ def settle(name: str, warning: str | None) -> None:
 
 
 def tell(news: News) -> None:
-    """By every hook, and into the log."""
+    """Notify by every hook, and write it to the log."""
     problems = notify.tell(news)
     _log("settle.news", title=news.title, text=news.text)
     for hook, problem in problems.items():
@@ -28,6 +35,6 @@ def tell(news: News) -> None:
 
 
 def _log(key: str, **fields: Any) -> None:
-    """The log is on the run's disk: where that is full, the meter is stopped without it."""
+    """The log is on the run's disk: a full disk must not keep the meter running."""
     with contextlib.suppress(OSError):
         console.talk(key, **fields)

@@ -1,20 +1,25 @@
-"""`stoker runs`: every run with its state, newest first."""
+"""`stoker runs`, `stoker logs`, `stoker stop`: the runs of this machine."""
 
+import codecs
 import contextlib
 import datetime
 import os
+from collections import deque
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from stoker import messages
+from stoker.api.figures import loss, size
+from stoker.api.handle import open_run
+from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
-from stoker.terminal.figures import loss, size
-from stoker.terminal.progress import STATES, Progress
+from stoker.terminal.progress import STATES
 
 
 def runs(*, as_json: bool) -> None:
@@ -29,7 +34,7 @@ def runs(*, as_json: bool) -> None:
 
 
 def _facts(run_dir: RunDir) -> dict[str, Any]:
-    progress = Progress(run_dir)
+    progress = RunProgress(run_dir)
     progress.skim()
     return {
         "name": run_dir.name,
@@ -45,7 +50,7 @@ def _facts(run_dir: RunDir) -> dict[str, Any]:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Size of all files; those that a running training deletes meanwhile do not count."""
+    """Size of all files, without those that a running training deletes meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -73,3 +78,54 @@ def _table(found: list[dict[str, Any]]) -> Table:
             size(run["size_bytes"]),
         )
     return table
+
+
+def logs(name: str, lines: int | None, *, follow: bool) -> None:
+    """Print a log.
+
+    Args:
+        name: A run's name or folder.
+        lines: How many lines from its end; None for all.
+        follow: Go on until the training process ends; Ctrl-C leaves, the run goes on.
+    """
+    run_dir = layout.find(name)
+    path: Path | None = training.newest_log(run_dir)
+    while path is not None:
+        with path.open("rb") as log:
+            for line in log if lines is None else deque(log, maxlen=lines):
+                console.piece(line.decode("utf-8", errors="replace"))
+            lines = None
+            path = _follow(run_dir, path, log) if follow else None
+
+
+def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
+    """Print until the run ends; returns the next attempt's log if the supervisor has started one."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    running = True
+    try:
+        while running:
+            # Checked before reading, so that the last lines of a process are printed.
+            running = training.is_running(run_dir)
+            if chunk := log.read():
+                console.piece(decoder.decode(chunk))
+            elif running:
+                wait_a_little()
+                if (newest := training.newest_log(run_dir)) != path and not log.peek():
+                    return newest
+    except KeyboardInterrupt:
+        return None
+    return None
+
+
+def stop(name: str) -> None:
+    """Ask the run to stop at the next step boundary, and wait until it has."""
+    run = open_run(name)
+    if not run.is_running:
+        console.talk("stop.idle", name=run.name)
+        return
+    run.ask_to_stop()
+    console.talk("train.stopping")
+    while run.is_running:
+        wait_a_little()
+    found = run.figures
+    console.talk("train.stopped" if found["checkpoint"] else "stop.before_first", step=found["step"])

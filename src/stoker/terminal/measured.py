@@ -1,28 +1,20 @@
-"""`stoker plan --trace` and `--calibrate`: what was predicted beside what a trace or the first steps show."""
+"""Predictions beside a trace or the first measured steps: `stoker plan --trace` and `--calibrate`."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.table import Table
 
 from stoker import messages
-from stoker.cli.prepare_command import ensure_prepared
-from stoker.config import load
-from stoker.launch import calibration, plan_inputs, programs, traced_step
-from stoker.launch.calibration import Measured
-from stoker.plan import make, money
+from stoker.api import figures
+from stoker.api.measuring import Calibration
 from stoker.plan.make import Found
-from stoker.plan.plan import Cost
-from stoker.rundir import events, layout
-from stoker.terminal import console, figures
+from stoker.terminal import console
 from stoker.terminal.explanation import named
 
 
-def trace(found: Found, *, as_json: bool) -> None:
-    """Trace the step of a plan, and print it beside the closed form."""
-    traced_step.check(found)
-    with console.status() as status:
-        status.show(messages.text("trace.running"))
-        traced = traced_step.trace(found)
+def show_trace(found: Found, traced: dict[str, Any], *, as_json: bool) -> None:
+    """Print a traced step beside the closed form."""
     used, name = found.way.memory, found.inputs.machine.name
     if as_json:
         closed = {key: getattr(used, key) for key in ("allocated", "reserved", "runtime", "parts", "moment", "moments")}
@@ -45,84 +37,62 @@ def trace(found: Found, *, as_json: bool) -> None:
         console.data(note)
 
 
-def calibrate(name: str, overrides: list[str], *, as_json: bool) -> None:
-    """Measure the first steps here, and say what time and money are left at that pace."""
-    programs.check_engine()
-    run_file = load.load(name, overrides)
-    run_dir = layout.create(run_file, overrides)
-    with run_file.located():
-        ensure_prepared(run_dir)
-        on = plan_inputs.machine(None, run_file.run)
-        found = make.find(plan_inputs.inputs(run_file, run_dir, on))
-        few = [*overrides, f"train.steps={min(calibration.STEPS, found.steps.total)}"]
-        with console.status() as status:
-            measured = calibration.measure(
-                load.load(name, few), few, run_dir, on, lambda done: status.show(_progress(done))
-            )
-    done = max(events.steps(run_dir.events_file), default=0)
-    left = found.tokens * (found.steps.total - done) / found.steps.total
-    slowest, fastest = measured.tokens_per_second_range
-    seconds = left / measured.tokens_per_second, left / fastest, left / slowest
-    cost = money.cost(seconds, found.constraints.devices, found.inputs.offer)
-    if as_json:
-        _print_json(found, measured, done, seconds, cost)
-    else:
-        _show(found, measured, done, seconds, cost)
-
-
-def _progress(done: int) -> str:
+def progress(done: int) -> str:
+    """How many steps were measured."""
     return messages.text("calibrate.step", done=done) if done else messages.text("calibrate.starting")
 
 
-def _print_json(
-    found: Found, measured: Measured, done: int, seconds: tuple[float, float, float], cost: Cost | None
-) -> None:
+def show_calibration(calibration: Calibration, *, as_json: bool) -> None:
+    """Print the measurement, and the remaining time and money at that pace."""
+    if as_json:
+        _print_json(calibration)
+    else:
+        _show(calibration)
+
+
+def _print_json(calibration: Calibration) -> None:
+    found, cost = calibration.found, calibration.cost
     predicted = {
         "tokens": found.tokens,
         "tokens_per_second": found.tokens_per_second[0],
-        "memory_bytes": _comparable_bytes(found),
+        "memory_bytes": calibration.comparable_bytes,
     }
     console.data_json(
         {
             "card": found.inputs.machine.name,
             "predicted": predicted,
-            "measured": vars(measured),
-            "done_steps": done,
+            "measured": vars(calibration.measured),
+            "done_steps": calibration.done_steps,
             "total_steps": found.steps.total,
-            "time_seconds": seconds[0],
-            "time_seconds_range": seconds[1:],
+            "time_seconds": calibration.seconds[0],
+            "time_seconds_range": calibration.seconds[1:],
             "cost": cost.model_dump() if cost else None,
         }
     )
 
 
-def _show(found: Found, measured: Measured, done: int, seconds: tuple[float, float, float], cost: Cost | None) -> None:
+def _show(calibration: Calibration) -> None:
+    found, measured, seconds = calibration.found, calibration.measured, calibration.seconds
     console.data(messages.text("calibrate.title", name=found.inputs.run.name, steps=measured.steps))
     pace = measured.tokens_per_second, *measured.tokens_per_second_range
     expected = found.tokens_per_second
     rows = [(messages.text("compare.speed"), _range(expected), _range(pace), _apart(expected[0], pace[0]))]
     if seen := measured.memory_bytes:
-        memory = _comparable_bytes(found)
+        memory = calibration.comparable_bytes
         rows.append((messages.text("calibrate.memory"), _size(memory), _size(seen), _apart(memory, seen)))
     _table(("calibrate.predicted", "calibrate.measured"), rows)
     console.data("")
     total = found.steps.total
     fields = {
-        "steps": total - done,
+        "steps": total - calibration.done_steps,
         "total": total,
         "time": figures.time_range(seconds),
         "before": figures.duration(seconds[0] * pace[0] / expected[0]),
     }
-    if cost:
-        console.data(messages.text("calibrate.left_money", money=figures.paid(cost), **fields))
+    if calibration.cost:
+        console.data(messages.text("calibrate.left_money", money=figures.paid(calibration.cost), **fields))
     else:
         console.data(messages.text("calibrate.left", **fields))
-
-
-def _comparable_bytes(found: Found) -> int:
-    """On a GPU the allocator's figure is measured, on a processor all of the process."""
-    used = found.way.memory
-    return used.reserved if found.inputs.machine.kind == "cuda" else used.device
 
 
 def _table(sides: tuple[str, str], rows: Iterable[tuple[str, ...]]) -> None:
@@ -145,5 +115,5 @@ def _size(size: float) -> str:
 
 
 def _apart(predicted: float, seen: float) -> str:
-    """How far the prediction lies from what was seen."""
+    """Relative error of the prediction."""
     return f"{predicted / seen - 1:+.1%}" if seen else "-"

@@ -1,0 +1,28 @@
+"""From a run file's name and overrides to a `RunFile`: the one door to override, as a Python mapping."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.config import load as reading
+from stoker.config.load import RunFile
+
+RunSource = str | Path | RunFile
+"""A run file's path, a recipe's name, or a run file that was loaded before."""
+
+
+def load(run: RunSource, overrides: Mapping[str, Any] | None = None) -> RunFile:
+    """Read a run file or recipe; every problem in it is raised at once, as `StokerErrors`.
+
+    Args:
+        run: Path of a YAML file, a recipe's name, or what `load` returned.
+        overrides: Values by key, such as `{"train.epochs": 1}`: what `--set` takes on the command line.
+    """
+    words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in (overrides or {}).items()]
+    if not isinstance(run, RunFile):
+        return reading.load(str(run), words)
+    if not words:
+        return run
+    name = (overrides or {}).get("name", run.run.name)
+    return reading.again(run.text, run.name, run.folder, [*run.overrides, *words], str(name))

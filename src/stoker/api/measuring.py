@@ -1,0 +1,50 @@
+"""Measures the first steps of a run on this machine, and what time and money are left at that pace."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.api import preparation
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.launch import calibration, plan_inputs
+from stoker.launch.calibration import Measured
+from stoker.plan import make, money
+from stoker.plan.make import Found
+from stoker.plan.plan import Cost
+from stoker.rundir import events
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was predicted, what was measured, and what is left."""
+
+    found: Found
+    measured: Measured
+    done_steps: int
+    seconds: tuple[float, float, float]
+    """Time left: expected, least, most."""
+    cost: Cost | None
+    """Money left, where a price is known."""
+
+    @property
+    def comparable_bytes(self) -> int:
+        """Predicted memory: on a GPU the allocator's figure is measured, on a processor all of the process."""
+        used = self.found.way.memory
+        return used.reserved if self.found.inputs.machine.kind == "cuda" else used.device
+
+
+def calibrate(name: str, run_file: RunFile, on_step: Callable[[int], None]) -> Calibration:
+    """Train a few steps aside, under the same plan."""
+    run_dir = preparation.create(run_file)
+    with run_file.located():
+        preparation.ensure(run_dir)
+        on = plan_inputs.machine(None, run_file.run)
+        found = make.find(plan_inputs.inputs(run_file, run_dir, on))
+        few = [*run_file.overrides, f"train.steps={min(calibration.STEPS, found.steps.total)}"]
+        measured = calibration.measure(load.load(name, few), few, run_dir, on, on_step)
+    done = max(events.steps(run_dir.events_file), default=0)
+    left = found.tokens * (found.steps.total - done) / found.steps.total
+    slowest, fastest = measured.tokens_per_second_range
+    seconds = left / measured.tokens_per_second, left / fastest, left / slowest
+    cost = money.cost(seconds, found.constraints.devices, found.inputs.offer)
+    return Calibration(found, measured, done, seconds, cost)

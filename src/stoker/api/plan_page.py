@@ -1,0 +1,131 @@
+"""A plan in words: its title, its figures, its reasons; and as notebooks show it."""
+
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from stoker import messages
+from stoker.api import figures, html_tables
+from stoker.facts.prices import STALE_DAYS
+from stoker.plan import money
+from stoker.plan.plan import Cost, Plan, Resume
+
+
+class PlanPage(Plan):
+    """A plan that shows itself: as text in a terminal, as a table in a notebook."""
+
+    _way_out: list[str] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def of(cls, made: Plan, way_out: list[str] | None = None) -> "PlanPage":
+        """The page of a plan, with the lines that say what would make it fit."""
+        page = cls(**dict(made))
+        page._way_out = way_out or []
+        return page
+
+    def __str__(self) -> str:
+        """The page."""
+        rows = [f"{label}  {value}" for label, value in rows_of(self)]
+        return "\n".join([title(self), *rows, "", *reasons(self), *self._remarks()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = html_tables.paragraph(title(self)) + html_tables.table(rows_of(self))
+        return head + html_tables.items(reasons(self)) + "".join(map(html_tables.paragraph, self._remarks()))
+
+    def _remarks(self) -> list[str]:
+        return [*estimated_remark(self), *self._way_out]
+
+
+def title(made: Plan) -> str:
+    """`{name} on 4 x {card}`."""
+    card = f"{made.batch.devices} x {made.card}" if made.batch.devices > 1 else made.card
+    return messages.text("plan.title", name=made.name, card=card)
+
+
+def reasons(made: Plan) -> list[str]:
+    """A line for each reason."""
+    return [f"{reason.about}: {reason.text}" for reason in made.reasons]
+
+
+def estimated_remark(made: Plan) -> list[str]:
+    """That the figures of the data are the run file's, where they are."""
+    return [messages.text("plan.data_estimated")] if "data" in made.estimated else []
+
+
+def to_json(made: Plan) -> dict[str, Any]:
+    """The plan as JSON, with each reason in words."""
+    out = made.model_dump()
+    for reason, entry in zip(made.reasons, out["reasons"], strict=True):
+        entry["text"] = reason.text
+    return out
+
+
+def rows_of(made: Plan) -> list[tuple[str, str]]:
+    """The figures: a label and a value each."""
+    used, there = made.memory.peak_device_bytes / 2**30, made.memory.available_bytes / 2**30
+    low, high = (f"{each / 2**30:.1f}" for each in made.memory.device_bytes_range)
+    slowest, fastest = (f"{each:,.0f}" for each in made.speed.tokens_per_second_range)
+    steps = made.steps
+    rows = [
+        ("plan.fits_row", messages.text(f"plan.fits.{made.fits}")),
+        (
+            "plan.memory",
+            messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
+        ),
+        ("plan.model", messages.text("plan.model_value", **_model_fields(made))),
+        (
+            "plan.steps",
+            messages.text("plan.steps_value", total=steps.total, per_epoch=steps.per_epoch, epochs=steps.epochs),
+        ),
+        (
+            "plan.speed",
+            messages.text("plan.speed_value", speed=f"{made.speed.tokens_per_second:,.0f}", low=slowest, high=fastest),
+        ),
+        ("plan.time", figures.time_range((made.time_seconds, *made.time_seconds_range))),
+        ("plan.disk", _disk(made)),
+    ]
+    if made.cost:
+        rows.append(("plan.cost", _cost(made.cost)))
+    if made.resume:
+        rows.append(("plan.resume", resume_text(made.resume)))
+    return [(messages.text(key), value) for key, value in rows]
+
+
+def resume_text(found: Resume) -> str:
+    """The tier at which the run resumes, as the trainer reports it."""
+    said = messages.text("train.tier", tier=found.tier, step=found.step)
+    if not found.changed:
+        return said
+    return f"{said} {messages.text('train.tier_changed', changed=', '.join(found.changed))}"
+
+
+def _cost(cost: Cost) -> str:
+    return messages.text("plan.cost_value", amount=figures.paid(cost), source=_source(cost))
+
+
+def _source(cost: Cost) -> str:
+    """The price's source, and its age if it is old."""
+    if cost.source == money.OWN:
+        return messages.text("plan.price_own")
+    if cost.age_days <= STALE_DAYS:
+        return cost.source
+    return messages.text("plan.price_age", source=cost.source, days=cost.age_days)
+
+
+def _disk(made: Plan) -> str:
+    parts = [
+        f"{size / 1e9:.1f} {messages.text(f'disk.{part}')}" for part, size in made.disk_parts.items() if size >= 5e7
+    ]
+    return (
+        f"{made.disk_bytes / 1e9:.1f} GB = {' + '.join(parts)}" if len(parts) > 1 else f"{made.disk_bytes / 1e9:.1f} GB"
+    )
+
+
+def _model_fields(made: Plan) -> dict[str, str]:
+    return {
+        "parameters": f"{made.model.parameters / 1e6:,.1f}",
+        "trainable": f"{made.model.trainable_parameters / 1e6:,.1f}",
+        "origin": messages.text(f"origin.{made.model.origin}"),
+    }

@@ -1,0 +1,53 @@
+"""Prepares a run's data by the engine's program, where it is not prepared yet."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.api import loading
+from stoker.api.loading import RunSource
+from stoker.config.load import RunFile
+from stoker.errors import StokerError
+from stoker.launch import programs, training
+from stoker.rundir import checkpoints, layout, prepared
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+
+def prepare(run: RunSource, overrides: Mapping[str, Any] | None = None) -> Report:
+    """Tokenise, mask and pack a run's data; returns what was found in it. Needs the packages of `stoker[train]`."""
+    run_file = loading.load(run, overrides)
+    run_dir = create(run_file)
+    with run_file.located():
+        return ensure(run_dir)
+
+
+def create(run_file: RunFile) -> RunDir:
+    """The run directory of a run file, with the run file in it."""
+    return layout.create(run_file, list(run_file.overrides))
+
+
+def ensure(run_dir: RunDir) -> Report:
+    """The report of the run's prepared data, which is prepared now where it is not yet."""
+    return current(run_dir) or make(run_dir, lambda _: None)
+
+
+def current(run_dir: RunDir) -> Report | None:
+    """The report of the run's prepared data; None where it is to be prepared.
+
+    That is refused for a run that is being trained, or that has checkpoints of other data.
+    """
+    report = prepared.current_report(run_dir.data, run_dir.run(), run_dir.folder())
+    if report is not None:
+        return report
+    training.require_idle(run_dir)
+    if checkpoints.committed(run_dir.checkpoints):
+        raise StokerError("STK415", name=run_dir.name)
+    return None
+
+
+def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:
+    """Prepare the data; `on_event` gets the events of the program that does."""
+    programs.run_engine("prepare", run_dir, on_event)
+    report = prepared.read_report(run_dir.data)
+    assert report is not None
+    return report

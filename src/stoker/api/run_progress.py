@@ -1,0 +1,178 @@
+"""The progress of a run, read from its events: for handles, `train`, `watch` and `runs`. Reads each event once."""
+
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stoker.errors import StokerError
+from stoker.launch import training
+from stoker.rundir import events
+from stoker.rundir.layout import RunDir
+from stoker.settle import settled_record, spending
+from stoker.settle.reasons import reason
+from stoker.settle.spending import Price, Spent
+
+_RECENT_STEPS = 20
+_KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
+"""Events of which the newest counts, and the attribute that holds it."""
+_SUPERVISORS = {"STK670", "STK673", "STK674"}
+_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler"}
+_INPUT_BOUND_SHARE = 0.2
+"""If a larger share of the time is spent waiting for data, loading limits the run."""
+
+
+@dataclass
+class RunProgress:
+    """What the events so far say."""
+
+    run_dir: RunDir
+    attempt: dict[str, Any] = field(default_factory=dict)
+    step: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    failed_save: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    rejected: list[dict[str, Any]] = field(default_factory=list)
+    interventions: list[dict[str, Any]] = field(default_factory=list)
+    """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
+    losses: list[float] = field(default_factory=list)
+    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    read_bytes: int = 0
+    price: Price | None = None
+    """What the machine costs; None where no price is known."""
+
+    def __post_init__(self) -> None:
+        self.price = spending.price(self.run_dir)
+
+    def update(self) -> bool:
+        """Read new events; returns whether there were any."""
+        changed = False
+        for event, offset in events.follow(self.run_dir.events_file, self.read_bytes):
+            self._take(event)
+            self.read_bytes = offset
+            changed = True
+        return changed
+
+    def skim(self) -> None:
+        """Read all events, but only the newest step: enough for a list of runs."""
+        for event in events.skim(self.run_dir.events_file):
+            self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if not events.is_whole(event):
+            return
+        kind = event["event"]
+        if kind == "attempt":
+            self.attempt, self.end, self.error = event, {}, {}
+            self.recent.clear()
+        elif kind == "rejected":
+            self.rejected.append(event)
+        elif kind in _INTERVENTIONS:
+            self.interventions.append(event)
+        elif kind == "step":
+            self.step = event
+            self.recent.append(event)
+            if isinstance(event["loss"], float):
+                self.losses.append(event["loss"])
+        elif kind in _KEPT:
+            setattr(self, _KEPT[kind], event)
+        elif kind == "error" and event["program"] in ("train", "prepare", "supervisor"):
+            # Where one rank fails, others fail at its absence: that must not hide the reason.
+            by_absence = self.error and event["error"]["code"] in ("STK402", "STK423")
+            self.error = self.error if by_absence else event["error"]
+
+    @property
+    def problem(self) -> StokerError:
+        """The run's error; the reason inside a supervisor's error is translated, too."""
+        error = StokerError.from_json(self.error)
+        if error.code in _SUPERVISORS:
+            error.fields["reason"] = reason(str(error.fields["reason"]))
+        return error
+
+    @property
+    def state(self) -> str:
+        """`running`, `failed`, `done`, `stopped` or `new`; a process that died silently has failed."""
+        if training.is_running(self.run_dir):
+            return "running"
+        if self.error:
+            return "failed"
+        if self.end:
+            return str(self.end["status"])
+        return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
+
+    @property
+    def done_steps(self) -> int:
+        """Steps done."""
+        return int(self.step.get("step", self.attempt.get("resumed_step", 0)))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run."""
+        return int(self.attempt.get("total_steps", 0))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens per second over the last steps."""
+        seconds = sum(step["seconds"] for step in self.recent)
+        return float(sum(step["tokens"] for step in self.recent) / seconds) if seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """Expected time to the last step."""
+        if not self.recent:
+            return 0.0
+        mean = sum(step["seconds"] for step in self.recent) / len(self.recent)
+        return float(mean) * (self.total_steps - self.done_steps)
+
+    @property
+    def spent(self) -> Spent | None:
+        """Money so far and at the end; None where no price is known."""
+        if self.price is None:
+            return None
+        running = self.state == "running"
+        return spending.spent(self.run_dir, self.price, self.seconds_left if running else 0.0, running=running)
+
+    @property
+    def input_bound(self) -> bool:
+        """Whether data loading limits the run."""
+        seconds = sum(step["seconds"] for step in self.recent)
+        waited = sum(step["wait_seconds"] for step in self.recent)
+        return len(self.recent) >= 5 and waited > _INPUT_BOUND_SHARE * seconds
+
+    @property
+    def is_save_failing(self) -> bool:
+        """Whether the newest save was dropped."""
+        return bool(self.failed_save) and self.failed_save["at"] > self.checkpoint.get("at", "")
+
+    def figures(self) -> dict[str, Any]:
+        """The run's figures, under the names that `stoker watch --json` uses."""
+        step, checkpoint = self.step, self.checkpoint
+        return {
+            "name": self.run_dir.name,
+            "state": self.state,
+            "step": self.done_steps,
+            "total_steps": self.total_steps,
+            "epoch": step.get("epoch"),
+            "loss": step.get("loss"),
+            "learning_rate": step.get("learning_rate"),
+            "eval_loss": self.evaluation.get("eval_loss"),
+            "eval_step": self.evaluation.get("step"),
+            "tokens_per_second": self.tokens_per_second,
+            "seconds_left": self.seconds_left,
+            "input_bound": self.input_bound,
+            "memory_bytes": step.get("memory_bytes"),
+            "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
+            "tier": self.attempt.get("tier"),
+            "supervisor": training.supervision(self.run_dir) or None,
+            "settled": settled_record.read(self.run_dir) or None,
+            "money": asdict(self.spent) if self.spent else None,
+            "last_step_at": step.get("at"),
+            "error": self.error or None,
+        }
+
+
+def wait_a_little() -> None:
+    """Sleep for the interval at which files are polled."""
+    time.sleep(0.2)

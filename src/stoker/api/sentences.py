@@ -1,0 +1,15 @@
+"""How functions that print nothing say something: a key of the catalogue and its fields, to whoever listens."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from stoker import messages
+
+Tell = Callable[..., None]
+"""Called with a key of the message catalogue and its fields."""
+
+
+def to_log(key: str, /, **fields: Any) -> None:
+    """Into the log named `stoker`: for Python programs, which decide themselves what is shown."""
+    logging.getLogger("stoker").info(messages.text(key, **fields))

@@ -1,0 +1,96 @@
+"""Starts a training on this machine: checks, data, plan, then a detached supervisor."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.api import loading, preparation, store_return
+from stoker.api.handle import RunHandle
+from stoker.api.loading import RunSource
+from stoker.api.planning import require_possible
+from stoker.api.run_progress import RunProgress
+from stoker.api.sentences import Tell, to_log
+from stoker.cluster import assemble
+from stoker.config.load import RunFile
+from stoker.errors import StokerError
+from stoker.launch import plan_inputs, training
+from stoker.plan.make import make_plan
+from stoker.plan.plan import Plan
+from stoker.rundir import files, layout
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+
+def train(run: RunSource, overrides: Mapping[str, Any] | None = None) -> RunHandle:
+    """Train on this machine, or go on where training stopped; returns as soon as the supervisor has started.
+
+    The training belongs to processes of its own: it goes on when this one ends.
+
+    Args:
+        run: A run file's path, a recipe's name, or what `load` returned.
+        overrides: Values by key, such as `{"train.epochs": 1}`.
+    """
+    run_file = loading.load(run, overrides)
+    if run_file.run.where.place != "local":
+        raise StokerError("STK514", place=run_file.run.where.place)
+    started = begin(run_file, Listener())
+    return RunHandle(started.run_dir, started.process, started.progress.read_bytes)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What is done beside a start, such as showing it in a terminal."""
+
+    tell: Tell = to_log
+    prepare: Callable[[RunDir], Report] = preparation.ensure
+    planned: Callable[[Plan], None] = lambda _: None
+    """Called with the plan before training starts."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A supervisor that was just started, and a view of what happens from then on."""
+
+    run_dir: RunDir
+    process: subprocess.Popen[bytes]
+    progress: RunProgress
+
+
+def begin(run_file: RunFile, listener: Listener) -> Started:
+    """Everything up to the supervisor's start; a trainer that lost its supervisor gets a new one."""
+    run, run_dir = run_file.run, RunDir(layout.runs_folder() / str(run_file.run.name))
+    if left := training.orphan(run_dir):
+        listener.tell("train.adopted", pid=left)
+        return _start(run_dir)
+    with run_file.located(), training.launching(run_dir, run):
+        training.require_idle(run_dir)
+        assemble.check(run)
+        preparation.create(run_file)
+        run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
+        with store_return.leased(run_dir, run, listener.tell):
+            listener.planned(_ready(run_dir, run_file, listener))
+            return _start(run_dir)
+
+
+def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Plan:
+    """Prepare the data, bring what the store has, and write the plan for this machine."""
+    listener.prepare(run_dir)
+    store_return.bring(run_dir, run_file.run, listener.tell)
+    assemble.gathered(run_dir, run_file.run, listener.tell)
+    machine = plan_inputs.machine(None, run_file.run, run_dir)
+    plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine))
+    require_possible(run_file.run, plan)
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    plan_inputs.record(run_dir, run_file, machine, plan.data.digest)
+    return plan
+
+
+def _start(run_dir: RunDir) -> Started:
+    progress = RunProgress(run_dir)
+    progress.update()
+    progress.rejected.clear()  # said in earlier attempts
+    progress.interventions.clear()
+    process = training.start(run_dir)
+    training.keep_lease(run_dir)
+    return Started(run_dir, process, progress)

@@ -1,0 +1,60 @@
+"""The plan of one machine and the table of every card, in a terminal."""
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from stoker.api import plan_page
+from stoker.api.comparison import Comparison
+from stoker.api.html_tables import Cell
+from stoker.plan.plan import Plan
+from stoker.terminal import console
+
+_RIGHT = {2, 4, 5, 6, 7}
+_FOLDED = 8
+"""Columns of the comparison: figures on the right; the reasons may take several lines."""
+
+
+def show(made: Plan) -> None:
+    """Print a plan."""
+    console.data(plan_page.title(made))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
+    for label, value in plan_page.rows_of(made):
+        table.add_row(label, value)
+    console.table(table)
+    console.data("")
+    for line in plan_page.reasons(made):
+        console.data(f"  {line}")
+    for line in plan_page.estimated_remark(made):
+        console.data("")
+        console.data(line)
+
+
+def show_comparison(found: Comparison, *, everything: bool) -> None:
+    """Print the ranked table with the sentences that belong to it."""
+    shown = found.rows if everything else found.shortlist
+    console.data(found.title)
+    headings, rows = found.table(shown)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        if number == _FOLDED:
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right" if number in _RIGHT else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_styled, row))
+    console.table(table)
+    console.data("")
+    for line in found.sentences():
+        console.data(line)
+    hidden = [row for row in found.rows if not any(row is one for one in shown)]
+    if hidden:
+        console.talk("compare.more", count=len(hidden), no=sum(row.fits == "no" for row in hidden))
+    console.talk("compare.legend")
+    if found.resume:
+        console.data("")
+        console.data(found.resume_sentence())
+
+
+def _styled(cell: Cell) -> str | Text:
+    """A figure, and below it the interval that nine in ten measurements lie in."""
+    return cell if isinstance(cell, str) else Text.assemble(cell[0], "\n", (cell[1], "dim"))
