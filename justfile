@@ -1,14 +1,22 @@
-# One command = CI: `just check`. Everything else is longer, or makes something.
+# Three tiers of checks: `just quick` for each commit, `just check` = CI, `just nightly` at the end of an issue. A test's
+# tier follows from its folder (tests/README.md). Everything else is longer, or makes something.
 set positional-arguments
 export OMP_NUM_THREADS := "1"
 export HF_HUB_OFFLINE := "1"
+# A file's tests stay in one process, in the order tests/tiers.py gives: long files first.
+parallel := "--dist loadfile --no-loadscope-reorder"
 
-# Exactly what CI runs: lint, documentation, every test.
-check: lint docs test
+# Exactly what CI runs: lint, documentation, and the tests of what must never break.
+check: lint docs
+    pytest -q -n 2 {{parallel}} tests --ignore=tests/nightly
 
-# Before each commit: lint and the tests that need no training.
+# For every commit, a minute: lint, and the tests without torch.
 quick: lint
-    pytest -q tests/unit tests/cli tests/architecture -m "not engine"
+    pytest -q -n 3 --dist worksteal tests/unit tests/cli tests/architecture
+
+# Every test there is, folder by folder, resumable (docs/evidence/nightly.json), two hours and a half: `just nightly FOLDER...`.
+nightly *args:
+    python tools/nightly.py "$@"
 
 lint:
     ruff format --check .
@@ -18,17 +26,13 @@ lint:
     python tools/known_options.py --check
     python tools/reference.py --check
 
-# Torch on CPU: prepare, train, resume, the README's tour.
-engine:
-    pytest -q tests/engine
-
 # Equivalence classes of runs must give one loss trajectory.
 invariant:
-    pytest -q tests/invariant
+    pytest -q -n 2 {{parallel}} tests/invariant
 
-# All tests, as CI runs them.
-test:
-    pytest -q
+# Tests of some folders or files, in parallel: `just test tests/engine`.
+test *args:
+    pytest -q -n 2 {{parallel}} "$@"
 
 # Format and mend what can be mended.
 fmt:
@@ -39,9 +43,9 @@ fmt:
 setup:
     bash tools/setup.sh
 
-# Make the environments of vLLM, llama.cpp and llmcompressor (STOKER_TOOLS).
-tools:
-    bash tools/setup_tools.sh
+# Make the environments of vLLM, llama.cpp, llmcompressor and others (STOKER_TOOLS), or of those named.
+tools *names:
+    bash tools/setup_tools.sh "$@"
 
 # Generated files: reference pages, known options, frozen surface.
 generate:
@@ -56,6 +60,10 @@ overhead *args:
 # What the canonical sum costs two processes, and what ranks send (docs/evidence/exactness.json); root, for the counters.
 exactness *args:
     python benchmarks/exactness.py "$@"
+
+# Every test that compares bits, at every level of instructions this processor has (docs/evidence/bits.json), hours.
+bits *args:
+    python benchmarks/bits.py "$@"
 
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests/places"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/places")]
 
+import processor  # noqa: E402
 import two_hosts  # noqa: E402  # lies with the tests
 
 STEPS = 400
@@ -98,7 +99,8 @@ def _facts() -> dict[str, Any]:
 
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     versions = {"stoker": stoker.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {"date": now, "versions": versions, "machine": "two hosts as network namespaces on 2 shared cores, gloo"}
+    machine = "two hosts as network namespaces on 2 shared cores, gloo"
+    return {"date": now, "versions": versions, "machine": machine, **processor.facts()}
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import processor  # noqa: E402
 import tiny_run  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -383,7 +384,8 @@ def main() -> int:
         "pairs": rows,
         "memory": {"loading": loading, "controls": controls, **stated},
         "seconds": round(time.monotonic() - began),
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(terse=True), "load": os.getloadavg()},
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(terse=True), "load": os.getloadavg()}
+        | processor.facts(),
         "versions": {name: version(name) for name in ("torch", "transformers", "safetensors", "peft", "accelerate")},
     }
     asked.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

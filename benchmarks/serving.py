@@ -22,9 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stoker.artifacts import endpoint, load_generator, serving
+from stoker.artifacts import endpoint, load_generator, model_server
 from stoker.artifacts.endpoint import Endpoint
-from stoker.artifacts.load_generator import Work
+from stoker.artifacts.load_generator import LoadSpec
 from stoker.launch import tools
 from stoker.rundir.layout import RunDir
 from stoker.supervise import group
@@ -65,9 +65,12 @@ def flags(folder: Path) -> list[str]:
     """The very command `stoker serve` will run, without our guard."""
     run_dir = RunDir(folder / "runs" / NAME)
     run = run_dir.run()
-    engine, python = serving.find_engine()
-    model = serving.find_model(run_dir, run, engine)
-    words = [str(python), *serving.command(model, serving.plan(run_dir, run, model, engine), NAME, free_port())]
+    engine, python = model_server.find_engine()
+    model = model_server.find_model(run_dir, run, engine)
+    words = [
+        str(python),
+        *model_server.command(model, model_server.plan(run_dir, run, model, engine), NAME, free_port()),
+    ]
     at = words.index("--middleware")
     return words[:at] + words[at + 2 :]
 
@@ -81,8 +84,8 @@ def bare(folder: Path, words: list[str]) -> Iterator[tuple[int, Endpoint]]:
         process = subprocess.Popen(words, stdout=log, stderr=log, env=settings, start_new_session=True)
     at = Endpoint(f"http://127.0.0.1:{port}/v1", token, NAME)
     try:
-        server = serving.Server(process.pid, port, "vllm", "", "", NAME, str(folder / "bare.log"), "")
-        serving.wait_until_ready(process, server, at, lambda _: None)
+        server = model_server.Server(process.pid, port, "vllm", "", "", NAME, str(folder / "bare.log"), "")
+        model_server.wait_until_ready(process, server, at, lambda _: None)
         yield process.pid, at
     finally:
         group.end(process.pid)
@@ -108,7 +111,7 @@ def prefer(nice: int, *groups: int) -> None:
 
 def pace(pid: int, at: Endpoint, clients: int) -> float:
     """Tokens per second of one answer to each client at once; the server runs only meanwhile."""
-    work = Work(at.url, at.token, at.model, clients, clients, PROMPTS, TOKENS, in_turn=False, extra=EXTRA)
+    work = LoadSpec(at.url, at.token, at.model, clients, clients, PROMPTS, TOKENS, in_turn=False, extra=EXTRA)
     os.killpg(pid, signal.SIGCONT)
     try:
         endpoint.ask(at, "completions", {"prompt": "a", "max_tokens": 4, "ignore_eos": True})
@@ -186,7 +189,7 @@ def main() -> None:
                 found = measure(left, right, clients, options.pairs)
                 report["results"][f"clients_{clients}"] = summary(found)
                 options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        assert serving.find(RunDir(folder / "runs" / NAME)) is None
+        assert model_server.find(RunDir(folder / "runs" / NAME)) is None
     for name, result in report["results"].items():
         low, high = result["interval_95"]
         print(f"{name}: {result['ratio_median']:.3f} [{low:.3f}, {high:.3f}], {result['bar']}, {result['pairs']} pairs")

@@ -35,6 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "places")]
 
+import processor  # noqa: E402
 import queued_run  # noqa: E402
 import slurm_cluster  # noqa: E402
 import tiny_run  # noqa: E402
@@ -65,7 +66,12 @@ def main() -> None:
         versions |= {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
         for name in [given.only] if given.only else CASES:
             at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            found[name] = {"at": at, "versions": versions, **CASES[name](slurm, Path(folder) / name)}
+            found[name] = {
+                "at": at,
+                "versions": versions,
+                "machine": processor.facts(),
+                **CASES[name](slurm, Path(folder) / name),
+            }
             print(name, json.dumps(found[name]), flush=True)
             report = {**before, "cases": found}
             given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

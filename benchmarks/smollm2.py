@@ -116,18 +116,18 @@ def ask_folder(folder: Path, rows: list[dict[str, str]]) -> list[str]:
 
 def ask_served(run_dir: Any, rows: list[dict[str, str]]) -> list[str]:
     """The same through the endpoint of `stoker serve`, as a client asks it."""
-    from stoker.artifacts import endpoint, serving
+    from stoker.artifacts import endpoint, model_server
 
     room = ("--set", "native.vllm.max_model_len=512", "--set", f"native.vllm.kv_cache_memory_bytes={256 << 20}")
     stoker("serve", run_dir.name, "--port", str(PORT), *room)
     try:
-        server = serving.find(run_dir)
+        server = model_server.find(run_dir)
         assert server is not None
         answers = []
         for row in rows:
             messages = [{"role": "user", "content": row["prompt"]}]
             body = {"messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-            reply = endpoint.ask(serving.endpoint(run_dir, server), "chat/completions", body)
+            reply = endpoint.ask(model_server.endpoint(run_dir, server), "chat/completions", body)
             answers.append(reply["choices"][0]["message"]["content"].strip())
     finally:
         stoker("serve", run_dir.name, "--stop")

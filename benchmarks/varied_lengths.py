@@ -1,7 +1,8 @@
 """How much more the allocator holds where lengths vary: the tape of many steps, replayed through its model.
 
-A cached block of one row's logits serves no longer row, and nothing is given back: what is reserved grows far
-beyond what a step needs. Prints the two factors of `estimate.memory` (on logits, and on everything else that a step makes).
+A cached block of one row's logits is too small for a longer row, and the cache is never returned to the driver:
+reserved memory grows far beyond what a step needs. Prints the two factors of `estimate.memory`: on logits, and on
+everything else that a step makes.
 """
 
 import argparse

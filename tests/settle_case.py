@@ -12,9 +12,10 @@ from typing import Any
 from stoker.facts.platforms import Detection, Limits, Meter, Platform, Storage, Verb
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
-from stoker.settle import meter
-from stoker.settle.meter import Clock, Settings, Settling
+from stoker.settle import meter, platform_command
+from stoker.settle.meter import SettleSettings, Settling
 from stoker.settle.notify import News
+from stoker.supervise.limits import Clock
 
 BEGAN = 1_800_000_000.0
 RUN_YAML = """model: {shape: llama, layers: 1, width: 64, heads: 1}
@@ -96,7 +97,7 @@ class Box:
             run_dir,
             self.platform,
             self.news.append,
-            Settings(**{"look_seconds": 20.0, **settings}),
+            SettleSettings(**{"look_seconds": 20.0, **settings}),
             Clock(lambda: self.now, lambda seconds: self._wait(made, seconds), lambda: self.now),
             act or (lambda words, variables: self.act(run_dir, words, variables)),
         )
@@ -113,7 +114,7 @@ class Box:
         """The real command, and the end of this machine."""
         self.witness(run_dir)
         self.acts.append(words)
-        if problem := meter.run_command(words, variables):
+        if problem := platform_command.run_command(words, variables):
             return problem
         raise Gone
 

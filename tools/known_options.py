@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from stoker.launch import tools
-from stoker.places import kernels, sky
+from stoker.places import kaggle_cli, sky
 
 TARGET = Path(__file__).parent.parent / "src" / "stoker" / "config" / "known_options.json"
 SBATCH_MANUAL = Path("/usr/share/man/man1/sbatch.1.gz")
@@ -99,7 +99,7 @@ def _vllm() -> tuple[str, set[str]]:
 
 def _kaggle() -> tuple[str, set[str]]:
     """The version of Kaggle's command line and the fields of `kernel-metadata.json` that `kernels push` reads."""
-    found = tools.package_folder(kernels.TOOL)
+    found = tools.package_folder(kaggle_cli.TOOL)
     if found is None:
         recorded = json.loads(TARGET.read_text(encoding="utf-8"))
         return recorded["tools"]["kaggle"], set(recorded["options"]["kaggle"])

@@ -42,10 +42,10 @@ LABELS: dict[str, dict[str, str]] = {
         "plan.intro": "Every key of `plan.json` and of `stoker plan --json`. The keys are a public interface, "
         "frozen by a test.",
         "cli": "Commands",
-        "cli.intro": "Data goes to stdout, talk to stderr. A word of the run file is overridden with `--set`; "
+        "cli.intro": "Data goes to stdout, messages to stderr. A key of the run file is overridden with `--set`; "
         "flags say only where and how.",
         "errors": "Errors and exit codes",
-        "errors.intro": "Each error has a code that does not change. `{…}` stands for what is filled in.",
+        "errors.intro": "Each error has a code that does not change. `{…}` is a placeholder.",
         "environment": "Environment variables",
         "environment.intro": "Every variable Stoker reads or sets. None of them changes what is trained.",
         "recipes": "Recipes",
@@ -77,7 +77,7 @@ LABELS: dict[str, dict[str, str]] = {
         "5": "Runs and people",
         "6": "After training",
         "7": "Other machines",
-        "9": "Surprises",
+        "9": "Unexpected errors",
         "recipe": "recipe",
         "model": "model",
         "method": "method",
@@ -100,10 +100,10 @@ LABELS: dict[str, dict[str, str]] = {
         "plan": "计划",
         "plan.intro": "`plan.json` 与 `stoker plan --json` 的全部键。这些键是公开接口，由测试冻结。",
         "cli": "命令",
-        "cli.intro": "数据写到 stdout，说明写到 stderr。运行文件中的词用 `--set` 覆盖；"
+        "cli.intro": "数据写到 stdout，消息写到 stderr。运行文件中的键用 `--set` 覆盖；"
         "选项只说明在哪里、以什么方式运行。",
         "errors": "错误与退出码",
-        "errors.intro": "每个错误都有固定不变的代码。`{…}` 表示会填入的内容。",
+        "errors.intro": "每个错误都有固定不变的代码。`{…}` 是占位符。",
         "environment": "环境变量",
         "environment.intro": "Stoker 读取或设置的全部变量。它们都不会改变训练内容。",
         "recipes": "配方",
@@ -135,7 +135,7 @@ LABELS: dict[str, dict[str, str]] = {
         "5": "运行与使用",
         "6": "训练之后",
         "7": "其他机器",
-        "9": "意外",
+        "9": "意外错误",
         "recipe": "配方",
         "model": "模型",
         "method": "方法",

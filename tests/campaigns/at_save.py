@@ -15,7 +15,7 @@ from typing import Any
 
 import trainings
 
-from stoker.engine.saving import Job, Saver
+from stoker.engine.saving import SaveJob, Saver
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 
@@ -44,7 +44,7 @@ class Inline:
         return type("Done", (), {"result": staticmethod(lambda: value)})
 
 
-def reach(run_dir: RunDir, step: int, work: Callable[[Saver, Job], None]) -> None:
+def reach(run_dir: RunDir, step: int, work: Callable[[Saver, SaveJob], None]) -> None:
     """Train until the save of `step`; there the first rank does `work` in its place, and all ranks end."""
 
     def before() -> None:
@@ -52,7 +52,7 @@ def reach(run_dir: RunDir, step: int, work: Callable[[Saver, Job], None]) -> Non
 
         plain = saving.Saver.begin
 
-        def begin(self: Saver, job: Job) -> None:
+        def begin(self: Saver, job: SaveJob) -> None:
             if job.step != step:
                 plain(self, job)
                 self.wait()

@@ -26,7 +26,10 @@ from campaign import Campaign
 from stoker.launch import training
 from stoker.plan import save_interval
 from stoker.rundir import checkpoints, events, files
-from stoker.supervise.supervisor import Settings, Supervisor
+from stoker.supervise import limits
+from stoker.supervise.judge import Ruling
+from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.supervisor import Supervisor
 
 FULL = 50
 """From so many kills on, costs are measured and the bars must be met; below, only the bits are compared."""
@@ -132,7 +135,9 @@ def _uninterrupted(campaign: Campaign, base: Path, steps: list[int]) -> dict[int
     plan = files.read_json(run_dir.plan_file)
     files.write_json(run_dir.plan_file, plan)
     (run_dir.path / "run.yaml").write_text((run_dir.path / "run.yaml").read_text().replace("keep: 2", "keep: 9"))
-    code = Supervisor(run_dir.path, Settings(look_seconds=0.2), start=forked_trainer.starter(save_at_each)).run()
+    code = Supervisor(
+        run_dir.path, SupervisorSettings(look_seconds=0.2), start=forked_trainer.starter(save_at_each)
+    ).run()
     assert code == 0, forked_trainer.logs(run_dir.path)
     losses = tiny_run.losses(run_dir)
     found = {one.step: tiny_run.weights_sha(one.path) for one in checkpoints.committed(run_dir.checkpoints)}
@@ -166,7 +171,9 @@ def _measure(campaign: Campaign, base: Path) -> Costs:
         "save_seconds": {"median": round(statistics.median(saves), 3), "count": len(saves)},
         "load_average": os.getloadavg(),
     }
-    return Costs(save=statistics.median(saves), restart=statistics.median(worked) + 2 * Settings().look_seconds)
+    return Costs(
+        save=statistics.median(saves), restart=statistics.median(worked) + 2 * SupervisorSettings().look_seconds
+    )
 
 
 def _processor_seconds(pid: int) -> float:
@@ -273,7 +280,12 @@ class Watching(Supervisor):
     """The real supervisor; its pauses are of scaled time, and it tells a ledger what it sees."""
 
     def __init__(self, run_dir: Path, ledger: Ledger) -> None:
-        super().__init__(run_dir, Settings(look_seconds=0.01), forked_trainer.starter(ledger.before), self._pause)
+        super().__init__(
+            run_dir,
+            SupervisorSettings(look_seconds=0.01),
+            forked_trainer.starter(ledger.before),
+            limits.Clock(wait=self._pause),
+        )
         self._ledger = ledger
 
     def _pause(self, seconds: float) -> None:
@@ -282,12 +294,12 @@ class Watching(Supervisor):
         else:
             time.sleep(seconds)
 
-    def _decide(self, verdict: Any) -> int | None:
-        if verdict.act == "retry":
-            assert verdict.reason == "SIGKILL", forked_trainer.logs(self.run_dir)
+    def _decide(self, ruling: Ruling) -> int | None:
+        if ruling.act == "retry":
+            assert ruling.reason == "SIGKILL", forked_trainer.logs(self.run_dir)
             self._ledger.after(self.status.attempt)
             self._ledger.campaign.case(f"kills at {self._ledger.level.name}")
-        return super()._decide(verdict)
+        return super()._decide(ruling)
 
 
 def _week(
@@ -351,7 +363,7 @@ def _control_without_optimizer(
             Clock(costs, level.step_seconds, costs.restart + 45.0, campaign.random("control", attempt)).install()
 
     try:
-        code = Supervisor(run_dir.path, Settings(look_seconds=0.01), forked_trainer.starter(before)).run()
+        code = Supervisor(run_dir.path, SupervisorSettings(look_seconds=0.01), forked_trainer.starter(before)).run()
     finally:
         checkpoint._load_optimizer = kept
     other = code == 0 and tiny_run.weights_sha(run_dir.final) != expected[steps][0]

@@ -28,7 +28,8 @@ from stoker.rundir import checkpoints, events, files
 from stoker.settle import meter
 from stoker.settle.meter import Settling
 from stoker.store import verification
-from stoker.supervise.supervisor import Settings, Supervisor
+from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.supervisor import Supervisor
 
 SCALE = 6.0
 """Seconds of a user in one of this campaign."""
@@ -126,7 +127,7 @@ def _settled(campaign: Campaign, base: Path, case: Case, starts: float, **guards
     launched = time.time() - case.launch
     kind = guards.get("supervisor", Supervisor)
     os.environ["STOKER_LAUNCHED"] = _iso(launched)
-    watching = kind(run_dir.path, Settings(look_seconds=0.1, beat_seconds=0.5), forked_trainer.starter())
+    watching = kind(run_dir.path, SupervisorSettings(look_seconds=0.1, beat_seconds=0.5), forked_trainer.starter())
     if case.dies_at:
         _kill_later(run_dir, case.dies_at * (case.limit - case.launch))
     code = watching.run()
@@ -137,7 +138,7 @@ def _settled(campaign: Campaign, base: Path, case: Case, starts: float, **guards
         off_at.append(time.time())
         return box.act(run_dir, words, variables)
 
-    patience = meter.Settings(look_seconds=0.2, last_seconds=60 / SCALE, first_wait_seconds=0.5, gone_seconds=5.0)
+    patience = meter.SettleSettings(look_seconds=0.2, last_seconds=60 / SCALE, first_wait_seconds=0.5, gone_seconds=5.0)
     try:
         settled = Settling(run_dir, box.platform, box.news.append, patience, act=act).run()
     except Gone:
@@ -210,9 +211,13 @@ def _iso(seconds: float) -> str:
 class Unguarded(Supervisor):
     """Counts nothing; somebody ends it long after its limit."""
 
-    def _limit(self) -> str:
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        self._limits.reached = self._reached  # type: ignore[method-assign]
+
+    def _reached(self) -> str:
         limits = json.loads((self.run_dir / "plan.json").read_text())["limits"]
-        late = self._spent_seconds > next(iter(limits.values())) + BEYOND / SCALE
+        late = self._run.spent.seconds > next(iter(limits.values())) + BEYOND / SCALE
         return "time" if late else ""
 
 

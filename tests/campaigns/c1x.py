@@ -15,7 +15,7 @@ import tiny_run
 import trainings
 from campaign import Campaign
 
-from stoker.engine.saving import Job, Saver
+from stoker.engine.saving import SaveJob, Saver
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 
@@ -43,7 +43,9 @@ def run(campaign: Campaign) -> None:
     campaign.n = campaign.done
 
 
-def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: Job, renames: bool, results: Path) -> None:
+def _all(
+    campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: SaveJob, renames: bool, results: Path
+) -> None:
     """In the training process, at its save."""
     saver.renames = renames
     trace, work = campaign.folder / "trace", campaign.folder / "work"
@@ -71,7 +73,7 @@ def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: Job, 
             out.flush()
 
 
-def _save(saver: Saver, job: Job, folder: Path, *, control: bool = False) -> int:
+def _save(saver: Saver, job: SaveJob, folder: Path, *, control: bool = False) -> int:
     if control:
         controls.final_name_from_the_first_byte()
     saver.folder = folder

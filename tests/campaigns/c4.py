@@ -25,7 +25,7 @@ import trainings
 from campaign import Campaign
 from trainings import Outcome
 
-from stoker.engine.saving import Job, Saver
+from stoker.engine.saving import SaveJob, Saver
 from stoker.errors import EXIT_STOPPED, EXIT_USER
 from stoker.rundir import checkpoints, events
 from stoker.rundir.events import EventLog
@@ -94,7 +94,7 @@ def _single_saves(campaign: Campaign, run_dir: RunDir, count: int, way: str) -> 
         campaign.case("single saves", f"single saves: {way}", f"error: {point['error']}", f"save: {point['found']}")
 
 
-def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: Job, count: int, results: Path) -> None:
+def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: SaveJob, count: int, results: Path) -> None:
     """In the training process, at its save."""
     trace, work = campaign.folder / "trace", campaign.folder / "work"
     with at_save.copy_of(run_dir.checkpoints, work) as folder:
@@ -125,7 +125,7 @@ def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: Job, 
 
 
 def _one(
-    saver: Saver, job: Job, folder: Path, trace: Path, *inject: str, traced: bool = True, control: bool = False
+    saver: Saver, job: SaveJob, folder: Path, trace: Path, *inject: str, traced: bool = True, control: bool = False
 ) -> tuple[int, str, str]:
     """One try: its exit code, what became of the save, and what is wrong. Nothing of ours is opened under the fault."""
     log, said = folder.with_name("events.jsonl"), trace.with_suffix(".said")
@@ -140,7 +140,7 @@ def _one(
     return code, first, wrong or ("" if first else "it said nothing")
 
 
-def _try(saver: Saver, job: Job, log: Path, said: TextIO, *, control: bool = False) -> int:
+def _try(saver: Saver, job: SaveJob, log: Path, said: TextIO, *, control: bool = False) -> int:
     """Save with a fault, look at what is left, and save again without one."""
     folder = saver.folder
     if control:

@@ -537,7 +537,7 @@ BENIGN = Hostile("none", "none", "", lambda *_: b"", "")
 
 def _crash(run_dir: RunDir) -> None:
     """A trainer that ends in a traceback, with locals that hold its environment."""
-    from stoker.engine import program, train
+    from stoker.engine import program, rehearsal, train
 
     def boom(*_: Any, **__: Any) -> Any:
         settings = dict(os.environ)
@@ -545,7 +545,7 @@ def _crash(run_dir: RunDir) -> None:
 
     shutil.rmtree(run_dir.checkpoints / "step-00000004")
     shutil.rmtree(run_dir.artifacts)
-    train._rehearse = boom
+    rehearsal.rehearse = boom
     sys.argv = ["train", str(run_dir.path)]
     program.run(train.main)
 

@@ -26,6 +26,10 @@ from typing import Any
 
 import stoker
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import processor
+
 os.environ.setdefault("STOKER_METADATA", "off")  # no supervisor of a campaign asks the cloud it may run in
 
 HERE = Path(__file__).parent
@@ -108,7 +112,8 @@ class Campaign:
             "seconds": round(time.time() - self._started),
             "versions": versions(),
             "code": {"start": self._code, "end": code()},
-            "machine": {"cores": os.cpu_count(), "system": platform.platform(terse=True), "device": "cpu"},
+            "machine": {"cores": os.cpu_count(), "system": platform.platform(terse=True), "device": "cpu"}
+            | processor.facts(),
         }
 
     def write(self) -> None:

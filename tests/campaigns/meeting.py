@@ -26,7 +26,8 @@ from stoker.engine import parallel  # noqa: E402
 from stoker.rundir import events  # noqa: E402
 from stoker.rundir.layout import RunDir  # noqa: E402
 from stoker.supervise import processes  # noqa: E402
-from stoker.supervise.supervisor import Settings, Supervisor  # noqa: E402
+from stoker.supervise.settings import SupervisorSettings  # noqa: E402
+from stoker.supervise.supervisor import Supervisor  # noqa: E402
 
 RANKS = 2
 
@@ -67,7 +68,9 @@ def train(run_dir: RunDir, *, port: int, targets: str, give_up_seconds: float, h
             os._exit(code)
 
     run_dir.logs.mkdir()
-    settings = Settings(look_seconds=0.1, hang_floor_seconds=hang_seconds, hang_steps=0, first_wait_seconds=0.1)
+    settings = SupervisorSettings(
+        look_seconds=0.1, hang_floor_seconds=hang_seconds, hang_steps=0, first_wait_seconds=0.1
+    )
     started = time.monotonic()
     code = Supervisor(run_dir.path, settings, start).run()
     said = {"code": code, "seconds": time.monotonic() - started, **_history(run_dir)}

@@ -30,7 +30,7 @@ def measured(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     make_run(runs, "night")
     asked: list[Any] = []
 
-    def measure(run_dir: Any, overrides: list[str], load: benchmark.Load, on_level: Any) -> dict[str, Any]:
+    def measure(run_dir: Any, overrides: list[str], load: benchmark.BenchLoad, on_level: Any) -> dict[str, Any]:
         asked.append((run_dir.name, overrides, load))
         for one in REPORT["levels"]:
             on_level(one)
@@ -72,7 +72,7 @@ def test_what_was_not_measured_and_not_drawn_is_said(stoker: CommandLine, measur
 def test_the_load_is_as_asked(stoker: CommandLine, measured: list[Any]) -> None:
     words = ("--clients", "1, 3", "--requests", "5", "--max-tokens", "7", "--gpus", "0,1")
     assert stoker("bench", "night", *words).code == 0
-    assert measured == [("night", ["where.gpus=0,1"], benchmark.Load((1, 3), 5, 7))]
+    assert measured == [("night", ["where.gpus=0,1"], benchmark.BenchLoad((1, 3), 5, 7))]
 
 
 @pytest.mark.parametrize("clients", ["", "0", "1,,2", "many", "-1"])

@@ -32,7 +32,7 @@ def test_findings_are_lines_with_symbol_word_and_hint(stoker: CommandLine, monke
     assert outcome.out.splitlines() == [
         "✓ ok       Python 3.11.7",
         "! warning  bf16: no (compute capability 7.5 is below 8.0)",
-        "           hint: the plan takes fp16 with a loss scaler; a model that overflows in fp16 needs a newer card",
+        "           hint: the plan uses fp16 with a loss scaler; a model that overflows in fp16 needs a newer card",
         "✗ failed   not installed, so this machine can plan but not train: peft",
         "           hint: pip install peft==1",
     ]

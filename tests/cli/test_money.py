@@ -34,7 +34,7 @@ def test_the_progress_line_says_money_so_far_and_at_the_end(runs: Path, monkeypa
     monkeypatch.setenv("STOKER_LANG", "en")
     progress = Progress(RunDir(make_priced(runs)))
     progress.update()
-    assert progress.line().endswith("left · 3.60 CNY so far, 7.20 CNY at the end")
+    assert progress.line().endswith("left · 3.60 CNY so far, 7.20 CNY expected in total")
 
 
 @pytest.mark.usefixtures("running")
@@ -52,7 +52,7 @@ def test_the_page_and_json_have_it_too(stoker: CommandLine, runs: Path) -> None:
     folder = make_priced(runs, running=False)
     settled = {"state": "waiting", "reason": "", "copy": "nowhere", "spent_seconds": 7200.0, "beat": ago(seconds=0)}
     (folder / "settled.json").write_text(json.dumps(settled))
-    assert "7.20 CNY so far, 7.20 CNY at the end" in stoker("watch", "medical", "--once").out
+    assert "7.20 CNY so far, 7.20 CNY expected in total" in stoker("watch", "medical", "--once").out
     facts = json.loads(stoker("watch", "medical", "--json").out)
     assert facts["money"] == {"so_far": 7.2, "at_end": 7.2, "currency": "CNY"}  # the machine was on while it waited
     assert facts["settled"]["state"] == "waiting"

@@ -91,7 +91,7 @@ def test_the_table_says_how_it_goes_on_here(stoker: CommandLine, runs: Path, pat
     path.write_text(TEXT.replace("where: {gpus: 1}\n", ""), encoding="utf-8")
     begin(runs, path, "T4")
     assert plan(stoker, path)["resume"]["step"] == 40
-    assert "On this machine the run goes on: SAMPLE-EXACT: goes on from step 40." in stoker(
+    assert "On this machine the run resumes: SAMPLE-EXACT: resuming from step 40." in stoker(
         "plan", str(path)
     ).out.replace("\n", " ")
 

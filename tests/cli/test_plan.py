@@ -55,7 +55,7 @@ def test_the_recommendation_is_one_sentence_of_the_first_row(stoker: CommandLine
     best = rows(stoker)["recommended"]
     said = stoker("plan", RUN, language=language).out
     name = f"{best['devices']} x {best['card']}"
-    (sentence,) = [line for line in said.splitlines() if line.startswith((f"Take {name}", f"建议用 {name}"))]
+    (sentence,) = [line for line in said.splitlines() if line.startswith((f"Use {name}", f"建议用 {name}"))]
     assert f"{best['cost']['amount']:,.2f} {best['cost']['currency']}" in sentence
 
 
@@ -102,7 +102,7 @@ def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: Command
     by_word = stoker("plan", RUN, "--card", "RTX4090", "--set", "where.price=3 EUR/h").out
     assert by_word == own
     table = stoker("plan", RUN, "--price", "3EUR/h").out
-    assert "Every card is counted at your price of 3EUR/h" in table
+    assert "Every card is priced at your 3EUR/h" in table
     assert "CNY" not in table
 
 
@@ -162,7 +162,7 @@ def test_a_page_that_does_not_fit_says_what_would(stoker: CommandLine, tmp_path:
     path = tmp_path / "full.yaml"
     path.write_text("model: Qwen/Qwen2.5-7B\ndata: {train: a, tokens: 1000000}\n", encoding="utf-8")
     page = stoker("plan", str(path), "--card", "RTX4090", language=language).out
-    heading = {"en": "It would fit:", "zh": "这样就放得下："}[language]
+    heading = {"en": "What would fit:", "zh": "这样就放得下："}[language]
     changes = page[page.index(heading) :].splitlines()[1:]
     assert any("`tune.method: lora`" in line and "1 x RTX4090" in line for line in changes)
     assert any("tune.method" not in line for line in changes)
@@ -175,7 +175,7 @@ def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine,
     path.write_text(text, encoding="utf-8")
     done = stoker("plan", str(path))
     assert done.code == 0, done.err
-    assert "It fits on no card of the catalogue" in done.out
+    assert "It fits on no card in the catalogue" in done.out
     assert re.search(r"`tune.method: lora` on \d x ", done.out)
     assert len(re.findall(r" GiB short *$", done.out, re.M)) == 5
 

@@ -29,4 +29,4 @@ def test_time_and_money_of_two_nodes_against_one(stoker: CommandLine) -> None:
 
 def test_the_arithmetic_names_both_lines(stoker: CommandLine) -> None:
     said = stoker(*WORDS, "--explain", "H100-SXM", "--set", "where.nodes=2").out
-    assert "450 GB/s to the next one, 50 GB/s to other machines" in " ".join(said.split())
+    assert "450 GB/s to the next device, 50 GB/s to other machines" in " ".join(said.split())

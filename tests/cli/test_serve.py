@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from made_runs import LANGUAGES, CommandLine, make_run
 
-from stoker.artifacts import serving
-from stoker.artifacts.serving import Server
+from stoker.artifacts import model_server
+from stoker.artifacts.model_server import Server
 from stoker.errors import StokerError
 from stoker.plan.plan import Reason
 from stoker.plan.serving_choices import Serving
@@ -40,9 +40,9 @@ def calls(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         on_wait(1.0)
         return SERVER, PLAN
 
-    monkeypatch.setattr(serving, "start", start)
-    monkeypatch.setattr(serving, "stop", lambda _: made.append("stop"))
-    monkeypatch.setattr(serving, "find_engine", lambda: ("vllm", Path("python")))
+    monkeypatch.setattr(model_server, "start", start)
+    monkeypatch.setattr(model_server, "stop", lambda _: made.append("stop"))
+    monkeypatch.setattr(model_server, "find_engine", lambda: ("vllm", Path("python")))
     monkeypatch.setattr(parity_lines, "make_reference", lambda _: made.append("reference"))
     monkeypatch.setattr(parity_lines, "compare", lambda *_: {"agree": 1})
     return made
@@ -103,7 +103,7 @@ def test_stopping_says_what_it_did(
     stoker: CommandLine, calls: list[Any], monkeypatch: pytest.MonkeyPatch, language: str
 ) -> None:
     idle = stoker("serve", "night", "--stop", language=language)
-    monkeypatch.setattr(serving, "stop", lambda _: SERVER)
+    monkeypatch.setattr(model_server, "stop", lambda _: SERVER)
     ended = stoker("serve", "night", "--stop", language=language)
     assert (idle.code, ended.code) == (0, 0)
     assert "8123" in ended.err

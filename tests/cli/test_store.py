@@ -182,7 +182,7 @@ def test_a_store_that_is_down_stops_a_run_that_has_nothing_here(
     assert caught.value.code == "STK652"
     returning.check(run_dir, run_dir.run())
     returning.bring(run_dir, run_dir.run())
-    assert "copies follow" in capsys.readouterr().err
+    assert "copying resumes" in capsys.readouterr().err
 
 
 def test_training_goes_on_with_what_is_here_when_the_drive_is_not_mounted(
@@ -191,7 +191,7 @@ def test_training_goes_on_with_what_is_here_when_the_drive_is_not_mounted(
     _move_store(run_dir, str(tmp_path / "drive" / "store"))
     returning.check(run_dir, run_dir.run())
     returning.bring(run_dir, run_dir.run())
-    assert capsys.readouterr().err.count("copies follow") == 2
+    assert capsys.readouterr().err.count("copying resumes") == 2
     assert not (tmp_path / "drive").exists()
 
 
@@ -209,7 +209,7 @@ def test_training_goes_on_with_what_is_here_when_the_line_dies_in_a_download(
     monkeypatch.setattr(DirectoryStore, "download", cut)
     monkeypatch.setattr(Patience, "pause", lambda self, attempt: None)
     returning.bring(behind, behind.run())
-    assert "copies follow" in capsys.readouterr().err
+    assert "copying resumes" in capsys.readouterr().err
 
 
 def test_a_new_machine_gets_events_and_checkpoint(
@@ -222,7 +222,7 @@ def test_a_new_machine_gets_events_and_checkpoint(
     assert [one.step for one in checkpoints.committed(new.checkpoints)] == [10]
     assert new.events_file.exists()
     said = capsys.readouterr().err
-    assert "step 10 is in the store and not here" in said
+    assert "step 10 is only in the store" in said
     assert "same disk" in said
 
 

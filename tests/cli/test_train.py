@@ -26,7 +26,10 @@ def supervised(folder: Path, **facts: Any) -> RunDir:
     ("facts", "said"),
     [
         ({"reason": "user", "ended": ""}, "Stopped at step 40 with a committed checkpoint."),
-        ({"reason": "user", "ended": "hang"}, "could commit (no sign of life). The same command goes on from step 30."),
+        (
+            {"reason": "user", "ended": "hang"},
+            "could commit (no sign of life). Run the same command to resume from step 30.",
+        ),
     ],
 )
 def test_a_stop_without_a_last_checkpoint_is_said(
@@ -37,7 +40,7 @@ def test_a_stop_without_a_last_checkpoint_is_said(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.0, "is started again now"), (5.0, "is started again in 5 s")])
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, "restarting now"), (5.0, "restarting in 5 s")])
 def test_a_restart_at_once_is_now(runs: Path, capsys: pytest.CaptureFixture[str], seconds: float, said: str) -> None:
     folder = make_run(runs, "medical")
     restart = {"event": "restart", "reason": "hang", "step": 30, "wait_seconds": seconds}
@@ -51,10 +54,10 @@ def test_a_restart_at_once_is_now(runs: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ({"code": "STK673", "fields": {"step": 7, "reason": "surprise", "log": "x"}}, "(an error nobody foresaw)"),
+        ({"code": "STK673", "fields": {"step": 7, "reason": "surprise", "log": "x"}}, "(an unexpected error)"),
         ({"code": "STK674", "fields": {"restarts": 8, "reason": "hang", "log": "x"}}, "(last: no sign of life)"),
-        ({"code": "STK670", "fields": {"reason": "time", "spent": 60}}, "not begin: `budget.time` is used up; 60 s"),
-        ({"code": "STK675", "fields": {"step": 7, "micro": 1, "tried": 2}}, "nothing smaller is left to try"),
+        ({"code": "STK670", "fields": {"reason": "time", "spent": 60}}, "not start: `budget.time` is used up; 60 s"),
+        ({"code": "STK675", "fields": {"step": 7, "micro": 1, "tried": 2}}, "there is nothing smaller to try"),
     ],
 )
 def test_reasons_of_the_supervisor_are_said_in_words(runs: Path, error: dict[str, Any], said: str) -> None:

@@ -61,7 +61,7 @@ def test_one_page_of_a_running_training(stoker: CommandLine, runs: Path) -> None
     assert rows["loss"] == "███▇▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▂▂▂▂▁▁▁ 3.0000 (first 4.9750)"
     assert rows["eval loss"] == "3.1250 at step 80"
     assert rows["speed"] == "4,000 tokens/s"
-    assert rows["time left"].startswith("2 min 40 s, until about ")
+    assert rows["time left"].startswith("2 min 40 s, done at about ")
     assert rows["checkpoint"].startswith("step 80, 1.2 GB, 3 min ")
     assert rows["resume"] == "EXACT"
     assert "input-bound" not in outcome.out
@@ -76,14 +76,14 @@ def test_one_page_in_chinese(stoker: CommandLine, runs: Path) -> None:
     assert rows["速度"] == "4,000 词元/秒"
     assert rows["评估损失"] == "3.1250，第 80 步"
     assert rows["剩余时间"].startswith("2 min 40 s，预计 ")
-    assert "! 输入受限：瓶颈是数据读取" in out
+    assert "! 输入受限：训练在等待数据读取" in out
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
 
 
 def test_waiting_for_data_is_called_input_bound_only_while_it_runs(stoker: CommandLine, runs: Path) -> None:
     folder = make_running(runs, wait_seconds=0.9)
     with training(folder):
-        assert "! input-bound: the loader is what waits" in stoker("watch", "medical", "--once").out
+        assert "! input-bound: training is waiting for the data loader" in stoker("watch", "medical", "--once").out
     assert "input-bound" not in stoker("watch", "medical").out
 
 
@@ -96,7 +96,7 @@ def test_cards_and_their_memory_are_shown(stoker: CommandLine, runs: Path, monke
         found = json.loads(stoker("watch", "medical", "--json").out)
     assert rows["GPU 0"] == "97 % busy, 21.0 of 24.0 GiB"
     assert rows["GPU 1"] == "4 % busy, 1.0 of 24.0 GiB"
-    assert rows["memory"] == "15.0 GiB reserved at most"
+    assert rows["memory"] == "15.0 GiB peak reserved"
     assert found["gpus"][0]["utilisation_percent"] == 97
     assert found["memory_bytes"] == 15 << 30
 
@@ -108,7 +108,7 @@ def test_on_a_cpu_the_process_is_measured(stoker: CommandLine, runs: Path, monke
     with training(folder):
         rows = page(stoker("watch", "medical", "--once").out)
         found = json.loads(stoker("watch", "medical", "--json").out)
-    assert re.fullmatch(r"\d+ % busy, \d+ processors", rows["CPU"])
+    assert re.fullmatch(r"\d+ % busy, \d+ CPUs", rows["CPU"])
     assert rows["memory"].endswith("GiB main memory")
     assert 0 <= found["cpu_percent"] < 150
     assert found["memory_bytes"] > 1e6
@@ -188,7 +188,7 @@ def test_live_page_is_left_by_a_key_and_the_run_goes_on(runs: Path, leave_by: st
         with subprocess.Popen(words, stdin=theirs, stdout=theirs, env={**os.environ, **settings}) as watching:
             os.close(theirs)
             shown = b""
-            while b"q leaves; the run goes on" not in shown:
+            while b"q quits; the run continues" not in shown:
                 shown += os.read(ours, 4096)
             if leave_by == "q":
                 os.write(ours, b"q")

@@ -78,7 +78,8 @@ def shard(model: Any, devices: int) -> None:
 def clip(asked: Step, trained: list[torch.nn.Parameter]) -> None:
     if asked.strategy == "fsdp2":
         gradients: Any = [parameter.grad for parameter in trained]
-        exact.clip_shards(gradients, exact.sharded_norm(gradients), 1.0)
+        norm = (exact.whole_norm if asked.canonical else exact.sharded_norm)(gradients)
+        exact.clip_shards(gradients, norm, 1.0)
     else:
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
 

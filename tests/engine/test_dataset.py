@@ -8,7 +8,7 @@ import tiny_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def arrange(kind: str, micro: int, rows: list, *, flatten: bool = False, length: int = 64) -> list[dict]:

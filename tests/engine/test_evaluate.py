@@ -19,7 +19,7 @@ from stoker.launch import tools
 from stoker.rundir import artifacts, events, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 TEMPLATE = (
     "{% for m in messages %}{{ {'system': 'w90', 'user': 'w91', 'assistant': 'w92'}[m.role] }} {{ m.content }} w93 "
@@ -124,38 +124,38 @@ def test_the_best_choice_per_byte_wins_and_the_sum_stands_beside_it(run_dir: Run
     ("row", "reason"),
     [
         ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
-        ([1], "not an object of keys and values but `list`"),
+        ([1], "expected an object, found `list`"),
         ({"answer": "x"}, "`prompt` is missing"),
         ({"prompt": "x"}, "`answer` is missing"),
         ({"prompt": 1, "answer": "x"}, "`prompt` is not text"),
         ({"prompt": "x", "answer": 4}, "`answer` is not text"),
         ({"prompt": "x", "choices": ["a", "b"]}, "`answer` is missing"),
-        ({"prompt": "x", "choices": ["a", "b"], "answer": "a"}, "`answer` is not a whole number"),
-        ({"prompt": "x", "choices": ["a", "b"], "answer": True}, "`answer` is not a whole number"),
-        ({"prompt": "x", "choices": ["a", "b"], "answer": 2}, "`answer` is 2, and choices are counted from 0 to 1"),
+        ({"prompt": "x", "choices": ["a", "b"], "answer": "a"}, "`answer` is not an integer"),
+        ({"prompt": "x", "choices": ["a", "b"], "answer": True}, "`answer` is not an integer"),
+        ({"prompt": "x", "choices": ["a", "b"], "answer": 2}, "`answer` is 2, but choices are numbered 0 to 1"),
         ({"prompt": "x", "choices": ["a"], "answer": 0}, "`choices` needs at least two"),
         ({"prompt": "x", "choices": ["a", ""], "answer": 0}, "`choices` is not a list"),
         ({"messages": "x", "answer": "x"}, "`messages` is not a list"),
         ({"messages": [{"role": "user"}], "answer": "x"}, "`content` is missing"),
         (
             {"messages": [{"role": "assistant", "content": "x"}], "answer": "x"},
-            "`messages` must end with a message of the user",
+            "`messages` must end with a user message",
         ),
         (
             {"prompt": "x", "choices": ["a", "b"], "answer": 1},
-            "the rows above it are of the kind exact_match; one file holds one kind",
+            "the rows above are of type exact_match; a file must contain one type",
         ),
     ],
 )
 def test_a_bad_row_is_named_with_its_number_and_reason(tmp_path: Path, row: Any, reason: str) -> None:
     first = {"prompt": "x", "answer": "y"}
-    if isinstance(row, dict) and "choices" in row and "one kind" not in reason:
+    if isinstance(row, dict) and "choices" in row and "one type" not in reason:
         first = {"prompt": "x", "choices": ["a", "b"], "answer": 0}
     with pytest.raises(StokerErrors) as caught:
         tasks.read(write(tmp_path, first, "", row))
     (error,) = caught.value.errors
     assert (error.code, error.where) == ("STK508", "questions.jsonl:3")
-    assert error.what == f"the question cannot be used: {reason}"
+    assert error.what == f"the question is invalid: {reason}"
 
 
 def test_a_task_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_an_artifact_that_is_not_there_or_not_readable_is_named(run_dir: RunDir)
     with pytest.raises(StokerError) as caught:
         words.check_artifact(run_dir, "int8")
     assert caught.value.code == "STK617"
-    assert caught.value.what.startswith(f"`{run_dir.name}` has no artifact `int8`; there are: final")
+    assert caught.value.what.startswith(f"`{run_dir.name}` has no artifact `int8`; available: final")
     (run_dir.artifacts / "gguf-q8_0").mkdir()
     with pytest.raises(StokerError) as caught:
         words.check_artifact(run_dir, "gguf-q8_0")
@@ -299,7 +299,7 @@ def test_what_was_found_is_said_in_lines() -> None:
     assert words.lines(found) == [
         "eval loss 1.5000, perplexity 4.48, over 90 trained tokens",
         "a.jsonl: 6 of 8 answers match exactly (75.0%); all answers: evals/a.json",
-        "a.jsonl: 6 of 8 choices right (75.0%), by log-probability per byte; all answers: evals/a.json",
+        "a.jsonl: 6 of 8 choices correct (75.0%), by log-probability per byte; all answers: evals/a.json",
         "",
         "prompt:  p",
         "wanted:  w",

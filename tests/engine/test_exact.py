@@ -1,8 +1,10 @@
 """The canonical gradient tree."""
 
+import os
+
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def reference(leaves: list) -> object:
@@ -132,3 +134,37 @@ def test_streams_depend_on_place_only() -> None:
     assert draw(5, 1) == first
     assert draw(5, 2) != first
     assert draw(6, 1) != first
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_the_norm_of_shards_is_that_of_whole_gradients(world: int) -> None:
+    """To the bit, also of more ranks than rows or gradients. Control: a sum in double precision rounds otherwise."""
+    import tiny_run
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from stoker.engine.exact import sharded_norm, whole_norm
+
+    torch.manual_seed(1)
+    draws = [[torch.randn(shape) for shape in ((97, 64), (64,), (3, 50))][: 1 + n % 3] for n in range(32)]
+
+    def by_rows(draw: list[torch.Tensor]) -> torch.Tensor:
+        squares = [one.double().square() for one in draw]
+        rows = [one.flatten(1).sum(1) if one.dim() > 1 else one for one in squares]
+        return torch.cat(rows).sum().sqrt().float()
+
+    def work(rank: int) -> int:
+        store = dist.FileStore(f"{os.environ['STOKER_RENDEZVOUS']}/store", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        mesh = init_device_mesh("cpu", (world,))
+        shards = [[distribute_tensor(one, mesh, [Shard(0)]) for one in draw] for draw in draws]
+        if [sharded_norm(some) for some in shards] != [by_rows(draw) for draw in draws]:
+            return 4
+        return (
+            0 if [whole_norm(some) for some in shards] == [torch.nn.utils.get_total_norm(draw) for draw in draws] else 3
+        )
+
+    assert tiny_run.in_ranks(world, work) == [0] * world
+    assert [by_rows(draw) for draw in draws] != [torch.nn.utils.get_total_norm(draw) for draw in draws]

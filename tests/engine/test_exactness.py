@@ -8,7 +8,6 @@ import pytest
 import tiny_run
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, for a network of its own"),
 ]

@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.rundir import artifacts, events, files
 from stoker.terminal import model_card
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def stoker(*words: str) -> str:
@@ -125,7 +125,7 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path: Path, base: Path) -> No
         with pytest.raises(StokerError) as caught:
             stoker(command, "early")
         assert caught.value.code == "STK610"
-        assert caught.value.what == "`early` is not trained to its end, so there is no finished model yet"
+        assert caught.value.what == "`early` is not fully trained, so there is no finished model yet"
 
 
 def test_a_folder_of_somebody_else_is_refused_before_anything_is_made(tmp_path: Path, base: Path) -> None:

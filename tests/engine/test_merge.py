@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 from stoker.rundir import artifacts, checkpoints, events, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 ROUNDING = 1e-5
 """What two orders of fp32 additions may differ by, relative to the largest logit."""
 _M_MMAP_THRESHOLD = -3
@@ -227,13 +227,13 @@ def test_the_writer_is_read_by_the_library(tmp_path: Path) -> None:
         "empty": torch.empty(0, 4),
         "turned": torch.randn(4, 3).T,
     }
-    entries = [weights.Entry(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    entries = [weights.TensorEntry(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
     weights.write(tmp_path / "model.safetensors", entries, tensors.__getitem__)
     found = load_file(tmp_path / "model.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
     opened = weights.ModelFiles(tmp_path)
-    assert opened.entry("a") == weights.Entry("a", torch.bfloat16, (3, 5))
+    assert opened.entry("a") == weights.TensorEntry("a", torch.bfloat16, (3, 5))
     save_file({name: t.contiguous() for name, t in tensors.items()}, tmp_path / "theirs.safetensors", {"format": "pt"})
     ours, theirs = ((tmp_path / f"{n}.safetensors").stat().st_size for n in ("model", "theirs"))
     assert abs(ours - theirs) < 64

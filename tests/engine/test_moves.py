@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import tiny_run
 
+from stoker.engine import opened as engine_opened
 from stoker.engine import train
 from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, events, files, prepared
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 ROWS = tiny_run.random_rows(9, seed=3, longest=32)
 AUTO = "gpus: 0"
@@ -79,7 +80,7 @@ def test_the_plan_says_what_the_trainer_finds(
     plan = files.read_record(run_dir.plan_file, Plan)
     used = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
-    fingerprint = train._fingerprint(run_dir, run_dir.run(), plan)
+    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan)
     torch.set_num_threads(used)
     report = prepared.read_report(run_dir.data)
     opened: Any = SimpleNamespace(run=run_dir.run(), plan=plan, report=report, fingerprint=fingerprint)

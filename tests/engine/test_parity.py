@@ -24,14 +24,14 @@ from stoker.plan.parity_verdict import KINDS, LEAST_PROMPTS, Reference
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 FAULTS: dict[str, tuple[Callable[[Path, RunDir], None], str, str]] = {
     "wrong template": (parity_case.wrong_template, "STK641", "chat template"),
     "missing EOS": (parity_case.missing_eos, "STK642", "'<|im_end|>'"),
-    "wrong dtype merge": (parity_case.merged_in_bf16, "STK646", "shorter number type"),
-    "swapped tensor": (parity_case.swapped_tensor, "STK646", "it holds what belongs to model.layers.1.mlp.up_proj"),
-    "stale tokenizer": (parity_case.stale_tokenizer, "STK643", "becomes other tokens"),
+    "wrong dtype merge": (parity_case.merged_in_bf16, "STK646", "lower precision"),
+    "swapped tensor": (parity_case.swapped_tensor, "STK646", "it contains the weights of model.layers.1.mlp.up_proj"),
+    "stale tokenizer": (parity_case.stale_tokenizer, "STK643", "is tokenized differently"),
     "truncated shard": (parity_case.truncated_shard, "STK644", "bytes"),
     "wrong adapter scale": (parity_case.wrong_scale, "STK646", "is 2 times what it should be"),
     "wrong base": (parity_case.wrong_base, "STK646", "another base model"),
@@ -39,8 +39,8 @@ FAULTS: dict[str, tuple[Callable[[Path, RunDir], None], str, str]] = {
 """The eight of the bar: how each is planted, the code it is caught with, and words that name its cause."""
 
 MORE = {
-    "stored in a shorter type": (parity_case.stored_in_bf16, "STK646", "shorter number type"),
-    "no adapter": (parity_case.no_adapter, "STK646", "the adapter is not in it"),
+    "stored in a shorter type": (parity_case.stored_in_bf16, "STK646", "lower precision"),
+    "no adapter": (parity_case.no_adapter, "STK646", "the adapter is missing"),
     "missing tensor": (parity_case.missing_tensor, "STK644", "model.layers.1.mlp.up_proj.weight is missing"),
 }
 
@@ -167,7 +167,7 @@ def test_wrong_weights_are_caught_by_answers_alone(
     (error,) = refused(trained)
     assert error.code == "STK640"
     assert error.fields["expected"] != error.fields["got"]
-    assert ("shorter number type" if fault == "wrong dtype merge" else "other weights") in error.hint
+    assert ("lower precision" if fault == "wrong dtype merge" else "different weights") in error.hint
 
 
 def test_where_they_part_is_said_beside_the_cause(trained: RunDir, artifact: Path) -> None:

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_tour import run
-
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+from tour import run
 
 
 def test_a_trace_stands_beside_the_closed_form(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prepare_case import CHATML, MARKED, Case, make_tokenizer
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 TURN = [{"role": "user", "content": "How many wagons?"}, {"role": "assistant", "content": "Seven."}]
 TURN_RUNS = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.engine import packing, sampling
 from stoker.engine.prepare import split
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @st.composite

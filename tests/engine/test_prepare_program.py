@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def dying(plain):
         return result
     return write
 if sys.argv[3] == "commit":
-    prepare.Job.commit = dying(prepare.Job.commit)
+    prepare.PreparePass.commit = dying(prepare.PreparePass.commit)
 else:
     shards._write_array = dying(shards._write_array)
 prepare.main(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from prepare_case import CHATML, Case, make_tokenizer, write_jsonl
 from stoker import messages
 from stoker.errors import StokerError, StokerErrors
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 REFUSING = "{% if messages[0]['content'] == 'no' %}{{ raise_exception('not that') }}{% endif %}" + CHATML
 GOOD = {"prompt": "How many wagons?", "completion": "Seven."}
@@ -57,7 +57,7 @@ BAD_CHATS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "no messages": ({"other": 1}, "row.missing_key", {"key": "messages"}),
     "messages are text": ({"messages": "hi"}, "row.wrong_type", {"key": "messages", "expected": "a list"}),
     "messages are empty": (chat(), "row.empty", {"key": "messages"}),
-    "a message is text": (chat("hi"), "row.wrong_type", {"key": "messages[]", "expected": "a mapping of keys"}),
+    "a message is text": (chat("hi"), "row.wrong_type", {"key": "messages[]", "expected": "a mapping"}),
     "no role": (chat({"content": "hi"}), "row.missing_key", {"key": "role"}),
     "no content": (chat({"role": "user"}), "row.missing_key", {"key": "content"}),
     "unknown role": (chat(user("a", "robot"), ANSWER), "row.unknown_role", {"role": "robot"}),
@@ -221,8 +221,8 @@ def test_rows_of_a_csv_file_are_numbered_by_the_line_they_start_on(case: Case) -
     text = 'prompt,completion\n"two\nlines",b\n\na\na,b,c\n'
     (case.folder / "data.csv").write_text(text, encoding="utf-8")
     assert case.errors(data={"train": "data.csv"}) == [
-        "data.csv:5: the row cannot be used: 1 columns, the header has 2",
-        "data.csv:6: the row cannot be used: 3 columns, the header has 2",
+        "data.csv:5: the row cannot be used: 1 columns, but the header has 2",
+        "data.csv:6: the row cannot be used: 3 columns, but the header has 2",
     ]
 
 

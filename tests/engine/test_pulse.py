@@ -14,8 +14,6 @@ import pytest
 from stoker.engine import pulse
 from stoker.engine.pulse import Pulse
 
-pytestmark = pytest.mark.engine
-
 
 @pytest.fixture(autouse=True)
 def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

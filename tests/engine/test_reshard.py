@@ -19,7 +19,7 @@ import reshard  # benchmarks/ is no package
 
 from stoker.engine import checkpoint
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 ALONE, DDP2, DDP4 = ("single", 1), ("ddp", 2), ("ddp", 4)
 SHARDS2, SHARDS3, SHARDS4 = ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from stoker.engine import saving
-from stoker.engine.saving import Copied, Job, Saver
+from stoker.engine.saving import Copied, SaveJob, Saver
 from stoker.rundir import checkpoints, events, filesystem
 from stoker.rundir.events import EventLog
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 FACTS: dict[str, Any] = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {}}
 
@@ -27,8 +27,8 @@ def write(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"w" * 1000)
 
 
-def job(step: int, writer: Callable[[Path], None] = write, **more: Any) -> Job:
-    return Job(step=step, copied=Copied(writer, 1000), facts=FACTS, best=None, stall_seconds=0.01, **more)
+def job(step: int, writer: Callable[[Path], None] = write, **more: Any) -> SaveJob:
+    return SaveJob(step=step, copied=Copied(writer, 1000), facts=FACTS, best=None, stall_seconds=0.01, **more)
 
 
 def kinds(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -213,14 +213,14 @@ def test_a_dropped_save_of_the_best_step_is_kept_and_written_first(tmp_path: Pat
         write(folder)
 
     one = saver(tmp_path)
-    one.begin(Job(2, Copied(once_refused, 1000), FACTS, best=2, stall_seconds=0.0))
+    one.begin(SaveJob(2, Copied(once_refused, 1000), FACTS, best=2, stall_seconds=0.0))
     one.wait()
     assert one.failed
-    one.begin(Job(5, Copied(write, 1000), FACTS, best=2, stall_seconds=0.0))
+    one.begin(SaveJob(5, Copied(write, 1000), FACTS, best=2, stall_seconds=0.0))
     one.wait()
     assert [c.step for c in checkpoints.committed(one.folder)] == [2, 5]
     assert one.committed == 5
-    one.begin(Job(8, Copied(write, 1000), FACTS, best=2, stall_seconds=0.0))
+    one.begin(SaveJob(8, Copied(write, 1000), FACTS, best=2, stall_seconds=0.0))
     one.wait()
     assert len(tries) == 2
 
@@ -339,12 +339,12 @@ def test_the_scaler_comes_back_with_the_state(tmp_path: Path) -> None:
 
     from stoker.engine import checkpoint
 
-    def state(scale: float) -> tuple[checkpoint.State, Any]:
+    def state(scale: float) -> tuple[checkpoint.TrainingState, Any]:
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=7)
-        return checkpoint.State(model, optimizer, schedule, scaler), scaler
+        return checkpoint.TrainingState(model, optimizer, schedule, scaler), scaler
 
     before, scaler = state(2.0**14)
     scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))

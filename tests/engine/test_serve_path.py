@@ -1,4 +1,5 @@
-"""The full path: scratch_tiny -> LoRA -> merge -> export -> a real vLLM -> an OpenAI client. One server for all tests.
+"""From what the README's tour exports (scratch_tiny, LoRA, merge, export) over a real vLLM to an OpenAI client. One
+server for all tests.
 
 What is served answers as `stoker chat` does, listens on loopback only, wants its token on every path, shows its secret
 nowhere, and leaves nothing when it is stopped.
@@ -21,11 +22,9 @@ import pytest
 from stoker.artifacts import endpoint
 from stoker.artifacts.endpoint import Endpoint
 from stoker.launch import tools
-from stoker.supervise import group
+from stoker.supervise import processes
 
 pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(tools.find(tools.VLLM) is None, reason="STOKER_TOOLS has no vLLM"),
 ]
@@ -73,18 +72,15 @@ def stoker(folder: Path, *words: str, stdin: str | None = None) -> subprocess.Co
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    for words in (("train", "scratch_tiny"), ("train", "sft_tiny"), ("merge", "sft_tiny"), ("export", "sft_tiny")):
-        stoker(folder, *words)
+def served(toured: Path) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     try:
-        done = stoker(folder, "serve", "sft_tiny", "--port", str(port), "--json")
-        yield Served(folder, port, json.loads(done.stdout), done.stderr)
+        done = stoker(toured, "serve", "sft_tiny", "--port", str(port), "--json")
+        yield Served(toured, port, json.loads(done.stdout), done.stderr)
     finally:
-        stoker(folder, "serve", "sft_tiny", "--stop")
+        stoker(toured, "serve", "sft_tiny", "--stop")
 
 
 def status(served: Served, method: str, path: str, token: str | None) -> int:
@@ -153,7 +149,7 @@ def test_a_conversation_over_the_endpoint_is_the_one_chat_has(served: Served) ->
 
 
 def test_nothing_listens_but_on_loopback(served: Served) -> None:
-    pids = group.members(served.said["pid"])
+    pids = processes.group_members(served.said["pid"])
     assert len(pids) >= 2  # the server and its engine
     found = listeners(pids)
     assert ("0100007F", served.port) in found
@@ -187,7 +183,7 @@ def test_the_secret_stands_in_no_command_line_no_log_no_event_and_no_answer(serv
     secret = served.token.encode()
     assert stat.S_IMODE((served.run / "serve.token").stat().st_mode) == 0o600
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    assert not [pid for pid in pids if served.token in " ".join(group.words(pid))]
+    assert not [pid for pid in pids if served.token in " ".join(processes.words_of(pid))]
     holds_it = [path.name for path in served.run.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert holds_it == ["serve.token"]
     assert served.token not in json.dumps(served.said) + served.err
@@ -199,11 +195,11 @@ def test_the_log_is_in_the_run_directory(served: Served) -> None:
 
 
 def test_stopping_leaves_nothing(served: Served) -> None:
-    pids = group.members(served.said["pid"])
+    pids = processes.group_members(served.said["pid"])
     said = json.loads(stoker(served.folder, "serve", "sft_tiny", "--stop", "--json").stdout)
     assert said["stopped"]["pid"] == served.said["pid"]
-    assert group.members(served.said["pid"]) == []
-    assert not [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and group.words(pid) != [""]]
+    assert processes.group_members(served.said["pid"]) == []
+    assert not [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and processes.words_of(pid)]
     assert not (served.run / "serving.json").exists()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", served.port)) != 0

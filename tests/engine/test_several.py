@@ -14,8 +14,6 @@ import pytest
 
 from stoker.rundir import events
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
 STEPS = 40
 COMMAND = [
     "train",

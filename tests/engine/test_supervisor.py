@@ -17,11 +17,12 @@ import pytest
 import tiny_run
 
 from stoker.rundir import checkpoints, events, files
-from stoker.supervise.supervisor import Settings, Supervisor
+from stoker.supervise.settings import SupervisorSettings
+from stoker.supervise.supervisor import Supervisor
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
-QUICK = Settings(look_seconds=0.05, first_wait_seconds=0.1, hang_floor_seconds=120)
+QUICK = SupervisorSettings(look_seconds=0.05, first_wait_seconds=0.1, hang_floor_seconds=120)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,6 @@ def test_killed_three_times_it_ends_with_the_same_bits(tmp_path: Path, base: Pat
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(whole.final)
 
 
-@pytest.mark.slow
 def test_the_program_itself_survives_a_kill_of_its_trainer(
     tmp_path: Path, base: Path, whole: tiny_run.RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,6 @@ def test_the_program_itself_survives_a_kill_of_its_trainer(
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(whole.final)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for ranks in /proc")
 def test_a_killed_rank_ends_all_and_all_go_on(
     tmp_path: Path, base: Path, whole: tiny_run.RunDir, monkeypatch: pytest.MonkeyPatch
@@ -209,12 +208,12 @@ def test_where_nothing_smaller_is_left_it_ends_in_words(tmp_path: Path, base: Pa
     run_dir = make(tmp_path, text(base, where="micro: 4, gradient_checkpointing: true"))
 
     def injure(attempt: int) -> None:
-        from stoker.engine import train
+        from stoker.engine import rehearsal
 
         def rehearse(*_: Any, **__: Any) -> None:
             raise MemoryError("injected")
 
-        train._rehearse = rehearse
+        rehearsal.rehearse = rehearse
 
     assert supervise(run_dir, injure) == 1
     assert [one["error"]["code"] for one in noted(run_dir, "error")] == ["STK408", "STK675"]

@@ -23,7 +23,7 @@ from stoker.estimate import step as steps_of
 from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import ModelShape
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 BAR = 0.015
 

@@ -15,7 +15,7 @@ from stoker.engine import callbacks, program
 from stoker.engine.trainer import ExactTrainer
 from stoker.rundir import checkpoints, events, files, filesystem, lock
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module")
@@ -381,15 +381,15 @@ def test_the_rehearsal_changes_nothing(tmp_path: Path, base: Path) -> None:
     assert tiny_run.train(with_it) == 0
     parts = [e["part"] for e in events.read(with_it.events_file) if e["event"] == "rehearsal"]
     assert parts == ["step", "eval", "save"]
-    from stoker.engine import train
+    from stoker.engine import rehearsal
 
-    kept: Any = train._rehearse
-    train._rehearse = lambda *_, **__: None
+    kept: Any = rehearsal.rehearse
+    rehearsal.rehearse = lambda *_, **__: None
     try:
         without = make(tmp_path / "without", base)
         assert tiny_run.train(without) == 0
     finally:
-        train._rehearse = kept
+        rehearsal.rehearse = kept
     assert tiny_run.losses(with_it) == tiny_run.losses(without)
 
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 SIGNATURES = {
     "get_train_dataloader": ["self"],
@@ -74,3 +74,28 @@ def test_the_seam_methods_that_trl_overrides_are_these(name: str) -> None:
         method for method in (*SIGNATURES, "evaluate") if getattr(trainer, method) is not getattr(Trainer, method)
     }
     assert changed == {"training_step", "evaluate", "_save_checkpoint"}
+
+
+def test_without_gradients_in_sync_the_optimizer_does_no_update() -> None:
+    """A step that is passed over, and DeepSpeed's micro batches but the last, rely on it."""
+    import torch
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
+    weight.grad = torch.ones(2)
+    accelerator.sync_gradients = False
+    optimizer.step()
+    optimizer.zero_grad()
+    assert (weight.tolist(), weight.grad.tolist()) == ([1, 1], [1, 1])
+    accelerator.sync_gradients = True
+    optimizer.step()
+    assert weight.tolist() == [0, 0]
+
+
+def test_the_trainer_and_deepspeed_read_the_accelerator_s_flag() -> None:
+    from accelerate import Accelerator
+
+    assert "sync_gradients=self.sync_gradients" in inspect.getsource(Accelerator.backward)
+    assert isinstance(inspect.getattr_static(Accelerator, "sync_gradients"), property)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 
-pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 TUNE = {
     "full": "{method: full}",
@@ -57,37 +57,22 @@ def eval_losses(run_dir: RunDir) -> list[str]:
     return [event["eval_loss"].hex() for event in events.read(run_dir.events_file) if event["event"] == "eval"]
 
 
-def largest_difference(one: Path, other: Path) -> float:
-    """Between two models' weights, relative to the largest weight."""
-    left, right = (
-        {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
-        for folder in (one, other)
-    )
-    assert left.keys() == right.keys()
-    assert left
-    scale = max(tensor.abs().max().item() for tensor in left.values())
-    return max((left[name] - right[name]).abs().max().item() for name in left) / scale
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-def test_one_sha_per_strategy_on_one_two_and_four_ranks(
+def test_one_sha_with_ddp_and_fsdp2_on_one_two_and_four_ranks(
     tmp_path: Path, base: Path, method: str, precision: str
 ) -> None:
-    finals: dict[str, Path] = {}
+    shas, losses, evals = {}, set(), set()
     for strategy in ("ddp", "fsdp2"):
-        shas, losses, evals = set(), set(), set()
         for count in (1, 2, 4):
             where = f"micro: 1, arrange: rows, precision: {precision}, strategy: {strategy}, processes: {count}"
             run_dir = trained(tmp_path / f"{strategy}-{count}", base, method, where)
-            shas.add(tiny_run.weights_sha(run_dir.final))
+            shas[strategy, count] = tiny_run.weights_sha(run_dir.final)
             losses.add(tuple(tiny_run.losses(run_dir).values()))
             evals.add(tuple(eval_losses(run_dir)))
-            finals[strategy] = run_dir.final
-        assert len(shas) == 1, f"{strategy}: {shas}"
-        assert len(losses) == 1
-        assert len(evals) == 1
-    assert largest_difference(finals["ddp"], finals["fsdp2"]) < 1e-6
+    assert len(set(shas.values())) == 1, shas
+    assert len(losses) == 1
+    assert len(evals) == 1
 
 
 def test_shards_that_fill_no_vector_of_the_processor(tmp_path: Path) -> None:

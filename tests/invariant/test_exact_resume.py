@@ -8,7 +8,7 @@ import tiny_run
 
 from stoker.rundir import events
 
-pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 TOTAL = 24  # 61 rows at batch 8: 8 steps an epoch, the last one short
 POINTS = {"full": 7, "lora": 7, "qlora": 6}

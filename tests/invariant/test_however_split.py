@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 STEPS = 50
 

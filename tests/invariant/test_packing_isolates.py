@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def model_of(base: Path) -> Any:

@@ -15,7 +15,7 @@ from slurm_cluster import Slurm
 from stoker.config import load
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
-from stoker.hosts.shell import Here
+from stoker.hosts.shell import LocalShell
 from stoker.places import package
 from stoker.places.package import Package
 from stoker.places.queue import Queue
@@ -57,7 +57,7 @@ def queue(folder: Path, made: Package, notice_seconds: int | None = None) -> Que
     part = f'if [ "$SLURM_JOB_ID" ]; then echo "$SLURMD_NODENAME $5" >> {folder}/parts; fi\n'
     python.write_text(f'#!/bin/sh\n{exports}{token}{part}exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    line = Here()
+    line = LocalShell()
     line.send(made.files, str(base))
     host = Host(name="login", host="login", base=str(base), python=sys.executable)
     made_queue = Queue(line, host, run, notice_seconds)

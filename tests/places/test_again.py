@@ -16,7 +16,6 @@ from stoker.places.package import Package
 from stoker.rundir import files
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(bool(boxes.available()), reason=boxes.available() or "-"),
 ]
@@ -89,7 +88,7 @@ def test_a_launch_under_way_is_not_started_over(there: tuple[boxes.Box, Box], tm
     box, place = there
     logs = _at(box, place, "runs/slow/logs")
     logs.mkdir(parents=True)
-    place.line.run(
+    place.shell.run(
         f"sh -c 'sleep 60; : launch.code' >/dev/null 2>&1 & echo $! > {place.base}/runs/slow/logs/launch.pid"
     )
     assert place.status("slow") == {"name": "slow", "state": "running", "step": 0}

@@ -1,16 +1,22 @@
-"""From a laptop to training on a fresh box by one command, with the laptop gone and the line cut; then home again."""
+"""From a laptop to training on a fresh box by one command, with the laptop gone and the line cut; then home again.
+
+What the box got to see of the laptop's secrets and what listened on it is looked at here, too: one launch for all.
+"""
 
 import json
+import shutil
+import subprocess
 import time
+from pathlib import Path
 
 import boxes
 import pytest
 from laptop import Laptop
-from launched import Launch
+from launched import CANARIES, Launch
 
 from stoker.rundir import checkpoints, files, layout
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_one_command_leads_to_training_on_a_fresh_box(launched: Launch) -> None:
@@ -59,6 +65,32 @@ def test_a_box_that_is_off_is_said_to_be(launched: Launch) -> None:
     said = launched.laptop.stoker("watch", "tiny", "--once", "--on", "autodl-1", check=False)
     assert said.returncode == 1
     assert "STK701" in said.stderr
+
+
+def test_nothing_listens_beside_sshd_but_on_loopback(launched: Launch) -> None:
+    others = launched.listeners - {"0.0.0.0:22"}
+    assert "0.0.0.0:22" in launched.listeners
+    assert all(address.startswith(("127.", "[::1]")) for address in others), others
+
+
+def test_secrets_are_in_no_command_line_and_in_no_file_of_the_box(launched: Launch, tmp_path: Path) -> None:
+    assert any("stoker.engine.train" in line for line in launched.command_lines)
+    assert not [line for line in launched.command_lines for value in CANARIES.values() if value in line]
+    disks = launched.box.root.parent
+    assert not holding(disks / "layers", disks / "root/root", disks / "root/tmp", launched.box.root / "root/autodl-fs")
+    assert not holding(launched.laptop.folder)
+    (disks / "root/tmp/probe").write_text(f"x{CANARIES['HF_TOKEN']}y")
+    assert holding(disks / "root/tmp"), "the search finds one that is there"
+    (disks / "root/tmp/probe").unlink()
+
+
+def holding(*folders: Path) -> list[str]:
+    """Files that hold a canary, as it is. What the box wrote into the folders of its system is in the layers."""
+    assert shutil.which("grep")
+    words = [word for value in CANARIES.values() for word in ("-e", value)]
+    found = subprocess.run(["grep", "-rlaF", *words, *map(str, folders)], capture_output=True, text=True, check=False)
+    assert found.returncode in (0, 1), found.stderr
+    return found.stdout.splitlines()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import store_servers
 from stoker.errors import StokerError
 from stoker.hosts import known
 from stoker.hosts.known import Host
-from stoker.hosts.shell import Here, Ssh
+from stoker.hosts.shell import LocalShell, Ssh
 
 pytestmark = pytest.mark.skipif(not store_servers.has_sshd(), reason="no sshd")
 
@@ -98,8 +98,8 @@ def test_a_folder_comes_back(line: Ssh, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_this_machine_is_spoken_to_in_the_same_way(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("content")
-    Here().send({"a/x": tmp_path / "x"}, str(tmp_path / "there"))
-    assert Here().run(f"cat {tmp_path}/there/a/x") == "content"
+    LocalShell().send({"a/x": tmp_path / "x"}, str(tmp_path / "there"))
+    assert LocalShell().run(f"cat {tmp_path}/there/a/x") == "content"
 
 
 def test_a_kept_connection_s_socket_has_a_short_name(line: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:

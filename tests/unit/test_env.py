@@ -39,11 +39,11 @@ def test_every_variable_is_listed_once_and_explained_in_both_languages() -> None
 
 
 def test_nothing_else_in_the_house_reads_the_environment() -> None:
-    """Programs in another tool's environment or inside a bundle, and the supervisor, have nothing of ours to import."""
+    """Programs in another tool's environment or inside a bundle have nothing of ours to import."""
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
-        if path.name not in ("env.py", "supervisor.py", "processes.py", "bundle_main.py")
+        if path.name not in ("env.py", "bundle_main.py")
         and path.parent.name != "foreign"
         and _reads_environment(path.read_text(encoding="utf-8"))
     }

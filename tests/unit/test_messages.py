@@ -54,8 +54,8 @@ def test_an_error_speaks_the_language_of_the_moment(monkeypatch: pytest.MonkeyPa
     error = StokerError("STK201", "run.yaml:7: train.batch", batch=64, devices=3, nearest="63, 66")
     monkeypatch.setenv("STOKER_LANG", "en")
     assert (error.what, error.hint) == (
-        "batch 64 cannot be split over 3 devices",
-        "nearest batches that can: 63, 66",
+        "batch 64 cannot be split evenly over 3 devices",
+        "closest batches that can: 63, 66",
     )
     assert str(error) == f"run.yaml:7: train.batch: {error.what} [STK201]; {error.hint}"
     monkeypatch.setenv("STOKER_LANG", "zh")

@@ -19,12 +19,13 @@ from typing import Any
 from stoker.artifacts import endpoint
 from stoker.artifacts.endpoint import Endpoint
 from stoker.errors import StokerError
+from stoker.supervise import starting
 
 SHARES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
-class Work:
+class LoadSpec:
     """What is asked, and by how many at once."""
 
     url: str
@@ -41,7 +42,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestTiming:
     """When one request was wanted, its first piece came and its last, in seconds; and its tokens."""
 
     wanted: float
@@ -50,10 +51,10 @@ class Answer:
     tokens: int
 
 
-def run(work: Work) -> dict[str, Any]:
+def run(work: LoadSpec) -> dict[str, Any]:
     """Put the load on from a second process; the figures."""
-    done = subprocess.run(  # our own program, no shell
-        [sys.executable, "-m", "stoker.artifacts.load_generator"],
+    done = subprocess.run(  # noqa: S603  # our own program, no shell
+        starting.command("stoker.artifacts.load_generator"),
         input=json.dumps(asdict(work)),
         capture_output=True,
         text=True,
@@ -62,10 +63,10 @@ def run(work: Work) -> dict[str, Any]:
     )
     if done.returncode:
         raise StokerError("STK602", url=work.url, reason=(done.stderr.strip().splitlines() or ["-"])[-1])
-    return figures([Answer(*one) for one in json.loads(done.stdout)])
+    return figures([RequestTiming(*one) for one in json.loads(done.stdout)])
 
 
-def figures(answers: Sequence[Answer]) -> dict[str, Any]:
+def figures(answers: Sequence[RequestTiming]) -> dict[str, Any]:
     """Throughput over the whole load, and how long single requests took."""
     seconds = max(one.end for one in answers) - min(one.wanted for one in answers)
     tokens = sum(one.tokens for one in answers)
@@ -89,14 +90,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def put_on(work: Work) -> list[Answer]:
+def put_on(work: LoadSpec) -> list[RequestTiming]:
     """All requests, by so many clients."""
     at = Endpoint(work.url, work.token, work.model)
     prompts = itertools.islice(itertools.cycle(work.prompts), work.requests)
     # One sender is a queue: who came first is asked for first.
     with ThreadPoolExecutor(work.clients) as clients, ThreadPoolExecutor(1) as sender:
 
-        def client(prompt: str) -> Answer:
+        def client(prompt: str) -> RequestTiming:
             wanted = time.perf_counter()
             return (
                 sender.submit(_ask, at, work, prompt, wanted).result()
@@ -107,7 +108,7 @@ def put_on(work: Work) -> list[Answer]:
         return list(clients.map(client, prompts))
 
 
-def _ask(at: Endpoint, work: Work, prompt: str, wanted: float) -> Answer:
+def _ask(at: Endpoint, work: LoadSpec, prompt: str, wanted: float) -> RequestTiming:
     body = {"prompt": prompt, "max_tokens": work.max_tokens, "temperature": 0, **work.extra}
     first, pieces, counted = 0.0, 0, 0
     for piece in endpoint.stream(at, "completions", body):
@@ -117,12 +118,12 @@ def _ask(at: Endpoint, work: Work, prompt: str, wanted: float) -> Answer:
         counted = (piece.get("usage") or {}).get("completion_tokens", counted)
     if not first:
         raise ValueError("the server answered without a token")
-    return Answer(wanted, first, time.perf_counter(), counted or pieces)
+    return RequestTiming(wanted, first, time.perf_counter(), counted or pieces)
 
 
 def main() -> None:
     """Read the work, do it, write when each answer came."""
-    work = Work(**json.loads(sys.stdin.read()))
+    work = LoadSpec(**json.loads(sys.stdin.read()))
     sys.stdout.write(json.dumps([(a.wanted, a.first, a.end, a.tokens) for a in put_on(work)]))
 
 

@@ -117,7 +117,7 @@ def _look_elsewhere(python: Path, run_dir: RunDir, folder: Path) -> Observation:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _Completion:
     """What a server answered to one request."""
 
     tokens: list[int]
@@ -139,7 +139,7 @@ class _Served(Protocol):
     def render(self, prompt: Prompt) -> tuple[str, list[int]]:
         """What it makes of a conversation, or of a plain text."""
 
-    def complete(self, ids: list[int], wanted: int) -> _Answer:
+    def complete(self, ids: list[int], wanted: int) -> _Completion:
         """The greedy answer behind tokens."""
 
     def loss(self, sequence: list[int]) -> tuple[float, int]:
@@ -179,7 +179,7 @@ class _Vllm:
         reply = self._ask("chat/completions", body)
         return reply.get("prompt_text") or "", reply["prompt_token_ids"]
 
-    def complete(self, ids: list[int], wanted: int) -> _Answer:
+    def complete(self, ids: list[int], wanted: int) -> _Completion:
         (choice,) = self._ask("completions", {"prompt": ids, "max_tokens": wanted, "logprobs": parity_verdict.TOP})[
             "choices"
         ]
@@ -187,7 +187,7 @@ class _Vllm:
             {int(word.removeprefix("token_id:")): value for word, value in line.items()}
             for line in choice["logprobs"]["top_logprobs"]
         ]
-        return _Answer(choice["token_ids"], lines, choice["finish_reason"] == "stop")
+        return _Completion(choice["token_ids"], lines, choice["finish_reason"] == "stop")
 
     def loss(self, sequence: list[int]) -> tuple[float, int]:
         ids = [~token if token < 0 else token for token in sequence]
@@ -214,8 +214,8 @@ class _Llama:
     def render(self, prompt: Prompt) -> tuple[str, list[int]]:
         return llamacpp.prompt_ids(self._endpoint, prompt.messages, prompt.text)
 
-    def complete(self, ids: list[int], wanted: int) -> _Answer:
-        return _Answer(*llamacpp.complete(self._endpoint, ids, wanted))
+    def complete(self, ids: list[int], wanted: int) -> _Completion:
+        return _Completion(*llamacpp.complete(self._endpoint, ids, wanted))
 
     def loss(self, sequence: list[int]) -> tuple[float, int]:
         return llamacpp.loss(self._endpoint, sequence)
@@ -294,16 +294,16 @@ def _rendered(server: _Served, prompt: Prompt) -> str | None:
     return None if ids == prompt.ids else text
 
 
-def _with_end(answer: _Answer, expected: list[int], stops: list[int]) -> _Answer:
+def _with_end(answer: _Completion, expected: list[int], stops: list[int]) -> _Completion:
     """The answer with the token that ended it, where the server keeps that to itself."""
     if not answer.ended or (answer.tokens and answer.tokens[-1] in stops):
         return answer
     at = len(answer.tokens)
     end = expected[at] if at < len(expected) and expected[at] in stops else stops[0]
-    return _Answer([*answer.tokens, end], [*answer.lines, {}], ended=True)
+    return _Completion([*answer.tokens, end], [*answer.lines, {}], ended=True)
 
 
-def _take(followed: _Followed, prompt: Prompt, expected: list[int], answer: _Answer) -> bool:
+def _take(followed: _Followed, prompt: Prompt, expected: list[int], answer: _Completion) -> bool:
     """Take tokens up to and with the first that differs; whether none did."""
     start = len(followed.tokens)
     for at, (token, line) in enumerate(zip(answer.tokens[: len(expected)], answer.lines, strict=False)):

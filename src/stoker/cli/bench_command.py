@@ -8,7 +8,7 @@ from rich.table import Table
 
 from stoker import messages
 from stoker.artifacts import benchmark
-from stoker.artifacts.benchmark import Load
+from stoker.artifacts.benchmark import BenchLoad
 from stoker.errors import StokerError
 from stoker.launch import programs
 from stoker.rundir import files, layout
@@ -26,7 +26,7 @@ _WAYS = {
 def bench(name: str, clients: str, requests: int, max_tokens: int, overrides: list[str], *, as_json: bool) -> None:
     """Measure, write down, show."""
     run_dir = layout.find(name)
-    load = Load(_clients(clients), requests, max_tokens)
+    load = BenchLoad(_clients(clients), requests, max_tokens)
     with console.status() as status:
         status.show(messages.text("bench.starting"))
         found = benchmark.bench(run_dir, overrides, load, lambda level: status.show(_line(level)))

@@ -1,4 +1,4 @@
-"""`stoker hosts`: machines reached by ssh. Adds one with its key pinned, and says in words what was found there."""
+"""`stoker hosts`: machines reached by ssh. Adds one with its key pinned, and shows its facts."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from stoker import messages
+from stoker import messages, plugins
 from stoker.errors import EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.facts.platforms import Platform
@@ -27,7 +27,7 @@ _SHOWN_DISKS = 4
 
 
 def add(name: str, address: str, base: str | None, python: str | None, *, yes: bool, as_json: bool) -> None:
-    """Pin the host's key, see that a key of ours opens it, look at it, and keep what was found."""
+    """Pin the host's key, make sure that it lets us log in, probe it, and keep its record."""
     if base is not None and not base.startswith("/"):
         raise typer.BadParameter(base, param_hint="--base")
     host = known.parse(name, address)
@@ -35,18 +35,18 @@ def add(name: str, address: str, base: str | None, python: str | None, *, yes: b
     before = _known(name)
     host = _pinned(host, before, yes=yes)
     host = keys.opening(host) or _with_key(host)
-    facts = _found(host, python or "")
+    facts = _probed(host, python or "")
     if python and not any(one.path == python and one.fits for one in facts.pythons):
         raise StokerError("STK706", host=name)
-    kept = before or host  # the same machine, perhaps at another address: what was chosen for it stays
+    kept = before or host  # the same machine, perhaps at another address: keep its settings
     chosen = {"base": (base or kept.base).rstrip("/"), "python": python or kept.python, "facts": kept.facts}
     _keep(host.model_copy(update=chosen), facts, as_json=as_json)
 
 
 def check(name: str, *, as_json: bool) -> None:
-    """Look at a host again."""
+    """Probe a host again."""
     host = known.find(name)
-    _keep(host, _found(host, host.python), as_json=as_json)
+    _keep(host, _probed(host, host.python), as_json=as_json)
 
 
 def show(*, as_json: bool) -> None:
@@ -58,10 +58,12 @@ def show(*, as_json: bool) -> None:
         console.table(_table(hosts))
     else:
         console.talk("hosts.none")
+    if not as_json and (offered := plugins.offered(plugins.PLACES)):
+        console.talk("hosts.packages", names=", ".join(one.title for one in offered.values()))
 
 
 def remove(name: str) -> None:
-    """Forget a host and its pinned key; nothing is done to the machine."""
+    """Delete a host's record and its pinned key; the machine is not touched."""
     with contextlib.suppress(OSError):
         Ssh(known.find(name)).close()
     known.remove(name)
@@ -75,7 +77,7 @@ def switch_on(name: str, *, card: bool) -> None:
 
 
 def switch_off(name: str, *, yes: bool) -> None:
-    """Switch a host off by the verb that can be undone; what ends or is lost with it is said, also to a `--yes`."""
+    """Switch a host off by the command that can be undone; shows what ends or is lost with it, also with `--yes`."""
     host = known.find(name)
     if not power.has_api(host):
         power.verb_of(host)
@@ -97,7 +99,7 @@ def switch_off(name: str, *, yes: bool) -> None:
 
 
 def _pinned(host: Host, before: Host | None, *, yes: bool) -> Host:
-    """Show the host's key and pin it; another key than the one pinned before is refused."""
+    """Show the host's key and pin it; a key that differs from the pinned one is refused."""
     offered = keys.offered(host)
     shown = keys.fingerprint(offered[0])
     if before and before.fingerprint != shown:
@@ -127,18 +129,18 @@ def _agreed(key: str, **fields: Any) -> bool:
     return console.ask().strip().lower() in _YES
 
 
-def _found(host: Host, python: str) -> BoxFacts:
-    line = Ssh(host)
+def _probed(host: Host, python: str) -> BoxFacts:
+    shell = Ssh(host)
     try:
         with console.status() as status:
             status.show(messages.text("hosts.looking", name=host.name))
-            return probe.look(line, python)
+            return probe.look(shell, python)
     finally:
-        line.close()
+        shell.close()
 
 
 def _keep(host: Host, facts: BoxFacts, *, as_json: bool) -> None:
-    """Keep and show what was found. A folder and a Python that were chosen before stay, where they are still there."""
+    """Keep and show the facts. Folder and Python of the record are kept where they still exist."""
     usable = [one.path for one in facts.pythons if one.fits]
     platform = platforms.find(facts.platform)
     if host.facts and not facts.devices and platform and platform.runs_without_card:
@@ -160,7 +162,7 @@ def _keep(host: Host, facts: BoxFacts, *, as_json: bool) -> None:
         console.talk("hosts.added", name=host.name)
 
 
-# ---- what is shown
+# ---- output
 
 
 def _facts(host: Host) -> dict[str, Any]:
@@ -187,7 +189,7 @@ def _title(host: Host) -> str:
 
 
 def _show(host: Host, facts: BoxFacts) -> None:
-    """One line a subject, with the subject in front; none is wider than 80 columns."""
+    """One line per subject, at most 80 columns wide."""
     platform = platforms.find(host.platform)
     lines = [
         ("hosts.key.label", host.fingerprint),

@@ -23,16 +23,16 @@ app = typer.Typer(
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run file, or a recipe's name.")]
 Existing = Annotated[str, typer.Argument(metavar="NAME", help="A run's name (see `stoker runs`) or its folder.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a word of the run file.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run file.")
 ]
 Gpus = Annotated[str | None, typer.Option(metavar="N", help="`all`, a count, or numbers such as `0,2`; 0 is the CPU.")]
-On = Annotated[str | None, typer.Option("--on", metavar="HOST", help="The machine it is on (see `stoker hosts`).")]
+On = Annotated[str | None, typer.Option("--on", metavar="HOST", help="The machine it runs on (see `stoker hosts`).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 From = Annotated[
-    str | None, typer.Option("--from", metavar="ADDRESS", help="The store, where it is not the run file's.")
+    str | None, typer.Option("--from", metavar="ADDRESS", help="Store address, if not the one in the run file.")
 ]
 Artifact = Annotated[
-    str | None, typer.Option(metavar="NAME", help="merged, export or int8 in place of the trained model.")
+    str | None, typer.Option(metavar="NAME", help="Use merged, export or int8 instead of the trained model.")
 ]
 
 
@@ -77,7 +77,7 @@ def gpus(
     sort: Annotated[str, typer.Option(help="name, memory, speed or price.")] = "memory",
     json: Json = False,
 ) -> None:
-    """List the cards of the catalogue: specs and prices."""
+    """List all cards in the catalogue: specs and prices."""
     from stoker.cli import gpus_command as body
 
     body.gpus(pattern, min_memory, sort, as_json=json)
@@ -87,28 +87,28 @@ def gpus(
 def plan(  # noqa: PLR0913  # one parameter per flag
     run: RunName,
     set_: Overrides = None,
-    card: Annotated[str | None, typer.Option(help="The plan for this card, instead of a table of all.")] = None,
+    card: Annotated[str | None, typer.Option(help="Show the plan for this card instead of the table.")] = None,
     gpus: Gpus = None,
-    goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="What comes first in the table.")] = "money",
+    goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="Sort the table by this.")] = "money",
     price: Annotated[
-        str | None, typer.Option(metavar="2.5CNY/h", help="Your own price of one card and hour (`where.price`).")
+        str | None, typer.Option(metavar="2.5CNY/h", help="Your own price per card and hour (`where.price`).")
     ] = None,
     explain: Annotated[
-        str | None, typer.Option(metavar="CARD", help="The arithmetic behind every figure of this card.")
+        str | None, typer.Option(metavar="CARD", help="Show the arithmetic behind every figure for this card.")
     ] = None,
     plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw time against money: .png, .svg or .pdf.")
+        str | None, typer.Option(metavar="FILE", help="Plot time against cost: .png, .svg or .pdf.")
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Check the memory by a trace of the step (needs torch).")
+        bool, typer.Option("--trace", help="Check the memory estimate by tracing the step (needs torch).")
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure 20 steps here, and correct the rest.")
+        bool, typer.Option("--calibrate", help="Measure 20 steps here and correct the estimates.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Every row of the table.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show every row of the table.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what will happen on every card, or on one: fits? how long? how much? and why."""
+    """Predict a run on every card, or on one: does it fit, how long, how much, and why."""
     from stoker.cli import plan_command as body
 
     asked = body.Asked(
@@ -130,10 +130,10 @@ def plan(  # noqa: PLR0913  # one parameter per flag
 def prepare(
     run: RunName,
     set_: Overrides = None,
-    show: Annotated[int, typer.Option(metavar="N", help="Print N rows, trained tokens coloured.")] = 0,
+    show: Annotated[int, typer.Option(metavar="N", help="Print N rows with trained tokens highlighted.")] = 0,
     json: Json = False,
 ) -> None:
-    """Tokenise, mask and pack the data; say what was found in it."""
+    """Tokenize, mask and pack the data, and report what was found."""
     from stoker.cli import prepare_command as body
 
     body.prepare(run, set_ or [], show, as_json=json)
@@ -148,9 +148,9 @@ def train(
         str | None, typer.Option("--on", metavar="HOST", help="Train on this machine; see `stoker hosts add`.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `stoker watch`.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Start on a paid machine without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start on a paid machine without asking.")] = False,
 ) -> None:
-    """Train, or go on where training stopped."""
+    """Train, or resume where training stopped."""
     from stoker.cli import train_command as body
 
     body.train(run, _with_gpus(set_, gpus), on, detach=detach, yes=yes)
@@ -161,10 +161,10 @@ def bundle(
     run: RunName,
     set_: Overrides = None,
     gpus: Gpus = None,
-    folder: Annotated[str, typer.Option("--folder", metavar="FOLDER", help="Where to put both files.")] = ".",
+    folder: Annotated[str, typer.Option("--folder", metavar="FOLDER", help="Output folder for both files.")] = ".",
     json: Json = False,
 ) -> None:
-    """Pack a run as one zip and a notebook of three cells, for Colab, Kaggle or any Jupyter."""
+    """Pack a run into one zip and a three-cell notebook, for Colab, Kaggle or any Jupyter."""
     from stoker.cli import bundle_command as body
 
     body.bundle(run, _with_gpus(set_, gpus), folder, as_json=json)
@@ -174,9 +174,9 @@ def bundle(
 def replan(
     name: Existing,
     step: Annotated[int, typer.Argument(metavar="STEP", help="The step at which memory ran out.")] = 0,
-    nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Instead: the machines that train now.")] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Replan for these machines instead.")] = None,
 ) -> None:
-    """After a run ran out of memory or lost a machine: plan it anew, same batch and length. The supervisor does so."""
+    """Replan after out-of-memory or a lost machine, with the same batch and length. Run by the supervisor."""
     from stoker.cli import replan_command as body
 
     body.replan(name, step, nodes)
@@ -184,7 +184,7 @@ def replan(
 
 @app.command(hidden=True)
 def join(run: RunName, set_: Overrides = None) -> None:
-    """Take part in a run that another machine decides about. `stoker train` starts this on every further machine."""
+    """Join a run led by another machine. `stoker train` starts this on every additional machine."""
     from stoker.cli import join_command as body
 
     body.join(run, set_ or [])
@@ -193,9 +193,11 @@ def join(run: RunName, set_: Overrides = None) -> None:
 @app.command(hidden=True)
 def settle(
     name: Existing,
-    warning: Annotated[str | None, typer.Option(metavar="BUDGET", help="Only tell that most of it is spent.")] = None,
+    warning: Annotated[
+        str | None, typer.Option(metavar="BUDGET", help="Only notify that most of this budget is spent.")
+    ] = None,
 ) -> None:
-    """After a run: verify its copy, then stop the meter, and tell the user. The supervisor does this itself."""
+    """After a run: verify its copy, stop billing and notify the user. Run by the supervisor."""
     from stoker.cli import settle_command as body
 
     body.settle(name, warning)
@@ -204,13 +206,13 @@ def settle(
 @app.command()
 def chat(
     name: Existing,
-    prompt: Annotated[str | None, typer.Argument(help="Ask once and exit; without it, a conversation.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Ask once and exit; without it, start a conversation.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 200,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 200,
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
-    """Talk with a trained model."""
+    """Chat with a trained model."""
     from stoker.cli import chat_command as body
 
     body.chat(name, prompt, body.Way(system, max_tokens, artifact), as_json=json)
@@ -218,7 +220,7 @@ def chat(
 
 @app.command()
 def merge(name: Existing, json: Json = False) -> None:
-    """Put a trained adapter into its base model's weights, and check that it answers the same."""
+    """Merge a trained adapter into its base model's weights, and check that it answers the same."""
     from stoker.cli import merge_command as body
 
     body.merge(name, as_json=json)
@@ -228,12 +230,12 @@ def merge(name: Existing, json: Json = False) -> None:
 def quantize(
     name: Existing,
     gguf: Annotated[str | None, typer.Option(metavar="q8_0|q4_k_m", help="A GGUF file for llama.cpp.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit weights for transformers on a processor.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit weights for transformers on a CPU.")] = False,
     gptq: Annotated[bool, typer.Option("--gptq", help="4-bit weights for vLLM, calibrated on the run's data.")] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="8-bit floats for vLLM.")] = False,
     json: Json = False,
 ) -> None:
-    """Make the trained model smaller, and measure what that costs."""
+    """Quantize the trained model, and measure the loss in quality."""
     from stoker.cli import quantize_command as body
 
     body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
@@ -243,11 +245,11 @@ def quantize(
 def export(
     name: Existing,
     folder: Annotated[
-        str | None, typer.Argument(metavar="FOLDER", help="Where to put it. Default: artifacts/export of the run.")
+        str | None, typer.Argument(metavar="FOLDER", help="Output folder. Default: artifacts/export of the run.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a folder that transformers and vLLM load as it is, with a model card."""
+    """Export a folder that transformers and vLLM load as is, with a model card."""
     from stoker.cli import export_command as body
 
     body.export(name, folder, as_json=json)
@@ -267,7 +269,7 @@ def evaluate(
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
-    """Measure a trained model: loss on its eval split, tasks, samples."""
+    """Evaluate a trained model: loss on its eval split, tasks, samples."""
     from stoker.cli import evaluate_command as body
 
     body.evaluate(name, body.Asked(artifact, task or [], samples, harness), as_json=json)
@@ -276,10 +278,10 @@ def evaluate(
 @app.command()
 def serve(
     name: Existing,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen, on 127.0.0.1 only.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on, on 127.0.0.1 only.")] = 8000,
     set_: Overrides = None,
     gpus: Gpus = None,
-    stop: Annotated[bool, typer.Option("--stop", help="End the server instead.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the server instead.")] = False,
     json: Json = False,
 ) -> None:
     """Serve a trained model as an OpenAI endpoint, with a token."""
@@ -292,15 +294,15 @@ def serve(
 def bench(
     name: Existing,
     clients: Annotated[
-        str, typer.Option(metavar="N,N", help="How many ask at once, one measurement each.")
+        str, typer.Option(metavar="N,N", help="Numbers of concurrent clients, one measurement each.")
     ] = "1,2,4,8",
     requests: Annotated[int, typer.Option(min=1, help="Requests per measurement, at least two per client.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 64,
     set_: Overrides = None,
     gpus: Gpus = None,
     json: Json = False,
 ) -> None:
-    """Measure how fast a trained model is served: transformers, vLLM, vLLM batched."""
+    """Benchmark serving of a trained model: transformers, vLLM, vLLM batched."""
     from stoker.cli import bench_command as body
 
     body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
@@ -309,7 +311,7 @@ def bench(
 @app.command()
 def init(
     path: Annotated[str, typer.Argument(metavar="PATH", help="The run file to write.")] = "run.yaml",
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take every default.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; use every default.")] = False,
 ) -> None:
     """Ask five questions and write a commented run file."""
     from stoker.cli import init_command as body
@@ -319,7 +321,7 @@ def init(
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Say whether this machine is fit to train, and what to do where it is not."""
+    """Check whether this machine can train, and how to fix what is wrong."""
     from stoker.cli import doctor_command as body
 
     body.doctor(as_json=json)
@@ -328,7 +330,7 @@ def doctor(json: Json = False) -> None:
 @app.command()
 def runs(
     store: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="List what a store holds instead: a directory or s3://...")
+        str | None, typer.Option(metavar="ADDRESS", help="List the runs in a store instead: a directory or s3://...")
     ] = None,
     on: On = None,
     json: Json = False,
@@ -350,7 +352,7 @@ def runs(
 
 @app.command()
 def push(name: Existing, json: Json = False) -> None:
-    """Copy a run's newest checkpoint and records into its store now, and check them there."""
+    """Copy a run's newest checkpoint and records to its store now, and verify them there."""
     from stoker.cli import push_command as body
 
     body.push(name, as_json=json)
@@ -358,7 +360,7 @@ def push(name: Existing, json: Json = False) -> None:
 
 @app.command()
 def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) -> None:
-    """Bring a run from its store or its machine: records, newest checkpoint, finished model."""
+    """Fetch a run from its store or its machine: records, newest checkpoint, finished model."""
     from stoker.cli import remote
 
     if from_ is None and (found := remote.elsewhere(name, on)):
@@ -371,7 +373,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
 
 @app.command()
 def verify(name: Existing, from_: From = None, json: Json = False) -> None:
-    """Read back every checkpoint of a run, here and in its store, and see that the newest is there."""
+    """Verify every checkpoint of a run, here and in its store, and that the newest is in the store."""
     from stoker.cli import verify_command as body
 
     body.verify(name, from_, as_json=json)
@@ -396,7 +398,7 @@ def watch(
 @app.command()
 def logs(
     name: Existing,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")] = False,
     lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only the last N lines.")] = None,
     on: On = None,
 ) -> None:
@@ -412,7 +414,7 @@ def logs(
 
 @app.command()
 def stop(name: Existing, on: On = None) -> None:
-    """Ask a run to commit a checkpoint and end."""
+    """Stop a run after it commits a checkpoint."""
     from stoker.cli import remote
     from stoker.cli import stop_command as body
 
@@ -423,7 +425,7 @@ def stop(name: Existing, on: On = None) -> None:
 
 hosts_app = typer.Typer(name="hosts", help="Machines reached by ssh.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(hosts_app)
-HostName = Annotated[str, typer.Argument(metavar="NAME", help="How you call the machine.")]
+HostName = Annotated[str, typer.Argument(metavar="NAME", help="Your name for the machine.")]
 
 
 @hosts_app.command("add")
@@ -432,15 +434,15 @@ def hosts_add(
     address: Annotated[
         str,
         typer.Argument(
-            metavar="ADDRESS", help="ssh://user@host:port, ssh://ALIAS of your ssh config, or `ssh -p ...`."
+            metavar="ADDRESS", help="ssh://user@host:port, ssh://ALIAS from your ssh config, or `ssh -p ...`."
         ),
     ],
-    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where all of ours stands there.")] = None,
-    python: Annotated[str | None, typer.Option(metavar="PATH", help="The Python there to build on.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Pin the key it shows without a question.")] = False,
+    base: Annotated[str | None, typer.Option(metavar="FOLDER", help="Stoker's folder on that machine.")] = None,
+    python: Annotated[str | None, typer.Option(metavar="PATH", help="Python interpreter to use there.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Pin the host key without asking.")] = False,
     json: Json = False,
 ) -> None:
-    """Pin a machine's key, let ours in, and look at what is there."""
+    """Add a machine: pin its host key, install Stoker's key and check the machine."""
     from stoker.cli import hosts_command as body
 
     body.add(name, address, base, python, yes=yes, as_json=json)
@@ -456,7 +458,7 @@ def hosts_list(json: Json = False) -> None:
 
 @hosts_app.command("check")
 def hosts_check(name: HostName, json: Json = False) -> None:
-    """Look at a machine again."""
+    """Check a machine again."""
     from stoker.cli import hosts_command as body
 
     body.check(name, as_json=json)
@@ -464,7 +466,7 @@ def hosts_check(name: HostName, json: Json = False) -> None:
 
 @hosts_app.command("remove")
 def hosts_remove(name: HostName) -> None:
-    """Forget a machine and its pinned key; nothing is done to it."""
+    """Remove a machine and its pinned key; the machine itself is not changed."""
     from stoker.cli import hosts_command as body
 
     body.remove(name)
@@ -473,9 +475,9 @@ def hosts_remove(name: HostName) -> None:
 @hosts_app.command("tunnel")
 def hosts_tunnel(
     name: HostName,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port there and here.")] = 6006,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port, there and here.")] = 6006,
 ) -> None:
-    """Show a port of a machine's own here, such as TensorBoard's, until Ctrl-C."""
+    """Forward a port of a machine, such as TensorBoard's, until Ctrl-C."""
     from stoker.cli import remote
 
     remote.tunnel(name, port)
@@ -486,18 +488,18 @@ def hosts_on(
     name: HostName,
     no_card: Annotated[
         bool,
-        typer.Option("--no-card", help="Without its card, for a fraction of the price, where there is such a mode."),
+        typer.Option("--no-card", help="Without its card, for a fraction of the price, if the platform supports it."),
     ] = False,
 ) -> None:
-    """Switch a machine on by its provider's API."""
+    """Switch a machine on through its provider's API."""
     from stoker.cli import hosts_command as body
 
     body.switch_on(name, card=not no_card)
 
 
 @hosts_app.command("off")
-def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="Without a question.")] = False) -> None:
-    """Switch a machine off by the command that can be undone."""
+def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+    """Switch a machine off with a reversible command."""
     from stoker.cli import hosts_command as body
 
     body.switch_off(name, yes=yes)

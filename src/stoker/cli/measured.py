@@ -63,7 +63,7 @@ def calibrate(name: str, overrides: list[str], *, as_json: bool) -> None:
     left = found.tokens * (found.steps.total - done) / found.steps.total
     slowest, fastest = measured.tokens_per_second_range
     seconds = left / measured.tokens_per_second, left / fastest, left / slowest
-    cost = money.cost(seconds, found.asked.devices, found.inputs.offer)
+    cost = money.cost(seconds, found.constraints.devices, found.inputs.offer)
     if as_json:
         _print_json(found, measured, done, seconds, cost)
     else:

@@ -1,23 +1,20 @@
-"""`--on`: commands about a run on another machine. What is said about it is said there, by the very same Stoker."""
+"""`--on`: commands about a run at another place. They run there, by the same Stoker, or as the place says."""
 
 import contextlib
 import sys
 from collections.abc import Sequence
 
 from stoker import messages
-from stoker.cli import sky_command
 from stoker.cli.plan_command import require_possible, show
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
 from stoker.config.load import RunFile
-from stoker.config.run import Run
 from stoker.errors import EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.hosts import autodl, known, probe
 from stoker.hosts.shell import Ssh
 from stoker.launch import plan_inputs, programs
-from stoker.places import package, place
-from stoker.places.kernels import Kernel
+from stoker.places import package, registry
 from stoker.places.package import Package
 from stoker.places.place import Place
 from stoker.plan import clocks
@@ -26,21 +23,25 @@ from stoker.plan.plan import Plan
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
-from stoker.terminal import console, kaggle_chain
+from stoker.terminal import console
 from stoker.terminal.figures import size
 from stoker.terminal.progress import Progress
 
 
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
-    """Send a run to its place and start it there, or say that it is under way; this machine may then be closed."""
+    """Send a run to its place and start it there, or say that it is running; this machine may then be closed."""
     with run_file.located():
         if on and run_file.run.where.hosts:
             raise StokerError("STK772", place=f"--on {on}")
-        there = place.find(run_file.run, on)
-        if there.name == place.SKY:
-            sky_command.emit(run_file, name, overrides)
-            return
+        there = registry.find(run_file.run, on)
+        if there.package:
+            console.talk("remote.package", name=there.name, package=there.package)
+        there.check(run_file)
         run_dir = layout.create(run_file, overrides)
+        if there.started_by_user:
+            _prepare(run_dir, there)
+            there.hand_over(run_file, package.make(name, run_file, overrides), run_dir, console)
+            return
         with there.awake(console.talk):
             sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
             if sent is not None:
@@ -49,22 +50,23 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
                 console.talk("remote.started", name=run_dir.name, host=there.label)
                 for host in there.left_on:
                     console.talk("remote.left_on", host=host)
-        if isinstance(there, Kernel) and not detach:
-            sys.exit(kaggle_chain.follow(there, run_dir.name))
+        code = None if detach else there.attend(run_dir.name, console)
+        if code is not None:
+            sys.exit(code)
 
 
 def _sent(  # what the user gave
     there: Place, run_file: RunFile, run_dir: RunDir, name: str, overrides: list[str], *, yes: bool
 ) -> Package | None:
-    """All that comes before the first paid second of a card; None where there is nothing to start."""
-    if _is_under_way(there, run_dir):
-        place.record(run_dir, there.name)
+    """Do all that can be done before the card is paid for; None where there is nothing to start."""
+    if _is_running(there, run_dir):
+        registry.record(run_dir, there.name)
         return None
     _prepare(run_dir, there)
     run_file, overrides = _priced(there, run_file, name, overrides)
     _agree(there, run_file, run_dir, yes=yes)
     sent = package.make(name, run_file, overrides)
-    place.record(run_dir, there.name)
+    registry.record(run_dir, there.name)
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
@@ -72,7 +74,7 @@ def _sent(  # what the user gave
 
 
 def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) -> tuple[RunFile, list[str]]:
-    """The run with the price its provider bills, where that is known and the run file states none."""
+    """The run with its provider's price, where that is known and the run file has none."""
     offer = there.price()
     if offer is None or run_file.run.where.price:
         return run_file, overrides
@@ -80,7 +82,7 @@ def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) ->
     return load.load(name, overrides), overrides
 
 
-def _is_under_way(there: Place, run_dir: RunDir) -> bool:
+def _is_running(there: Place, run_dir: RunDir) -> bool:
     """Whether there is nothing to start: it runs there, or is done."""
     with console.status() as status:
         status.show(messages.text("remote.looking", host=there.label))
@@ -95,7 +97,7 @@ def _is_under_way(there: Place, run_dir: RunDir) -> bool:
 
 
 def _prepare(run_dir: RunDir, there: Place) -> None:
-    """Tokenised before the meter runs, where this machine can."""
+    """Tokenise before the meter runs, if this machine can."""
     try:
         programs.check_engine()
     except StokerError:
@@ -105,12 +107,12 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
 
 
 def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> None:
-    """Show the plan for that machine, what it costs and which clocks run; then ask."""
+    """Show the plan for that machine, its cost and time limits of the platform; then ask."""
     if (facts := there.facts()) is not None:
         machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
         plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine, there.surroundings()))
         show(plan)
-        # A tier is refused there, if at all: what decides it comes with Stoker.
+        # Whether a resume is exact enough is decided there.
         require_possible(run_file.run, plan.model_copy(update={"resume": None}))
         _tell_balance(there, plan)
         _tell_clocks(facts.platform)
@@ -123,7 +125,7 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
 
 
 def _tell_balance(there: Place, plan: Plan) -> None:
-    """What is left in the account, where its provider says so, beside what the run costs."""
+    """Show what is left in the account, where its provider says so, and whether it covers the run."""
     left = there.balance()
     if left is None:
         return
@@ -133,14 +135,14 @@ def _tell_balance(there: Place, plan: Plan) -> None:
 
 
 def _tell_clocks(name: str) -> None:
-    """What a platform deletes or ends by itself."""
+    """Show what a platform deletes or ends by itself."""
     platform = platforms.find(name)
     for danger in clocks.dangers(platform) if platform else ():
         console.talk("remote.clock", clock=messages.text(danger.key, **danger.fields))
 
 
 def elsewhere(name: str, on: str | None) -> tuple[Place, str] | None:
-    """The place a run is at, and its name there; None where it is here, or nowhere that is known."""
+    """The place of a run, and its name there; None where it is here or unknown."""
     try:
         run_dir = layout.find(name)
     except StokerError:
@@ -148,25 +150,23 @@ def elsewhere(name: str, on: str | None) -> tuple[Place, str] | None:
             return None
         if not copies.is_run_name(name):
             raise
-        return place.find(_any_run(), on), name
-    word = on or place.recorded(run_dir)
-    return (place.find(run_dir.run(), word), run_dir.name) if word else None
+        return registry.by_name(on), name
+    word = on or registry.recorded(run_dir)
+    return (registry.by_name(word, run_dir.run()), run_dir.name) if word else None
 
 
 def forward(name: str, on: str | None, words: Sequence[str]) -> None:
-    """Where the run is elsewhere, say the command there and end with its code."""
+    """Where the run is elsewhere, run the command there and exit with its code."""
     found = elsewhere(name, on)
     if found is None:
         return
     there, run = found
     words = [words[0], run, *words[2:]]
-    if isinstance(there, Kernel) and words[0] == "watch":
-        sys.exit(kaggle_chain.watch(there, run, words))
-    sys.exit(there.follow(words))
+    sys.exit(there.watch(words, console) if words[0] == "watch" else there.follow(words))
 
 
 def pull(there: Place, name: str) -> None:
-    """Bring a run from the machine it is on."""
+    """Copy a run here from its place."""
     with console.status() as status:
         status.show(messages.text("remote.looking", host=there.label))
         run_dir = there.get(name)
@@ -175,23 +175,18 @@ def pull(there: Place, name: str) -> None:
     if progress.state == "done":
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     else:
-        place.record(run_dir, there.name)
+        registry.record(run_dir, there.name)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
 
 
 def runs(on: str) -> None:
     """The runs of another machine."""
-    sys.exit(place.find(_any_run(), on).follow(["runs"]))
+    sys.exit(registry.by_name(on).follow(["runs"]))
 
 
 def tunnel(name: str, port: int) -> None:
-    """A port of a machine's loopback here, until Ctrl-C."""
-    line = Ssh(known.find(name))
+    """Forward a port of a machine's loopback, until Ctrl-C."""
+    shell = Ssh(known.find(name))
     console.talk("remote.tunnel", host=name, port=port)
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(line.tunnel(port))
-
-
-def _any_run() -> Run:
-    """A run that names no place, for commands that name one."""
-    return load.load("scratch_tiny").run
+        sys.exit(shell.tunnel(port))

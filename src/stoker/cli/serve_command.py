@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker import env, messages
-from stoker.artifacts import serving
-from stoker.artifacts.serving import Server
+from stoker.artifacts import model_server
+from stoker.artifacts.model_server import Server
 from stoker.plan.parity_verdict import Reference
 from stoker.plan.serving_choices import Serving
 from stoker.rundir import layout
@@ -19,10 +19,10 @@ def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bo
     if stop:
         _stop(run_dir, as_json=as_json)
         return
-    asks = serving.find_engine()[0] == "vllm" and serving.find(run_dir) is None
+    asks = model_server.find_engine()[0] == "vllm" and model_server.find(run_dir) is None
     reference = parity_lines.make_reference(run_dir) if asks else None
     with console.status() as status:
-        server, plan = serving.start(
+        server, plan = model_server.start(
             run_dir, port, overrides, lambda s: status.show(messages.text("serve.starting", seconds=round(s)))
         )
     if not as_json:
@@ -38,7 +38,7 @@ def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bo
 
 
 def _stop(run_dir: RunDir, *, as_json: bool) -> None:
-    ended = serving.stop(run_dir)
+    ended = model_server.stop(run_dir)
     if as_json:
         console.data_json({"stopped": asdict(ended) if ended else None})
     elif ended:
@@ -58,9 +58,9 @@ def _compare(run_dir: RunDir, server: Server, reference: Reference | None) -> di
         console.talk("serve.unchecked")
         return None
     try:
-        return parity_lines.compare(run_dir, "served", serving.endpoint(run_dir, server), reference)
+        return parity_lines.compare(run_dir, "served", model_server.endpoint(run_dir, server), reference)
     except BaseException:
-        serving.stop(run_dir)
+        model_server.stop(run_dir)
         raise
 
 

@@ -13,7 +13,7 @@ from stoker.cluster import assemble
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
-from stoker.launch import keeping, plan_inputs, training
+from stoker.launch import plan_inputs, training
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import files, layout
@@ -53,7 +53,7 @@ def _start(run_dir: RunDir) -> tuple[subprocess.Popen[bytes], Progress]:
     progress.rejected.clear()  # said in earlier attempts
     progress.interventions.clear()
     process = training.start(run_dir)
-    keeping.start(run_dir)
+    training.keep_lease(run_dir)
     return process, progress
 
 

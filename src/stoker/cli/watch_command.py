@@ -17,7 +17,7 @@ from stoker.doctor.activity import GpuLoad
 from stoker.facts import machine
 from stoker.launch import training
 from stoker.rundir import layout
-from stoker.settle import meter as settling
+from stoker.settle import settled_record
 from stoker.settle.reasons import reason
 from stoker.terminal import console
 from stoker.terminal.figures import duration, loss, size
@@ -101,7 +101,7 @@ def facts(progress: Progress, meter: LoadMeter) -> dict[str, Any]:
         "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
         "tier": progress.attempt.get("tier"),
         "supervisor": training.supervision(progress.run_dir) or None,
-        "settled": settling.settled(progress.run_dir) or None,
+        "settled": settled_record.read(progress.run_dir) or None,
         "money": asdict(progress.spent) if progress.spent else None,
         "last_step_at": step.get("at"),
         "error": progress.error or None,

@@ -23,8 +23,8 @@ from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.rundir import events, files, nodes
 from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Nodes
-from stoker.supervise import processes, supervisor, wire
-from stoker.supervise.wire import Line, Refused, Said
+from stoker.supervise import judge, processes, wire
+from stoker.supervise.wire import Said, WireLine, WireRefused
 
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
@@ -106,7 +106,7 @@ class Agent:
                 if state:
                     return _CODES.get(state, EXIT_USER)
                 until = time.monotonic() + _PATIENCE_SECONDS
-            except (Refused, ValueError, LookupError) as error:
+            except (WireRefused, ValueError, LookupError) as error:
                 trouble = preflight.stranger(record, self.name, str(error))
             except OSError as error:
                 trouble = preflight.unreachable(record, self.name, error)
@@ -121,7 +121,7 @@ class Agent:
             raise StokerError("STK774", folder=self.run_dir.path)
         return record
 
-    def _obey(self, line: Line, record: Nodes) -> str:
+    def _obey(self, line: WireLine, record: Nodes) -> str:
         """The state in which the run is over; nothing where the line is lost. What trains here ends with the line."""
         orders: queue.SimpleQueue[Said] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(line, orders), daemon=True).start()
@@ -145,7 +145,7 @@ class Agent:
             self.end()
             self.is_in = False
 
-    def _do(self, order: Said, line: Line, record: Nodes) -> None:
+    def _do(self, order: Said, line: WireLine, record: Nodes) -> None:
         if "ask" in order:
             threading.Thread(target=self._answer, args=(order, line), daemon=True).start()
         elif "start" in order:
@@ -156,13 +156,13 @@ class Agent:
 
     # ---- what is said
 
-    def _beat(self, line: Line) -> None:
+    def _beat(self, line: WireLine) -> None:
         self._beats += 1
         attempt = self._attempt
         pulses = processes.read_pulses(attempt.meeting, self.run_dir.path) if attempt else []
         line.send({"beat": self._beats, "attempt": attempt.number if attempt else 0, "ranks": pulses})
 
-    def _answer(self, order: Said, line: Line) -> None:
+    def _answer(self, order: Said, line: WireLine) -> None:
         try:
             answer = preflight.answer(order["question"], self.run_dir)
         except StokerError as error:
@@ -172,7 +172,7 @@ class Agent:
         with contextlib.suppress(OSError):  # the line is lost, which others see to
             line.send({"answered": order["ask"], "answer": answer})
 
-    def _look(self, line: Line) -> None:
+    def _look(self, line: WireLine) -> None:
         """Say how the ranks ended, once."""
         attempt = self._attempt
         if attempt and (code := attempt.trainer.poll()) is not None:
@@ -182,9 +182,9 @@ class Agent:
     def _ended(self, attempt: Attempt, code: int, *, asked: bool) -> Said:
         tail = processes.log_tail(self._log(attempt.number, attempt.first_rank))
         errors = self._errors(attempt)
-        told = supervisor.report(code, tail, attempt.first_rank, [str(error["code"]) for error in errors])
-        starved = told["signal"] == "SIGKILL" and processes.oom_kills() > attempt.oom_kills
-        said = {**told, "starved": starved, "errors": errors, "logs": self._logs(attempt) if code else {}}
+        told = judge.report(code, tail, attempt.first_rank, [str(error["code"]) for error in errors])
+        oom_killed = told["signal"] == "SIGKILL" and processes.oom_kills() > attempt.oom_kills
+        said = {**told, "oom_killed": oom_killed, "errors": errors, "logs": self._logs(attempt) if code else {}}
         return {"ended": attempt.number, "attempt": attempt.number, "asked": asked, **said}
 
     def _errors(self, attempt: Attempt) -> list[dict[str, Any]]:
@@ -217,7 +217,7 @@ class Agent:
         trainer = processes.start_trainer(self.run_dir.path, plan, number, folder, told)
         self._attempt = Attempt(number, first_rank, trainer, folder, offset, processes.oom_kills())
 
-    def _end(self, line: Line, number: int) -> None:
+    def _end(self, line: WireLine, number: int) -> None:
         """Have the ranks write down where they are, end them, and say how they ended; also where there are none."""
         attempt = self._attempt
         if attempt is None or attempt.number != number:
@@ -243,10 +243,10 @@ class Agent:
             shutil.rmtree(attempt.meeting or "", ignore_errors=True)
 
 
-_NOTHING: Said = {**supervisor.report(0, "", 0, []), "starved": False, "errors": [], "logs": {}}
+_NOTHING: Said = {**judge.report(0, "", 0, []), "oom_killed": False, "errors": [], "logs": {}}
 
 
-def _listen(line: Line, orders: "queue.SimpleQueue[Said]") -> None:
+def _listen(line: WireLine, orders: "queue.SimpleQueue[Said]") -> None:
     """Put what the head says where the agent looks; at last that the line is lost."""
     try:
         while True:

@@ -113,26 +113,26 @@ class Shape(_Section):
     width: Annotated[int, Field(ge=8), NotTruth]
     """Hidden size."""
     heads: Annotated[int, Field(ge=1), NotTruth]
-    """Attention heads. `width / heads` is the head size; 64 or 128 run on every kernel."""
+    """Attention heads. `width / heads` is the head size; all kernels support 64 and 128."""
     kv_heads: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Key/value heads; fewer than `heads` is grouped-query attention. Default: `heads`."""
     ffn: Annotated[int, Field(ge=8), NotTruth] | None = None
-    """Inner size of the feed-forward part. Default: 8/3 of the width, rounded up to 64."""
+    """Hidden size of the feed-forward block. Default: 8/3 of the width, rounded up to a multiple of 64."""
     vocab: Annotated[int, Field(ge=257), NotTruth] | None = None
-    """Vocabulary size. Default: what the tokenizer has."""
+    """Vocabulary size. Default: that of the tokenizer."""
     tied: bool = True
-    """Share the embedding with the output layer."""
+    """Tie the embedding and the output layer."""
     dropout: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
-    """Dropout on attention weights, where the family has it."""
+    """Dropout on attention weights, if the family supports it."""
 
 
 class TrainTokenizer(_Section):
-    """A tokenizer to be trained from the run's own text."""
+    """A tokenizer to train on the run's own text."""
 
     train: Literal["bpe"]
     """The algorithm: byte-level BPE."""
     vocab: Annotated[int, Field(ge=257, le=1_000_000), NotTruth]
-    """Vocabulary size, special tokens included."""
+    """Vocabulary size, including special tokens."""
 
 
 class Source(_Section):
@@ -141,15 +141,15 @@ class Source(_Section):
     path: NonEmpty
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, or `recipe:file` shipped with Stoker."""
     weight: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
-    """How often its rows appear: 2 is twice, 0.5 a seeded half."""
+    """How often its rows are used: 2 means twice, 0.5 a random half chosen by the seed."""
     config: str | None = None
-    """The hub dataset's configuration, where it has several."""
+    """The hub dataset's configuration, if it has several."""
     split: str = "train"
     """The hub dataset's split."""
 
 
 class Data(_Section):
-    """What is trained on."""
+    """The training data."""
 
     train: Annotated[
         Annotated[NonEmpty, Tag("text")]
@@ -159,19 +159,19 @@ class Data(_Section):
     ]
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
     eval: Annotated[NonEmpty, AfterValidator(_share_or_path)] | None = None
-    """A share of the training rows (`2%`), or a file, directory, glob or hub dataset of its own."""
+    """A share of the training rows (`2%`), or a separate file, directory, glob or hub dataset."""
     length: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] = 2048
-    """Longest sequence in tokens. Longer rows are cut (text: split) and counted in the report."""
+    """Longest sequence in tokens. Longer rows are truncated (text: split) and counted in the report."""
     pack: bool = True
-    """Put several documents into one sequence. They never see each other. With false, batch counts rows."""
+    """Pack several documents into one sequence, without attention between them. If false, batch counts rows."""
     format: FormatName = "auto"
-    """How a row is laid out. `auto` looks at the keys and says what it found."""
+    """Row format. `auto` detects it from the keys and reports what it found."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """What to do with a row that cannot be used: stop and name it, or leave it out and count it."""
+    """What to do with an invalid row: stop and report it, or skip and count it."""
     rows: Annotated[int, Field(ge=1), NotTruth] | None = None
-    """Declared number of rows, to plan before the data is at hand."""
+    """Declared number of rows, for planning before the data is available."""
     tokens: Annotated[int, Field(ge=1), NotTruth] | None = None
-    """Declared number of tokens, to plan before the data is at hand."""
+    """Declared number of tokens, for planning before the data is available."""
 
 
 class Full(_Section):
@@ -187,38 +187,38 @@ class _LowRank(_Section):
     alpha: Annotated[float, Field(gt=0), NotTruth] | None = None
     """Scale of the adapter: its output is multiplied by alpha / rank. Default: 2 x rank."""
     dropout: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
-    """Dropout in front of the adapter."""
+    """Dropout before the adapter."""
     targets: Annotated[
         Annotated[Literal["all-linear"], Tag("text")] | Annotated[list[NonEmpty], Field(min_length=1), Tag("list")],
         Discriminator(_text_or_list),
     ] = "all-linear"
-    """Which layers get an adapter: all linear ones, or module names."""
+    """Which layers get an adapter: all linear layers, or module names."""
 
 
 class Lora(_LowRank):
-    """Train a low-rank adapter beside frozen weights."""
+    """Train a low-rank adapter on frozen weights."""
 
     method: Literal["lora"]
-    """A low-rank adapter beside frozen weights."""
+    """A low-rank adapter on frozen weights."""
 
 
 class Qlora(_LowRank):
-    """Train a low-rank adapter beside frozen weights held in 4 bits."""
+    """Train a low-rank adapter on frozen 4-bit weights."""
 
     method: Literal["qlora"]
-    """A low-rank adapter beside frozen weights held in 4 bits (NF4)."""
+    """A low-rank adapter on frozen 4-bit weights (NF4)."""
 
 
 Tune = Annotated[Full | Lora | Qlora, Field(discriminator="method")]
 
 
 class Train(_Section):
-    """The maths of training. Nothing here depends on hardware."""
+    """Training hyperparameters. Nothing here depends on hardware."""
 
     objective: Literal["pretrain", "sft"] = "sft"
     """`pretrain` trains on every token, `sft` on the assistant's tokens."""
     epochs: Annotated[int, Field(ge=1), NotTruth] = 1
-    """Passes over the data. An epoch has ceil(sequences / batch) steps; the last one may be short."""
+    """Passes over the data. An epoch has ceil(sequences / batch) steps; the last step may be smaller."""
     steps: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Stop after this many optimizer steps instead of after `epochs`."""
     batch: Annotated[int, Field(ge=1), NotTruth] = 16
@@ -226,33 +226,32 @@ class Train(_Section):
     learning_rate: Annotated[float, Field(gt=0, lt=10), NotTruth] = 2e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt"] = "cosine"
-    """How the learning rate goes on after warm-up."""
+    """Learning rate schedule after warm-up."""
     warmup: Annotated[
         Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")] | Annotated[Percent, Tag("text")],
         Discriminator(_number_kind),
     ] = "3%"
-    """Steps of rising learning rate: a number, or a share of all steps (`3%`)."""
+    """Warm-up steps: a number, or a share of all steps (`3%`)."""
     weight_decay: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
     """Decoupled weight decay."""
     clip: Annotated[float, Field(ge=0), NotTruth] = 1.0
-    """Largest gradient norm; 0 switches clipping off."""
+    """Maximum gradient norm; 0 disables clipping."""
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = "adamw"
-    """The optimizer. The 8-bit ones are bitsandbytes'."""
+    """The optimizer. The 8-bit ones come from bitsandbytes."""
     seed: Annotated[int, Field(ge=0, lt=2**32), NotTruth] = 42
-    """Decides data order, initial weights and dropout."""
+    """Determines data order, initial weights and dropout."""
     exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"
-    """Combine gradients in one canonical order, so that device count does not change a bit.
-
-    `auto`: on for lora and qlora, off for full (it costs log2 extra gradient copies)."""
+    """Combine gradients in one canonical order, so that the device count does not change a bit. `auto`: on for lora
+    and qlora, off for full (it needs log2 extra gradient copies)."""
     deterministic: bool = False
-    """On CUDA: deterministic kernels only, so that a resume is EXACT. May cost up to 15 %."""
+    """On CUDA: use only deterministic kernels, so that a resume is EXACT. May cost up to 15 %."""
     eval_every: IntervalText = "epoch"
     """When to measure the eval loss: `epoch`, `200 steps` or `never`."""
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """What to do when a loss or gradient is not finite, or jumps: stop, or go back to the last checkpoint and pass over
-    that step. It keeps its number and does no update."""
+    """What to do when a loss or gradient is not finite, or spikes: stop, or roll back to the last checkpoint and skip
+    that step. The step keeps its number and makes no update."""
     spike: Annotated[float, Field(gt=1), NotTruth] | None = None
-    """A loss so many times the median of the last 20 is a bad step too. Default: only what is not finite is."""
+    """A loss this many times the median of the last 20 is also a bad step. Default: only non-finite values are."""
 
 
 class Save(_Section):
@@ -261,34 +260,34 @@ class Save(_Section):
     every: EveryText = "auto"
     """`10m`, `500 steps`, `epoch` or `auto`."""
     keep: Annotated[int, Field(ge=2), NotTruth] = 3
-    """How many newest checkpoints to keep; at least two. The best is kept beside them."""
+    """How many of the newest checkpoints to keep; at least two. The best is kept in addition."""
     best: Literal["eval_loss"] | None = None
-    """Keep and export the checkpoint with the best value of this."""
+    """Keep and export the checkpoint with the best value of this metric."""
     resume: Literal["exact", "sample", "any"] = "sample"
-    """What a resume may differ in. `exact`: nothing, to the last bit. `sample`: rounding, as on another card or count.
-    `any`: also other data or base weights; recorded as another training."""
+    """What may differ after a resume. `exact`: nothing, down to the last bit. `sample`: rounding, as on another card
+    or device count. `any`: also data or base weights; recorded as a different training."""
     store: NonEmpty | None = None
-    """Where committed copies go off the box: a directory, `s3://bucket/prefix`, `ssh://user@host/path` or
+    """Where committed copies go, off the machine: a directory, `s3://bucket/prefix`, `ssh://user@host/path` or
     `hf://owner/name`. Keys come from the environment."""
     bandwidth: Annotated[str, Field(pattern=values.RATE_PATTERN)] | None = None
-    """Most bytes per second to and from the store, such as `20 MB/s`. Default: what the line gives."""
+    """Bandwidth limit to and from the store, such as `20 MB/s`. Default: unlimited."""
 
 
 class Where(_Section):
-    """Where it runs, and what to fix instead of leaving it to the plan. Never changes what is trained."""
+    """Where it runs, and settings to fix instead of letting the plan decide. Never changes what is trained."""
 
     place: PlaceName = "local"
     """The kind of machine."""
     host: NonEmpty | None = None
     """Name of a host added with `stoker hosts add`."""
     hosts: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
-    """Names of several such hosts that train together. The first one has the run directory and decides."""
+    """Names of several hosts that train together. The first one holds the run directory and leads."""
     nodes: Annotated[int, Field(ge=1), NotTruth] = 1
-    """On a queue, how many machines one job takes."""
+    """On a queue, how many machines one job uses."""
     elastic: bool = False
-    """Whether a run of several machines goes on with those that remain when one is lost."""
+    """Whether a run on several machines continues with the remaining ones when one is lost."""
     interface: NonEmpty | None = None
-    """Network interface by which several machines talk, such as `eth1`. Default: the one in a network all share."""
+    """Network interface between several machines, such as `eth1`. Default: the one in a network they all share."""
     gpus: Annotated[
         Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")]
         | Annotated[Annotated[str, Field(pattern=values.DEVICES_PATTERN)], Tag("text")],
@@ -296,19 +295,19 @@ class Where(_Section):
     ] = "all"
     """`all`, a count, or device numbers in quotes: `'0,2'`, or `'0'` for the first. The number 0 means the CPU."""
     strategy: Literal["auto", "ddp", "fsdp2", "zero2", "zero3"] = "auto"
-    """How several devices work together. `auto`: the whole model on each while it fits, else sharded by fsdp2."""
+    """How several devices work together. `auto`: the whole model on each if it fits, else sharded with fsdp2."""
     processes: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
         Discriminator(_auto_kind),
     ] = "auto"
-    """On a CPU, how many processes train together on each machine. With GPUs there is one for each."""
+    """On a CPU, how many processes train together on each machine. With GPUs there is one per GPU."""
     micro: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
         Discriminator(_auto_kind),
     ] = "auto"
-    """Sequences per device at once. Part of the numeric fingerprint."""
+    """Sequences per device and forward pass. Part of the numeric fingerprint."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Arithmetic of the forward and backward pass."""
+    """Number format of the forward and backward pass."""
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = "auto"
     """Attention kernel."""
     gradient_checkpointing: Annotated[
@@ -321,32 +320,32 @@ class Where(_Section):
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("value")],
         Discriminator(_auto_kind),
     ] = "auto"
-    """Processes that read data."""
+    """Data loader processes."""
     after: Literal["auto", "stay", "stop", "release"] = "auto"
-    """What becomes of a rented machine once the run has ended and its copy is verified. `stop` can be undone; `auto`:
-    stop, where the platform has such a command. `release` gives it back for good, with all that is on it."""
+    """What happens to a rented machine once the run has ended and its copy is verified. `stop` is reversible; `auto`:
+    stop, if the platform has such a command. `release` deletes it with everything on it."""
     spot: bool = False
-    """Whether machines that may be taken away at any time are allowed. The plan shows both costs."""
+    """Whether preemptible (spot) machines are allowed. The plan shows both costs."""
     session: Duration | None = None
-    """Longest time of one job of a queue, or of one session of a notebook, such as `8h`. A longer run takes several."""
+    """Time limit of one queue job or one notebook session, such as `8h`. A longer run takes several."""
     price: Price | None = None
-    """What one device costs by the hour, such as `2.5 CNY/h`. Default: the cheapest known offer."""
+    """Price per device and hour, such as `2.5 CNY/h`. Default: the cheapest known offer."""
 
 
 class Budget(_Section):
-    """What a run may cost."""
+    """Limits of a run."""
 
     money: Money | None = None
-    """Most money to spend, such as `50 CNY`."""
+    """Maximum cost, such as `50 CNY`."""
     time: Duration | None = None
-    """Longest time to run, such as `12h`."""
+    """Maximum time, such as `12h`."""
 
 
 NativeBlock = dict[str, Any]
 
 
 class Native(_Section):
-    """Options of the engines under their own names. A word Stoker owns is refused here."""
+    """Engine options under their own names. An option that Stoker sets is refused here."""
 
     # What is not a field below is the block of a place, checked by `_known_blocks`.
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
@@ -365,7 +364,7 @@ class Native(_Section):
     deepspeed: Annotated[
         Annotated[NonEmpty, Tag("text")] | Annotated[NativeBlock, Tag("mapping")], Discriminator(_kind)
     ] = Field(default_factory=dict)
-    """DeepSpeed's configuration, or the path of a `ds_config.json`. Its `auto` values are ours to fill in."""
+    """DeepSpeed configuration, or the path of a `ds_config.json`. Stoker fills in its `auto` values."""
     vllm: NativeBlock = Field(default_factory=dict)
     """vLLM's OpenAI server: its flags, with `_` for `-`. Read by `stoker serve`; never changes what is trained."""
     slurm: NativeBlock = Field(default_factory=dict)
@@ -411,24 +410,24 @@ class Run(_Section):
     """One run file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
-    """Name of the run directory. Default: the run file's name without its ending."""
+    """Name of the run directory. Default: the run file's name without its extension."""
     model: Annotated[Annotated[NonEmpty, Tag("text")] | Annotated[Shape, Tag("mapping")], Discriminator(_kind)]
-    """Hub id, local path, `run:NAME` for what an earlier run made, or a shape to train from scratch."""
+    """Hub id, local path, `run:NAME` for the model of an earlier run, or a shape to train from scratch."""
     tokenizer: Annotated[
         Annotated[NonEmpty, Tag("text")] | Annotated[TrainTokenizer, Tag("mapping")], Discriminator(_kind)
     ] = "auto"
     """`auto` is the model's own; or a path, or `{train: bpe, vocab: 32000}`."""
     data: Data
-    """What is trained on."""
+    """The training data."""
     tune: Tune = Full()
-    """How weights are changed: full, lora or qlora."""
+    """Training method: full, lora or qlora."""
     train: Train = Train()
-    """The maths of training."""
+    """Training hyperparameters."""
     save: Save = Save()
     """Checkpoints."""
     where: Where = Where()
     """Hardware. Never changes what is trained."""
     budget: Budget = Budget()
-    """Limits on money and time."""
+    """Limits on cost and time."""
     native: Native = Native()
-    """Options of the engines under their own names."""
+    """Engine options under their own names."""

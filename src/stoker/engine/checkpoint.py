@@ -29,7 +29,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """All that training remembers beside the weights."""
 
     model: torch.nn.Module

@@ -120,13 +120,13 @@ def reduce_nodes(tree: Tree[Gradients], ranges: Sequence[range], like: Gradients
     return out
 
 
-def _buckets(tensors: Gradients) -> list[list[int]]:
+def _buckets(tensors: Sequence[torch.Tensor], largest: int = _BUCKET_ELEMENTS) -> list[list[int]]:
     """Positions of neighbouring tensors of one type, at most so many elements together (or a single one)."""
     buckets: list[list[int]] = []
     elements = 0
     for i, tensor in enumerate(tensors):
         same = bool(buckets) and tensors[buckets[-1][0]].dtype == tensor.dtype
-        if not same or elements + tensor.numel() > _BUCKET_ELEMENTS:
+        if not same or elements + tensor.numel() > largest:
             buckets.append([])
             elements = 0
         buckets[-1].append(i)
@@ -192,11 +192,11 @@ class CanonicalReduceScatter:
 
 
 def sharded_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
-    """The norm of gradients whose rows lie on several ranks, the same for every number of ranks.
+    """The norm of gradients whose rows are on several ranks, the same for every number of ranks.
 
-    Rows are never cut: each row's sum of squares is computed where the row lies, all of them are gathered and added on
+    Rows are never cut: each row's sum of squares is computed where the row is, all of them are gathered and added on
     every rank in the order of rows and parameters. In double precision, so that a kernel's own order inside a row,
-    which may follow the number of rows, cannot show.
+    which may depend on the number of rows, cannot show.
     """
     mesh = gradients[0].device_mesh
     shares = [-(-gradient.shape[0] // mesh.size()) for gradient in gradients]
@@ -210,6 +210,42 @@ def sharded_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
     by_gradient = everywhere.view(mesh.size(), -1).split(shares, dim=1)
     rows = [part.reshape(-1)[: len(gradient)] for gradient, part in zip(gradients, by_gradient, strict=True)]
     return torch.cat(rows).sum().sqrt().float()
+
+
+def whole_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
+    """The norm of gradients whose rows are on several ranks: the bits that `get_total_norm` gives for whole gradients.
+
+    Its kernel adds the squares of a tensor in an order of its own, so each gradient is gathered on one rank, in turn,
+    and its norm is computed there; the norms are shared and combined on every rank. Each rank sends its shard of every
+    gradient once more: only `train.exact` asks for it.
+    """
+    mesh = gradients[0].device_mesh
+    rank, world = mesh.get_local_rank(), mesh.size()
+    dtype = functools.reduce(torch.promote_types, (gradient.dtype for gradient in gradients))
+    norms = gradients[0].to_local().new_zeros(len(gradients), dtype=dtype)
+    for bucket in _buckets(gradients, _BUCKET_ELEMENTS * world):
+        owned = [[i for i in bucket if i % world == owner] for owner in range(world)]
+        wholes = _put_together([[gradients[i] for i in some] for some in owned], rank, mesh.get_group())
+        for i, norm in zip(owned[rank], torch._foreach_norm(wholes) if wholes else [], strict=True):
+            norms[i] = norm
+    dist.all_reduce(norms, group=mesh.get_group())  # zero but on one rank: nothing is rounded
+    return torch.linalg.vector_norm(norms)
+
+
+def _put_together(owned: list[list[DTensor]], rank: int, group: dist.ProcessGroup) -> Gradients:
+    """Of gradients by the rank that gets them: those of this rank, whole and flat."""
+    world, everything = len(owned), [one for some in owned for one in some]
+    shares = [[-(-one.shape[0] // world) * (one.numel() // one.shape[0]) for one in some] for some in owned]
+    sizes = [sum(some) for some in shares]
+    sent = everything[0].to_local().new_zeros(sum(sizes))
+    places = sent.split([share for some in shares for share in some])
+    for one, place in zip(everything, places, strict=True):
+        part = one.to_local().reshape(-1)
+        place[: len(part)] = part
+    received = sent.new_empty(world * sizes[rank])
+    dist.all_to_all_single(received, sent, [sizes[rank]] * world, sizes, group=group)
+    pieces = received.view(world, sizes[rank]).split(shares[rank], dim=1)
+    return [piece.reshape(-1)[: one.numel()] for one, piece in zip(owned[rank], pieces, strict=True)]
 
 
 def clip_shards(gradients: Sequence[DTensor], norm: torch.Tensor, largest: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from stoker.errors import StokerError
-from stoker.plan.plan import Guard
+from stoker.plan.plan import GuardPlan
 from stoker.rundir import events
 
 _RECENT = 20
@@ -28,7 +28,7 @@ _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator
 class StepGuard:
     """Looks at every step's loss and gradient norm, in order."""
 
-    def __init__(self, guard: Guard, past: "Past") -> None:
+    def __init__(self, guard: GuardPlan, past: "Past") -> None:
         """Remember the losses before the step to go on from, so that a resume judges as the whole run would."""
         self._spike = guard.spike
         self._recent: deque[float] = deque(past.losses, maxlen=_RECENT)
@@ -80,7 +80,7 @@ class Past:
     """Of the newest steps before the one to go on from, where a guard compares with them."""
 
 
-def read_past(guard: Guard, path: Path, resumed_step: int) -> Past:
+def read_past(guard: GuardPlan, path: Path, resumed_step: int) -> Past:
     """The past of a run, from its events."""
     found = (event for event in events.skim(path) if event["event"] == "passed_over" and events.is_whole(event))
     passed_over = tuple(event["step"] for event in found)

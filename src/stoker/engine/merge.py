@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stoker import messages
 from stoker.config.run import Run
 from stoker.engine import generate, models, program, reading, weights
-from stoker.engine.weights import Entry, ModelFiles
+from stoker.engine.weights import ModelFiles, TensorEntry
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, files, inputs
@@ -151,7 +151,7 @@ class Merger:
         self._added = {name: self._places[other] for name, other in self._untied_pairs() if name not in self._places}
         self.untied = bool(self._untied_pairs())
 
-    def placed(self) -> dict[str, list[Entry]]:
+    def placed(self) -> dict[str, list[TensorEntry]]:
         """What stands in which file of the merged model: the base's files, and beside a tensor what was tied to it."""
         placed = {}
         for file_name in self._files.file_names:
@@ -191,10 +191,10 @@ class Merger:
             return dtype
         return next((kept for pattern, kept in self._kept.items() if re.search(pattern, name)), self._dtype)
 
-    def _entry(self, written_name: str, stored_name: str) -> Entry:
+    def _entry(self, written_name: str, stored_name: str) -> TensorEntry:
         stored = self._files.entry(stored_name)
         name = self._written_as.get(written_name, written_name)
-        return Entry(written_name, self._stored_dtype(name, stored.dtype), stored.shape)
+        return TensorEntry(written_name, self._stored_dtype(name, stored.dtype), stored.shape)
 
     def _untied_pairs(self) -> list[tuple[str, str]]:
         """Tensors that were one and no longer are: the adapter changed one of them. Each with the other, both ways."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from stoker.config.run import Run, Shape
@@ -77,7 +78,8 @@ def base_digest(run: Run, folder: Path) -> str:
     path = Path(inputs.model_path(run.model, folder))
     if not path.is_dir():
         revision = run.native.model.get("revision", "main")
-        return str(AutoConfig.from_pretrained(run.model, revision=revision)._commit_hash)
+        # The cache keeps a revision in a folder named by its commit.
+        return Path(hf_hub_download(run.model, "config.json", revision=revision)).parent.name
     return safetensors_headers.content_digest(path)
 
 

@@ -49,7 +49,7 @@ _EVAL, _WEIGHT, _TEXT = 1, 2, 3
 """Seeds of the draws."""
 
 
-class State(BaseModel):
+class PassState(BaseModel):
     """Where a pass stands at the end of a shard: what a resumed pass goes on from."""
 
     model_config = ConfigDict(extra="ignore")
@@ -88,18 +88,18 @@ class Input:
 
 
 @dataclass
-class Job:
+class PreparePass:
     """One pass over all sources."""
 
     run: Run
     data: Path
-    state: State
+    state: PassState
     inputs: list[Input]
     tokenizer: Tokenizer
     renderer: Renderer
     writers: dict[str, ShardWriter]
     bad: "BadRows"
-    progress: "Progress"
+    progress: "PassProgress"
 
     def commit(self) -> None:
         """Write what was gathered and remember how far the pass has come."""
@@ -121,7 +121,7 @@ def main(path: Path) -> int:
         _read_all(job)
         if _lacks_eval(job):
             assert state.least is not None
-            state = _restart(run_dir.data, State(key=state.key, forced=state.least[1:]))
+            state = _restart(run_dir.data, PassState(key=state.key, forced=state.least[1:]))
             job = _open(run_dir, run, state, events)
             _read_all(job)
     _finish(job)
@@ -131,19 +131,19 @@ def main(path: Path) -> int:
 # ---- open
 
 
-def _resume(data: Path, key: str) -> State:
+def _resume(data: Path, key: str) -> PassState:
     """The state a killed pass left; another key, or none, clears the folder."""
     try:
-        state = State.model_validate(files.read_json(_state_file(data)))
+        state = PassState.model_validate(files.read_json(_state_file(data)))
     except (OSError, ValueError):
-        state = State(key="")
+        state = PassState(key="")
     if state.key == key:
         return state
     shutil.rmtree(data / "tokenizer", ignore_errors=True)
-    return _restart(data, State(key=key))
+    return _restart(data, PassState(key=key))
 
 
-def _restart(data: Path, state: State) -> State:
+def _restart(data: Path, state: PassState) -> PassState:
     for name in ("train", "eval"):
         shutil.rmtree(data / name, ignore_errors=True)
     for path in (prepared.report_file(data), _bad_rows_file(data)):
@@ -152,7 +152,7 @@ def _restart(data: Path, state: State) -> State:
     return state
 
 
-def _open(run_dir: RunDir, run: Run, state: State, events: EventLog) -> Job:
+def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
     data, folder = run_dir.data, run_dir.folder()
     inputs_ = _inputs(run, folder)
     made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
@@ -160,7 +160,7 @@ def _open(run_dir: RunDir, run: Run, state: State, events: EventLog) -> Job:
         split: ShardWriter(data, split, run.data.length, done, pack=run.data.pack)
         for split, done in (("train", state.train), ("eval", state.eval))
     }
-    return Job(
+    return PreparePass(
         run=run,
         data=data,
         state=state,
@@ -169,7 +169,7 @@ def _open(run_dir: RunDir, run: Run, state: State, events: EventLog) -> Job:
         renderer=Renderer(made, run.train.objective),
         writers=writers,
         bad=BadRows(_bad_rows_file(data), state.bad_bytes, stop=run.data.on_bad_row == "stop"),
-        progress=Progress(events, sum(f.size_bytes for one in inputs_ for f in one.files)),
+        progress=PassProgress(events, sum(f.size_bytes for one in inputs_ for f in one.files)),
     )
 
 
@@ -205,7 +205,7 @@ def _words(document: Document | BadRow) -> list[str]:
 # ---- read
 
 
-def _read_all(job: Job) -> None:
+def _read_all(job: PreparePass) -> None:
     state = job.state
     while state.source < len(job.inputs):
         one = job.inputs[state.source]
@@ -215,7 +215,7 @@ def _read_all(job: Job) -> None:
         state.source, state.file, state.unit = state.source + 1, 0, 0
 
 
-def _read_file(job: Job, one: Input, file: File) -> None:
+def _read_file(job: PreparePass, one: Input, file: File) -> None:
     state = job.state
     layout = Layout(**state.layout) if state.layout else None
     job.bad.open_file(file.label)
@@ -235,7 +235,7 @@ def _read_file(job: Job, one: Input, file: File) -> None:
 
 
 def _read_batch(
-    job: Job, one: Input, file: File, batch: Batch, layout: Layout | None, detected: dict[str, Any]
+    job: PreparePass, one: Input, file: File, batch: Batch, layout: Layout | None, detected: dict[str, Any]
 ) -> None:
     has_template = job.tokenizer.template is not None
     numbers = [number for number, _ in batch.rows]
@@ -287,7 +287,7 @@ def _document(value: Any, layout: Layout | None, *, has_template: bool) -> Docum
         return bad
 
 
-def _segments(job: Job, document: Document | BadRow, tokens: np.ndarray) -> list[np.ndarray] | BadRow:
+def _segments(job: PreparePass, document: Document | BadRow, tokens: np.ndarray) -> list[np.ndarray] | BadRow:
     """A document's tokens within the length: text is split into pieces, anything else cut and counted."""
     length = job.run.data.length
     if isinstance(document, Text) or job.run.train.objective == "pretrain":
@@ -308,7 +308,7 @@ def split(tokens: np.ndarray, length: int) -> list[np.ndarray]:
     return [tokens[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def _route(job: Job, one: Input, segments: list[np.ndarray]) -> None:
+def _route(job: PreparePass, one: Input, segments: list[np.ndarray]) -> None:
     """Give a unit to its split: eval rows are drawn before weights, so no copy of one is trained."""
     state, seed = job.state, (job.run.train.seed, job.state.source)
     place, state.unit = (state.source, state.unit), state.unit + 1
@@ -327,7 +327,7 @@ def _route(job: Job, one: Input, segments: list[np.ndarray]) -> None:
             writer.add(segment)
 
 
-def _detected(state: State, path: str, layout: Layout | None) -> dict[str, Any]:
+def _detected(state: PassState, path: str, layout: Layout | None) -> dict[str, Any]:
     """The report's entry for a source and a layout."""
     known = asdict(layout or Layout("", "detect.none"))
     if known["package"] is None:
@@ -384,7 +384,7 @@ class BadRows:
         return self._path.stat().st_size
 
 
-class Progress:
+class PassProgress:
     """Says now and then how far the pass is."""
 
     def __init__(self, events: EventLog, total_bytes: int) -> None:
@@ -392,7 +392,7 @@ class Progress:
         self._total_bytes = total_bytes
         self._shown_at = 0.0
 
-    def show(self, job: Job, file: File, batch: Batch) -> None:
+    def show(self, job: PreparePass, file: File, batch: Batch) -> None:
         """Write an event, unless the last one is fresh."""
         now = time.monotonic()
         if now - self._shown_at < _REPORT_EVERY_SECONDS:
@@ -409,13 +409,13 @@ class Progress:
 # ---- finish
 
 
-def _lacks_eval(job: Job) -> bool:
+def _lacks_eval(job: PreparePass) -> bool:
     """Whether an eval share was asked for and no row was drawn, though there are rows for both splits."""
     train, held = (job.writers[name].num_segments for name in ("train", "eval"))
     return bool(inputs.eval_share(job.run)) and held == 0 and train > 1 and job.state.forced is None
 
 
-def _finish(job: Job) -> None:
+def _finish(job: PreparePass) -> None:
     _check_splits(job)
     for writer in job.writers.values():
         writer.flush()
@@ -445,7 +445,7 @@ def _finish(job: Job) -> None:
     _state_file(job.data).unlink()
 
 
-def _check_splits(job: Job) -> None:
+def _check_splits(job: PreparePass) -> None:
     train, held = (job.writers[name].num_segments for name in ("train", "eval"))
     share = inputs.eval_share(job.run)
     if train + held == 0 and job.state.bad_reasons.keys() == {"row.no_trained"}:

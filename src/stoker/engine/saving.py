@@ -41,7 +41,7 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Job:
+class SaveJob:
     """One save."""
 
     step: int
@@ -77,7 +77,7 @@ class Saver:
     _write_seconds: float = 0.0
     _failures: int = 0
     _retry_at: float = 0.0
-    _owed: Job | None = None
+    _owed: SaveJob | None = None
     """A dropped save of the best step: later ones cannot stand for it, so its copy is kept and written first."""
     _thread: threading.Thread | None = None
     _surprise: list[BaseException] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Saver:
 
     # ---- saving
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: SaveJob) -> None:
         """Write a step's copied state; in the background this returns at once."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"save-{job.step}")
@@ -150,7 +150,7 @@ class Saver:
             check.join()
         self.wait()
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: SaveJob) -> None:
         """The last save of a run that ends: waited for, and tried again a few times."""
         self.wait()
         for pause in _LAST_TRIES_SECONDS:
@@ -180,7 +180,7 @@ class Saver:
                 between_failures_seconds=self.between_failures_seconds,
             )
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: SaveJob) -> None:
         if self._owed is not None and self._owed.step != job.best:
             self._owed = None  # there is a better one
         owed = [self._owed] if self._owed is not None and self._owed.step != job.step else []
@@ -189,7 +189,7 @@ class Saver:
             if self.failed:
                 return
 
-    def _try(self, job: Job) -> None:
+    def _try(self, job: SaveJob) -> None:
         try:
             self._save(job)
             self._owed = None if self._owed is job else self._owed
@@ -206,7 +206,7 @@ class Saver:
             traceback.print_exception(error)
         self._surprise.append(error)
 
-    def _save(self, job: Job) -> None:
+    def _save(self, job: SaveJob) -> None:
         started = time.perf_counter()
         self.folder.mkdir(parents=True, exist_ok=True)
         filesystem.require(self.folder, self._needed(job), _FILES)
@@ -230,10 +230,10 @@ class Saver:
             digest=made.commit.digest,
         )
 
-    def _needed(self, job: Job) -> int:
+    def _needed(self, job: SaveJob) -> int:
         return max(self.size_bytes, job.copied.bytes) + _SMALL_FILES_BYTES
 
-    def _drop(self, job: Job, number: int) -> None:
+    def _drop(self, job: SaveJob, number: int) -> None:
         """Say so, and when the next try comes. The last good checkpoint was not touched."""
         pause = _PAUSES_SECONDS[min(self._failures, len(_PAUSES_SECONDS) - 1)]
         self._failures += 1

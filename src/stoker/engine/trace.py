@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-from stoker.engine.tracing import building, kernels, patches, rules, sharded
+from stoker.engine.tracing import building, cuda_kernels, patches, private_names, rules, sharded
 from stoker.engine.tracing.ledger import PARTS, Ledger
 from stoker.engine.tracing.loop import Kernels, Loop
+from stoker.engine.tracing.private_names import FakeTensorMode
 from stoker.errors import EXIT_DONE
 from stoker.estimate import step as steps_of
 from stoker.estimate.allocator import Allocator, Entry
@@ -54,13 +53,13 @@ def trace(step: Step, steps: int = 2, on: Kernels = "cuda") -> Traced:
         on: Whose kernels and allocator: a GPU's, or this CPU's as a real run on it would show.
     """
     with sharded.joined(step) as mesh, FakeTensorMode(), ExitStack() as around:
-        ledger = Ledger(workspaces=kernels.WORKSPACES if on == "cuda" else {}, vocab=step.shape.vocab)
-        around.enter_context(patches.convertible_modules())
-        around.enter_context(patches.copies_of_fakes())
+        ledger = Ledger(workspaces=cuda_kernels.WORKSPACES if on == "cuda" else {}, vocab=step.shape.vocab)
+        around.enter_context(private_names.convertible_modules())
+        around.enter_context(private_names.copies_of_fakes())
         around.enter_context(patches.no_packing())
         around.enter_context(patches.resizing(ledger.resized))
         if on == "cuda":
-            around.enter_context(patches.cuda_kernels(kernels.attention(step.attention), kernels.dropout))
+            around.enter_context(patches.cuda_kernels(cuda_kernels.attention(step.attention), cuda_kernels.dropout))
             if step.autocast:
                 around.enter_context(patches.cuda_autocast())
         loop = Loop(step, ledger, on, mesh)

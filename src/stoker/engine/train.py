@@ -5,15 +5,12 @@ It decides nothing: every choice is in plan.json. Started again, it goes on from
 
 import copy
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,45 +18,21 @@ import torch
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from stoker import env, messages
-from stoker.config.run import Run
-from stoker.engine import callbacks, guard, models, parallel, program, pulse, reading, saving, spread
-from stoker.engine.dataset import Arrangement, InOrder, MicroBatch, PreparedSplit, Steps
-from stoker.engine.parallel import Ranks
-from stoker.engine.pulse import Pulse
-from stoker.engine.saving import Job, Saver
+from stoker import env
+from stoker.engine import callbacks, guard, models, parallel, program, pulse, reading, rehearsal, saving, spread
+from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
+from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
+from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.facts import machine
 from stoker.plan import moves, order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared
 from stoker.rundir.checkpoints import Checkpoint
-from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
-from stoker.rundir.prepared import Report
 
 _FLUSH_EVERY = {"cuda": 10, "mps": 10, "cpu": 1}
-_READ_AT_START_BYTES = 2 << 30
-"""Prepared data that is read through before the first step, a few seconds; more of it is read beside the training."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A run directory as training finds it."""
-
-    run_dir: RunDir
-    run: Run
-    plan: Plan
-    report: Report
-    ranks: Ranks
-    pulse: Pulse
-    events: EventLog
-    """Nowhere but on the first rank."""
-
-    fingerprint: dict[str, str]
-    """Everything that decides the bits of a step."""
 
 
 def main(path: Path) -> int:
@@ -78,7 +51,7 @@ def main(path: Path) -> int:
 
 
 def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
-    """A disk that is full, read-only or broken, in words."""
+    """The error of a disk that is full, read-only or broken."""
     try:
         free = f"{filesystem.room(run_dir.path).free_bytes:,}"
     except OSError:
@@ -90,7 +63,7 @@ def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
 
 def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
     torch.set_num_threads(plan.threads)
-    # Files are looked at by the first rank: other machines need not have them.
+    # Only the first rank reads the stop file: other machines may not have it.
     stop = callbacks.StopRequest(run_dir.stop_file if rank == 0 else None)
     with (
         pulse.beating(rank, cuda=plan.device == "cuda") as beat,
@@ -98,14 +71,14 @@ def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
         lock.held(run_dir.lock_file) if ranks.first else nullcontext(True) as alone,
     ):
         if not all(ranks.agree([alone])):
-            # Said in this attempt's log only: the events belong to the one that trains.
+            # Only in this attempt's log: the events belong to the process that trains.
             sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
             return EXIT_USER
-        return _train(_open(run_dir, plan, ranks, beat), stop)
+        return _train(open_run(run_dir, plan, ranks, beat), stop)
 
 
 def _log_apart(run_dir: RunDir, rank: int) -> None:
-    """Every rank but the first, which inherits the attempt's, has a log of its own."""
+    """Give every rank but the first a log of its own; the first inherits the attempt's."""
     if rank and env.read(env.ATTEMPT):
         with run_dir.log_file(int(env.read(env.ATTEMPT)), rank).open("ab") as log:
             os.dup2(log.fileno(), sys.stdout.fileno())
@@ -126,17 +99,17 @@ def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
 
 
 def _stopped(opened: Opened, step: int) -> int:
-    """Ended early, with a committed checkpoint of that step."""
+    """The run ended early, with a committed checkpoint of that step."""
     opened.events.write("end", status="stopped", step=step)
     if opened.ranks.first:
         with suppress(OSError):  # a disk that is read-only by now
             opened.run_dir.stop_file.unlink(missing_ok=True)
-    # torchrun knows success and failure only; the light world reads the event.
+    # torchrun knows only success and failure; the light world reads the event.
     return EXIT_STOPPED if opened.ranks.world == 1 else EXIT_DONE
 
 
 def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) -> tuple[int, int | None, list[str]]:
-    """Train; the newest committed step, the best one, and what a stop put off."""
+    """Train; returns the newest committed step, the best one, and what a stop postponed."""
     saver = _saver(opened, found)
     try:
         _check_disk(opened, saver)
@@ -149,7 +122,7 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
             raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
         raise
     finally:
-        # Whatever ended the training, what was copied before is committed.
+        # However training ended, a save in progress is committed.
         saver.join()
     saver.wait()
     (step,) = opened.ranks.follow([saver.committed])
@@ -157,7 +130,7 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
         raise _refused(opened.run_dir, opened.plan, saver.refused)
     if step >= opened.plan.steps.total:
         saver.require_checked()
-        opened.ranks.meet()  # every machine has checked its data
+        opened.ranks.meet()  # until every machine has checked its data
     return step, trainer.state.best_global_step, trainer.due
 
 
@@ -168,85 +141,18 @@ def _loop(trainer: ExactTrainer, saver: Saver, found: Checkpoint | None) -> None
     try:
         trainer.train(resume_from_checkpoint=str(found.path) if found else None)
     except Interrupted:
-        return  # before the first step; the checkpoint it resumed from has all there is
+        return  # before the first step: the checkpoint it resumed from is the newest state
     except OSError:
-        # Loggers that close their files on a full disk, once all is committed.
+        # A logger that cannot close its file on a full disk, after everything is committed.
         if not trainer.control.should_training_stop or saver.failed:
             raise
-
-
-def _open(run_dir: RunDir, plan: Plan, ranks: Ranks, beat: Pulse) -> Opened:
-    beat.mark = "open"
-    run = run_dir.run()
-    report = prepared.read_report(run_dir.data)
-    if report is None:
-        raise StokerError("STK206")
-    prepared.check_sizes(run_dir.data, "train", report.train)
-    if report.eval is not None:
-        prepared.check_sizes(run_dir.data, "eval", report.eval)
-    if ranks.first_here and files.folder_bytes(run_dir.data) <= _READ_AT_START_BYTES:
-        prepared.check_digests(run_dir.data, report)
-    _check_machine(plan, report)
-    events = EventLog(run_dir.events_file if ranks.first else Path(os.devnull))
-    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan))
-    return Opened(run_dir, run, plan, report, ranks, beat, events, fingerprint)
-
-
-def _of_all(ranks: Ranks, plan: Plan, report: Report, fingerprint: dict[str, str]) -> dict[str, str]:
-    """The fingerprint of all ranks together: where machines differ, it says how. They must train the same."""
-    decided = json.dumps(plan.model_dump(mode="json", exclude={"env", "argv"}), sort_keys=True)
-    trains = {
-        "Stoker": machine.own_build(),
-        "plan.json": hashlib.sha256(decided.encode()).hexdigest(),
-        "data": report.digest,
-        "model": fingerprint["base"],
-    }
-    own = json.dumps({"node": env.read(env.NODE, socket.gethostname()), "trains": trains, "fingerprint": fingerprint})
-    everyone = [json.loads(ranks.hear(own, leader)) for leader in range(ranks.world)]
-    for rank, one in enumerate(everyone):
-        for what, digest in one["trains"].items():
-            if digest != everyone[0]["trains"][what]:
-                raise StokerError("STK425", rank=rank, node=one["node"], what=what)
-    parts = {name: [one["fingerprint"][name] for one in everyone] for name in fingerprint}
-    return {name: one[0] if len(set(one)) == 1 else ", ".join(one) for name, one in parts.items()}
-
-
-def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
-    cuda = plan.device == "cuda"
-    libraries = (*moves.LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
-    return {
-        "device": torch.cuda.get_device_name() if cuda else plan.card,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        **machine.installed(libraries),
-        "base": models.base_digest(run, run_dir.folder()),
-        **moves.decided(plan),
-        "threads": str(torch.get_num_threads()),
-    }
-
-
-def _check_machine(plan: Plan, report: Report) -> None:
-    """The machine and the data are those the plan was made for."""
-    found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if plan.device not in (found, "cpu"):
-        raise StokerError("STK404", difference=f"{plan.device} planned, {found} found")
-    if (
-        plan.device == "cuda"
-        and plan.precision == "bf16"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        raise StokerError("STK404", difference=f"bf16 planned, {torch.cuda.get_device_name()} has none")
-    if plan.data.digest != report.digest:
-        raise StokerError("STK410", reason="the data was prepared anew after the plan was made")
 
 
 # ---- resume
 
 
 def _newest(opened: Opened) -> Checkpoint | None:
-    """The checkpoint to go on from; none only where there never was one. The first rank looks, the others follow."""
+    """The checkpoint to resume from; None only if there never was one. The first rank searches, the others follow."""
     folder = opened.run_dir.checkpoints
     found = _look(opened, folder) if opened.ranks.first else None
     found = spread.from_first(folder, found, opened.ranks)
@@ -257,7 +163,7 @@ def _newest(opened: Opened) -> Checkpoint | None:
 
 
 def _past(opened: Opened, found: Checkpoint | None) -> guard.Past:
-    """What the events say, as the first rank reads them: other machines have none."""
+    """The run's past by its events, read by the first rank: other machines have none."""
     path, step = opened.run_dir.events_file, found.step if found else 0
     own = guard.read_past(opened.plan.guard, path, step) if opened.ranks.first else guard.Past((), ())
     return guard.Past(**json.loads(opened.ranks.hear(json.dumps(dataclasses.asdict(own)))))
@@ -271,7 +177,7 @@ def _look(opened: Opened, folder: Path) -> Checkpoint | None:
     if found is None and not all(checkpoints.is_foreign(one.path) for one in rejected):
         raise StokerError("STK403", folder=folder)
     for one in rejected:
-        with suppress(OSError):  # a disk that cannot be written to is met where something must be
+        with suppress(OSError):  # a read-only disk is reported by the first write that matters
             checkpoints.quarantine(one.path, one.reason)
     if found is not None:
         _require_tier(opened, found)
@@ -279,7 +185,7 @@ def _look(opened: Opened, folder: Path) -> Checkpoint | None:
 
 
 def _require_tier(opened: Opened, found: Checkpoint) -> None:
-    """The run file says how much may differ; more than that is refused."""
+    """Refuse a resume that differs by more than the run file allows."""
     allowed = opened.run.save.resume
     other = _other_training(opened, found)
     if other and allowed != "any":
@@ -290,7 +196,7 @@ def _require_tier(opened: Opened, found: Checkpoint) -> None:
 
 
 def _other_training(opened: Opened, found: Checkpoint) -> str:
-    """What makes going on another training than the one begun, or nothing."""
+    """Why resuming would be another training than the one begun; empty if it is the same."""
     commit = found.commit
     if commit.data_digest != opened.report.digest:
         return "the checkpoint was trained on other data"
@@ -302,7 +208,7 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
 
 
 def _tier(opened: Opened, found: Checkpoint | None) -> str:
-    """How exactly the run goes on, said honestly."""
+    """How exactly the run resumes."""
     if found is not None and _other_training(opened, found):
         return "OTHER"
     return moves.tier(opened.plan, _changed(opened, found))
@@ -375,8 +281,10 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     trainer.pulse = opened.pulse
 
     def begin() -> None:
-        _rehearse(opened, trainer, saver, first=found is None)
-        # What a stop put off. Given up again, the run ends here: this checkpoint is not to be passed without it.
+        rehearsal.rehearse(opened, trainer, saver, first=found is None)
+        if found is None:
+            _check_disk(opened, saver)
+        # The evaluation a stop postponed. If it is interrupted again the run ends here: no step goes before it.
         if found and "eval" in found.commit.due and not trainer.evaluate():
             raise Interrupted
 
@@ -392,7 +300,7 @@ def _eval_items(opened: Opened, arrangement: Arrangement) -> InOrder | list[Any]
 
 
 def _arguments(opened: Opened) -> TrainingArguments:
-    # Copied: transformers fills its own findings in.
+    # Copied: transformers fills in values of its own.
     deepspeed = {"deepspeed": copy.deepcopy(opened.plan.native.deepspeed)} if opened.plan.native.deepspeed else {}
     kind = UnplacedArguments if opened.plan.strategy == "fsdp2" else TrainingArguments
     try:
@@ -405,7 +313,7 @@ def _arguments(opened: Opened) -> TrainingArguments:
 
 
 def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
-    """Who writes the checkpoints; only the first rank's ever does."""
+    """The writer of checkpoints; only the first rank's writes."""
     folder, plan = opened.run_dir.checkpoints, opened.plan
     saver = Saver(
         folder,
@@ -419,21 +327,37 @@ def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
     if opened.ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
         _recall(opened, saver)
-    if opened.ranks.first_here and files.folder_bytes(opened.run_dir.data) > _READ_AT_START_BYTES:
+    if opened.ranks.first_here and files.folder_bytes(opened.run_dir.data) > READ_AT_START_BYTES:
         saver.require(lambda: prepared.check_digests(opened.run_dir.data, opened.report))
     return saver
 
 
 def _try_disk(opened: Opened, saver: Saver) -> None:
-    """How checkpoints are committed on this disk."""
+    """Find out how checkpoints are committed on this disk."""
     if opened.ranks.first:
         disk = filesystem.probe(saver.folder)
         opened.events.write("filesystem", type=disk.kind, renames=disk.renames, reason=disk.reason)
         saver.renames = disk.renames
 
 
+def _check_disk(opened: Opened, saver: Saver) -> None:
+    """Require disk space for what is still to be written: the checkpoints kept, one more, and the result."""
+    folder = opened.run_dir.checkpoints
+    if not opened.ranks.first:
+        return
+    present = checkpoints.committed(folder)
+    if present or saver.size_bytes:
+        one = saver.size_bytes or present[-1].commit.total_bytes
+        save = opened.run.save
+        kept = save.keep + bool(save.best) + bool(save.store)
+        needed = max(1, kept + 1 - len(present)) * one
+    else:
+        needed = opened.plan.disk_bytes - files.folder_bytes(opened.run_dir.data)
+    files.require_room(folder, needed)
+
+
 def _recall(opened: Opened, saver: Saver) -> None:
-    """What the last save of an earlier attempt took."""
+    """Start from what the last save of an earlier attempt cost."""
     saves = [event for event in events.skim(opened.run_dir.events_file) if event["event"] == "checkpoint"]
     if saves:
         last = saves[-1]
@@ -441,18 +365,18 @@ def _recall(opened: Opened, saver: Saver) -> None:
 
 
 def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
-    """Copy the step's state to the host and have it written; a run that ends waits for it."""
+    """Copy the step's state to the host and start writing it; a run that ends waits for it."""
     started = time.perf_counter()
     opened.pulse.mark = "save"
     saver.wait()
-    # Nobody's patience may end in a collective while the first rank still writes; every machine's data is in order.
+    # No rank may time out in a collective while the first one still writes, and every machine's data is verified.
     opened.ranks.meet()
     copied = trainer.copied(keep=opened.ranks.first)
     if opened.ranks.first:
-        job = Job(
+        job = SaveJob(
             step=trainer.state.global_step,
             copied=copied,
-            facts=_facts(opened, trainer),
+            facts=opened.commit_facts(trainer.tokens, trainer.due),
             best=trainer.state.best_global_step if opened.run.save.best else None,
             stall_seconds=time.perf_counter() - started,
         )
@@ -463,20 +387,8 @@ def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
         opened.ranks.wait()
 
 
-def _facts(opened: Opened, trainer: ExactTrainer) -> dict[str, Any]:
-    return {
-        "data_digest": opened.report.digest,
-        "order_version": order.VERSION,
-        "world": opened.ranks.world,
-        "fingerprint": opened.fingerprint,
-        "tokens": trainer.tokens,
-        "events_bytes": opened.events.offset,
-        "due": trainer.due,
-    }
-
-
 def _finished(opened: Opened, best: int | None) -> bool:
-    """Whether the finished model could be written; what a full disk keeps from it is done by the next attempt."""
+    """Whether the finished model was written; on a full disk the next attempt does it."""
     try:
         _finish(opened, best)
     except OSError as error:
@@ -499,7 +411,7 @@ def _finish(opened: Opened, best: int | None) -> None:
 
 
 def _result(opened: Opened, best: int | None) -> Checkpoint:
-    """The best checkpoint, if that is asked for and whole; else the last one."""
+    """The best checkpoint, if asked for and intact; else the last one."""
     folder, total = opened.run_dir.checkpoints, opened.plan.steps.total
     for step in [best, total] if opened.run.save.best and best else [total]:
         one = checkpoints.examined(folder / checkpoints.folder_name(step))
@@ -509,103 +421,6 @@ def _result(opened: Opened, best: int | None) -> Checkpoint:
         with suppress(OSError):  # gone, or on a disk that cannot be written to
             checkpoints.quarantine(one.path, one.reason)
     raise StokerError("STK403", folder=folder)
-
-
-# ---- rehearse (law 11)
-
-
-def _rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
-    """The longest batch forward and backward, an eval batch and, in a new run, a save; nothing of it stays."""
-    longest = opened.report.train.longest
-    opened.pulse.mark = "rehearsal"
-    _part(opened, "step", lambda: _rehearse_step(opened, trainer, longest, first=first))
-    if opened.report.eval is not None:
-        longest_eval = opened.report.eval.longest
-        micro = _synthetic(opened, longest_eval)
-        _part(opened, "eval", lambda: _rehearse_eval(trainer, micro))
-    if first:
-        _part(opened, "save", lambda: _rehearse_save(opened, trainer, saver))
-        _check_disk(opened, saver)
-
-
-def _part(opened: Opened, name: str, rehearse: Any) -> None:
-    started = time.perf_counter()
-    try:
-        rehearse()
-    except (RuntimeError, ValueError, OSError, MemoryError) as error:
-        if guard.is_out_of_memory(error):
-            raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
-        if parallel.is_lost(error) or saving.error_number(error) in files.DISK_ERRORS:
-            raise
-        advice = messages.text("advice.rehearsal", name=opened.run_dir.name)
-        raise StokerError("STK402", part=name, reason=str(error).splitlines()[0], advice=advice) from error
-    opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
-
-
-def _synthetic(opened: Opened, longest: int) -> MicroBatch:
-    """A micro batch as large as any the run will see, with packed rows' positions where it has them."""
-    plan = opened.plan
-    flat = plan.attention == "flash_attention_2"
-    count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
-    ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
-    micro = {"input_ids": ids, "labels": ids.clone()}
-    if plan.arrange == "rows" and (flat or opened.report.packed):
-        micro["position_ids"] = (torch.arange(length) % max(1, longest // 2)).expand(count, length)
-    return micro
-
-
-def _rehearse_step(opened: Opened, trainer: ExactTrainer, longest: int, *, first: bool) -> None:
-    # Hold the room of what later steps have and this one has not: gradient sums and, in a new run, optimizer state.
-    used, cuda = opened.plan.memory, opened.plan.device == "cuda"
-    room = used.gradient_sum_bytes + (used.optimizer_bytes if first else 0)
-    held = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
-    micro = _synthetic(opened, longest)
-    trainer.model.train()
-    if trainer.is_deepspeed_enabled:
-        # A backward pass would stay in DeepSpeed's own accumulation.
-        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
-    else:
-        trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
-        trainer.model_wrapped.zero_grad()
-    del held
-
-
-def _rehearse_eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
-    with models.evaluating(trainer.model):
-        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
-
-
-def _check_disk(opened: Opened, saver: Saver) -> None:
-    """Room for what is still to be written at the peak: checkpoints up to those kept and one more, and the result."""
-    folder = opened.run_dir.checkpoints
-    if not opened.ranks.first:
-        return
-    present = checkpoints.committed(folder)
-    if present or saver.size_bytes:
-        one = saver.size_bytes or present[-1].commit.total_bytes
-        save = opened.run.save
-        kept = save.keep + bool(save.best) + bool(save.store)
-        needed = max(1, kept + 1 - len(present)) * one
-    else:
-        needed = opened.plan.disk_bytes - files.folder_bytes(opened.run_dir.data)
-    files.require_room(folder, needed)
-
-
-def _rehearse_save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
-    """The real writer into a folder that goes away; what it takes is what saves will cost."""
-    started = time.perf_counter()
-    copied = trainer.copied(keep=opened.ranks.first)
-    stall = time.perf_counter() - started
-    if opened.ranks.first:
-        aside = opened.run_dir.checkpoints / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
-        try:
-            with checkpoints.writing(aside, 0, renames=saver.renames, **_facts(opened, trainer)) as folder:
-                copied.write(folder)
-            written = time.perf_counter() - started - stall
-            saver.measure(stall, written, files.folder_bytes(aside))
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    opened.ranks.wait()
 
 
 if __name__ == "__main__":

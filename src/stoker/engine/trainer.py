@@ -177,13 +177,13 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _pass_over(self, inputs: StepItem) -> torch.Tensor:
         """The step keeps its number and does no update: without gradients in sync the optimizer leaves it out."""
-        self.accelerator.gradient_state._set_sync_gradients(False)
+        self.accelerator.sync_gradients = False
         self.last_item, self.last_losses = inputs, None
         return torch.zeros((), device=self.args.device)
 
     def _together(self, model: Any, *, last: bool) -> Any:
         """The context of one micro batch: ranks add their gradients up with the last one, if not by the tree."""
-        self.accelerator.gradient_state._set_sync_gradients(last or not self.is_deepspeed_enabled)
+        self.accelerator.sync_gradients = last or not self.is_deepspeed_enabled
         return nullcontext() if last else parallel.unsynchronised(model)
 
     def _sum(self, tree: exact.Tree[exact.Gradients], leaves: int) -> exact.Gradients:
@@ -229,7 +229,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             self.accelerator.unscale_gradients()
         gradients: list[Any] = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
         if self._plan.strategy == "fsdp2":
-            norm = exact.sharded_norm(gradients)
+            norm = (exact.whole_norm if self._plan.exact else exact.sharded_norm)(gradients)
             exact.clip_shards(gradients, norm, self.args.max_grad_norm)
         else:
             norm = torch.nn.utils.get_total_norm(gradients)
@@ -309,8 +309,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return Copied(write, sum(sizes.values()))
 
     @property
-    def _training_state(self) -> checkpoint.State:
-        kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.State
+    def _training_state(self) -> checkpoint.TrainingState:
+        kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.TrainingState
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

@@ -34,7 +34,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor's place in a file."""
 
     name: str
@@ -69,7 +69,7 @@ class ModelFiles:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """What the file's header says of a tensor."""
         return self._places[name].entry
 
@@ -88,7 +88,7 @@ class ModelFiles:
 class _Place:
     path: Path
     offset: int
-    entry: Entry
+    entry: TensorEntry
 
 
 def _places(path: Path) -> dict[str, _Place]:
@@ -99,13 +99,13 @@ def _places(path: Path) -> dict[str, _Place]:
     header.pop("__metadata__", None)
     return {
         name: _Place(
-            path, 8 + length + said["data_offsets"][0], Entry(name, _DTYPES[said["dtype"]], tuple(said["shape"]))
+            path, 8 + length + said["data_offsets"][0], TensorEntry(name, _DTYPES[said["dtype"]], tuple(said["shape"]))
         )
         for name, said in header.items()
     }
 
 
-def write(path: Path, entries: list[Entry], tensor: Callable[[str], torch.Tensor]) -> None:
+def write(path: Path, entries: list[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
     """Write one file; each tensor is asked for when its turn comes.
 
     Args:
@@ -131,7 +131,7 @@ def write(path: Path, entries: list[Entry], tensor: Callable[[str], torch.Tensor
             file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def write_index(folder: Path, placed: dict[str, list[Entry]]) -> None:
+def write_index(folder: Path, placed: dict[str, list[TensorEntry]]) -> None:
     """The index of several files; a single file of the usual name needs none."""
     if list(placed) == [SINGLE_NAME]:
         return

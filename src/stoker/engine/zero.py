@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoker.engine import checkpoint
-from stoker.engine.checkpoint import State, Tensors
+from stoker.engine.checkpoint import Tensors, TrainingState
 
 _FIELDS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps for a parameter; other optimizers are refused with ZeRO."""
@@ -32,7 +32,7 @@ def _persistent_buffers(model: torch.nn.Module, *, keep: bool) -> Tensors:
     return {name: checkpoint.kept(tensor, keep=keep) for name, tensor in there if name not in parameters}
 
 
-class ZeroState(State):
+class ZeroState(TrainingState):
     """The optimizer's state where DeepSpeed holds it."""
 
     def gather_optimizer(self, tensors: Tensors, *, keep: bool) -> dict[str, Any]:

@@ -67,7 +67,9 @@ def traffic(step: Step, work: Work, links: Links) -> Traffic:
         upload = work.gathered_bytes / shared / links.host if step.offload == "all" else 0.0
         # DeepSpeed frees a block's weights between recomputing it and its backward pass, FSDP keeps them.
         backward = 2 if step.strategy == "zero3" and step.recompute == "full" else 1
-        return Traffic(gather + upload, backward * (gather + upload) + reduce, blocking, across, 0.0, hooks)
+        # The norm of whole gradients: each device sends its shard once more, after the last backward pass.
+        norm = _exchange(step, work.trained_bytes / shared, shared, links) if step.canonical else 0.0
+        return Traffic(gather + upload, backward * (gather + upload) + reduce, blocking, across, norm, hooks)
     if step.strategy == "zero2":
         return Traffic(0.0, reduce, blocking, across, gather)
     return Traffic(0.0, 0.0, blocking, reduce + across, gather)

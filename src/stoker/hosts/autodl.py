@@ -1,7 +1,7 @@
-"""AutoDL's developer API: power with and without a card, price, balance, stock. Nothing here creates or releases.
+"""AutoDL's developer API: power with and without a card, price, balance, stock. Creates and releases nothing.
 
-It answers for "container instance Pro" only; ordinary instances are unknown to it and switched in AutoDL's console.
-The token goes to AutoDL in a header and nowhere else: no redirect is followed, passwords in answers are not even read.
+It serves "container instance Pro" only; ordinary instances are switched in AutoDL's console. The token is sent to
+AutoDL in a header and nowhere else: no redirect is followed. Passwords in answers are not read.
 """
 
 import datetime
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from stoker import __version__, env
 from stoker.errors import StokerError
 from stoker.facts.prices import Offer
-from stoker.hosts import known
+from stoker.hosts import known, no_redirect
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
 
@@ -28,30 +28,30 @@ BASE = "https://api.autodl.com"
 PLATFORM = "autodl"
 CURRENCY = "CNY"
 CLOUD = "AutoDL API"
-"""Whose price an offer of this file is."""
+"""Source of an offer."""
 
 _PRO = "/api/v1/dev/instance/pro"
 _PER_YUAN = 1000
-"""Money is told in thousandths of a yuan."""
+"""Amounts are in thousandths of a yuan."""
 _ANSWER_SECONDS = 20
 _TRIES = 3
 _LARGEST_BYTES = 1 << 20
 _LOOK_SECONDS = 5.0
 _POWER_SECONDS = 600.0
 _LATE_SECONDS = 60.0
-"""How long a start whose answer was lost is looked out for."""
+"""How long to watch for a start whose answer was lost."""
 _SSHD_SECONDS = 180.0
-"""How long an instance that runs may take until its sshd answers."""
+"""How long sshd of a running instance may take to answer."""
 _IDLE_LOOK_SECONDS = 20.0
 _IDLE_SECONDS = 1800.0
-"""How long we go on asking for a card of the instance's machine that nobody uses."""
+"""How long to retry while no card of the instance's machine is free."""
 
 _ON = ("running",)
 _OFF = ("shutdown", "stopped")
 _LOST = ("releasing", "released", "removing", "removed", "failed")
 _NO_CARD_MODE = "non_gpu"
 
-# The documentation lists no codes, so sentences are looked at, too.
+# The documentation lists no codes, so the messages are searched too.
 _UNKNOWN_INSTANCE = ("RecordNotFound", "不存在")
 _BAD_TOKEN = ("token", "auth", "unauthor", "登录", "鉴权")
 _NONE_IDLE = ("库存", "空闲", "资源不足", "GPU不足", "无可用", "售罄", "no idle", "no stock", "no available")
@@ -59,19 +59,19 @@ _NO_SUCH_MODE = ("启动模式", "无卡")
 _PRO_NAME = re.compile(r"pro-[0-9a-z]{6,}")
 
 NOT_SERVED = ("STK760", "STK761", "STK762", "STK765")
-"""Errors that say nothing of the machine: no token, a bad one, another kind of instance, no answer."""
+"""Errors that do not concern the machine: no token, a bad one, another kind of instance, no answer."""
 
 Tell = Callable[..., None]
 """Says a sentence of the catalogue: `tell(key, **fields)`."""
 
 
-class _Answer(BaseModel):
-    """What is read of an answer; its password and token are not."""
+class _ApiRecord(BaseModel):
+    """Fields that are read of an answer; its password and token are not."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Instance(_Answer):
+class Instance(_ApiRecord):
     """One of the account's Pro instances."""
 
     uuid: str
@@ -83,8 +83,8 @@ class Instance(_Answer):
     req_gpu_amount: int | None = None
 
 
-class Snapshot(_Answer):
-    """Where an instance is reached, and what it costs."""
+class Snapshot(_ApiRecord):
+    """Address and price of an instance."""
 
     proxy_host: str | None = None
     ssh_port: int | None = None
@@ -98,18 +98,11 @@ class Snapshot(_Answer):
         return self.payg_price / _PER_YUAN if self.payg_price else None
 
 
-class Stock(_Answer):
+class Stock(_ApiRecord):
     """Cards of a kind in a region."""
 
     idle_gpu_num: int
     total_gpu_num: int
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token would go along to wherever we are sent."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow none."""
 
 
 class Api:
@@ -124,7 +117,7 @@ class Api:
     def __init__(self, token: str, base: str | None = None, pause: Callable[[float], None] | None = None) -> None:
         self._token = token
         self._base = (base or BASE).rstrip("/")
-        self._open = urllib.request.build_opener(NoRedirect).open
+        self._open = no_redirect.opener().open
         self.pause = pause or time.sleep
 
     def balance(self) -> float:
@@ -137,7 +130,7 @@ class Api:
         return Snapshot.model_validate(self._read("GET", f"{_PRO}/snapshot", {"instance_uuid": uuid}))
 
     def status(self, uuid: str) -> str:
-        """`running`, `shutdown` and what lies between."""
+        """`running`, `shutdown` and states between them."""
         return str(self._read("GET", f"{_PRO}/status", {"instance_uuid": uuid}))
 
     def instances(self) -> list[Instance]:
@@ -151,12 +144,12 @@ class Api:
         return found
 
     def gpu_stock(self, region: str) -> dict[str, Stock]:
-        """Cards of a region by AutoDL's name: idle and all. Needs an account with enterprise verification."""
+        """Idle and total cards of a region by AutoDL's name. Needs an account with enterprise verification."""
         said = self._read("POST", "/api/v1/dev/machine/region/gpu_stock", {"region_sign": region})
         return {name: Stock.model_validate(counts) for one in said or [] for name, counts in one.items()}
 
     def power_on(self, uuid: str, *, card: bool) -> None:
-        """Ask for an instance to be switched on; asked once, because it starts the meter."""
+        """Request to switch an instance on; never repeated, because it starts the meter."""
         payload = "gpu" if card else _NO_CARD_MODE
         try:
             self._call("POST", f"{_PRO}/power_on", {"instance_uuid": uuid, "payload": payload})
@@ -165,13 +158,13 @@ class Api:
                 raise
 
     def power_off(self, uuid: str) -> None:
-        """Ask for an instance to be switched off; its disks stay."""
+        """Request to switch an instance off; its disks are kept."""
         self._read("POST", f"{_PRO}/power_off", {"instance_uuid": uuid})
 
-    # ---- one question
+    # ---- requests
 
     def _read(self, method: str, path: str, fields: dict[str, Any]) -> Any:
-        """A question that may be asked again where nobody answered."""
+        """A request that is repeated where no answer came."""
         for attempt in range(1, _TRIES):
             try:
                 return self._call(method, path, fields)
@@ -184,7 +177,7 @@ class Api:
     def _call(self, method: str, path: str, fields: dict[str, Any]) -> Any:
         url, body = f"{self._base}{path}", None
         if method == "GET":
-            url += f"?{urllib.parse.urlencode(fields)}"  # what stands in a GET's body is lost on the way
+            url += f"?{urllib.parse.urlencode(fields)}"  # a GET's body is dropped on the way
         else:
             body = json.dumps(fields).encode()
         headers = {
@@ -224,7 +217,7 @@ def _refusal(code: str, words: str, fields: dict[str, Any]) -> StokerError:
     return StokerError("STK764", reason=text.strip())
 
 
-# ---- what commands do with it
+# ---- for commands
 
 
 def account() -> Api:
@@ -236,12 +229,12 @@ def account() -> Api:
 
 
 def power_on(host: Host, *, card: bool = True, tell: Tell | None = None, api: Api | None = None) -> Host:
-    """Switch a host on and wait for it; where it is reached then, for the port is another one each time.
+    """Switch a host on and wait for it; its new address, as the port changes each time.
 
     Args:
         host: An AutoDL host.
         card: With its card, or without one for a fraction of the price.
-        tell: Says that no card is idle and we go on asking.
+        tell: Called when no card is free and we retry.
         api: The account; default: the one of the environment.
     """
     api = api or account()
@@ -259,7 +252,7 @@ def power_on(host: Host, *, card: bool = True, tell: Tell | None = None, api: Ap
 
 
 def power_off(host: Host, *, api: Api | None = None) -> None:
-    """Switch a host off, and see that it is off: only then has the meter stopped."""
+    """Switch a host off and wait until it is: only then has the meter stopped."""
     api = api or account()
     host = _known(host, api)
     if api.status(host.instance) not in _OFF:
@@ -268,9 +261,9 @@ def power_off(host: Host, *, api: Api | None = None) -> None:
 
 
 def price(host: Host, *, api: Api | None = None) -> Offer | None:
-    """What a card of the host costs by the hour; None where the API cannot say.
+    """Price of a card of the host per hour; None where the API cannot say.
 
-    The API's figure is taken for one card: should it be for all cards of the instance, a budget ends early, never late.
+    The API's figure is taken as that of one card: if it is for all cards of the instance, a budget ends too early.
     """
     try:
         api = api or account()
@@ -309,16 +302,16 @@ def has_card(host: Host, *, api: Api | None = None) -> bool:
 
 
 class Woken:
-    """Switched on, cheaply, to install, load and prepare; off again at the end, unless it was on before or is kept.
+    """Switched on without its card to install, download and prepare; off again at the end, unless it was on or is kept.
 
-    An instance that runs with its card is left alone: a card that is switched off may be somebody else's when we want
-    it back. Where the API has no such mode, it is switched on with the card and the user is told what to click. Where
-    the API does not serve it, the host is taken as it is.
+    An instance that runs with its card is left on: its card could be taken by somebody else. Where the API has no mode
+    without a card, it is switched on with it and the user is told what to click. Where the API does not serve it, the
+    host is used as it is.
     """
 
     def __init__(self, host: Host, tell: Tell, *, api: Api | None = None) -> None:
         self.host = host
-        """Where it is reached now."""
+        """The host with its address of now."""
         self.has_card = True
         """False while it is known to run without."""
         self._api = api
@@ -337,29 +330,29 @@ class Woken:
             self._api = None
             return self
         try:
-            self._rouse(self._api)
+            self._switch_on(self._api)
         except BaseException as error:
-            self._lie_down(error)
+            self._switch_off(error)
             raise
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._lie_down(error)
+        self._switch_off(error)
 
     def with_card(self) -> Host:
-        """Switch its card on, where it runs without; the host where it is reached then."""
+        """Restart it with its card, if it runs without; the host with its new address."""
         if self._api is not None and not self.has_card:
-            self._is_ours = True  # whatever was under way there ends with the restart
+            self._is_ours = True  # whatever ran there ends with the restart
             self._tell("autodl.with_card", name=self.host.name)
             self.host = power_on(self.host, tell=self._tell, api=self._api)
             self.has_card = True
         return self.host
 
     def keep(self) -> None:
-        """Something runs on it that sees to its meter: it stays on."""
+        """Leave it on: the run on it stops the meter itself."""
         self._is_ours = False
 
-    def _rouse(self, api: Api) -> None:
+    def _switch_on(self, api: Api) -> None:
         _await(self.host, api, (*_ON, *_OFF))
         self._is_ours = api.status(self.host.instance) in _OFF
         if not self._is_ours and _has_card(self.host.instance, api):
@@ -376,8 +369,8 @@ class Woken:
         self.has_card = False
         self._tell("autodl.without_card", name=self.host.name)
 
-    def _lie_down(self, cause: BaseException | None) -> None:
-        """Off again, where we switched it on and nothing keeps it; where that fails, the user hears of it."""
+    def _switch_off(self, cause: BaseException | None) -> None:
+        """Switch it off, if it was switched on here and is not kept; if that fails, tell the user."""
         if self._api is None or not self._is_ours:
             return
         try:
@@ -393,7 +386,7 @@ class Woken:
 
 
 def _known(host: Host, api: Api) -> Host:
-    """The host with its instance's name: as recorded, as its own host name says, or by its address."""
+    """The host with its instance's id: from the record, its hostname, or its address."""
     if _PRO_NAME.fullmatch(host.instance):
         return host
     found = _PRO_NAME.search(host.facts.hostname) if host.facts else None
@@ -418,7 +411,7 @@ def _has_card(uuid: str, api: Api) -> bool:
 
 
 def _switch_on(host: Host, api: Api, *, card: bool, tell: Tell | None) -> None:
-    """Ask until a card of its machine is idle, for a while."""
+    """Retry for a while until a card of its machine is free."""
     waited = 0.0
     while True:
         try:
@@ -437,7 +430,7 @@ def _switch_on(host: Host, api: Api, *, card: bool, tell: Tell | None) -> None:
 
 
 def _switch_off(host: Host, api: Api) -> None:
-    """Ask until it is taken: an instance that is just starting may not be switched off."""
+    """Retry until it is accepted: an instance that is just starting cannot be switched off."""
     waited = 0.0
     while True:
         try:
@@ -452,7 +445,7 @@ def _switch_off(host: Host, api: Api) -> None:
 
 
 def _await_late(host: Host, api: Api) -> None:
-    """Until it is on its way up after all; a start we did not hear the end of may still happen."""
+    """Wait for a start whose answer was lost: it may still happen."""
     waited = 0.0
     while api.status(host.instance) in _OFF and waited < _LATE_SECONDS:
         api.pause(_LOOK_SECONDS)
@@ -470,7 +463,7 @@ def _await(host: Host, api: Api, wanted: tuple[str, ...]) -> None:
 
 
 def _reached(host: Host, api: Api) -> Host:
-    """The host where it is now, once it can be spoken to: an instance runs before its sshd answers."""
+    """The host with its address of now, once sshd answers: an instance is `running` before that."""
     at = api.snapshot(host.instance)
     if at.proxy_host and at.ssh_port:
         host = host.model_copy(update={"host": at.proxy_host, "port": at.ssh_port, "user": host.user or "root"})
@@ -483,14 +476,14 @@ def _reached(host: Host, api: Api) -> Host:
 
 
 def _answers(host: Host, *, last: bool) -> bool:
-    """Whether it is there; the last time what is wrong is said."""
-    line = Ssh(host)
+    """Whether sshd answers; the last time the error is raised."""
+    shell = Ssh(host)
     try:
-        line.run("true", seconds=30)
+        shell.run("true", seconds=30)
     except StokerError as error:
         if last or error.code != "STK701":
             raise
         return False
     finally:
-        line.close()
+        shell.close()
     return True

@@ -1,4 +1,4 @@
-"""Records of a machine elsewhere, as it answered. `probe.py` asks and fills them in; `hosts.py` keeps them."""
+"""Facts of another machine: filled in by `probe.py`, kept with the host by `known.py`."""
 
 from typing import Literal
 
@@ -8,48 +8,48 @@ OLDEST_PYTHON = (3, 10)
 Kept = Literal["release", "stop", "hours", "nothing", "unknown"]
 
 
-class _Fact(BaseModel):
+class _BoxFact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class FoundCard(_Fact):
-    """One GPU as it answered."""
+class FoundCard(_BoxFact):
+    """One GPU."""
 
     index: int
     name: str
-    """As the driver says it."""
+    """The driver's name."""
     card: str | None = None
-    """Its name in the catalogue; None where no card there has its figures."""
+    """Its name in the catalogue; None where no card there matches."""
     memory_bytes: int
     compute_capability: float
     sm_count: int | None = None
-    """None where no Python could ask the driver."""
+    """None where no Python could query the driver."""
     uuid: str = ""
 
 
-class Disk(_Fact):
-    """A folder runs may stand in."""
+class Disk(_BoxFact):
+    """A folder that can hold runs."""
 
     path: str
     free_bytes: int
     total_bytes: int
     survives: Kept
-    """What it outlives by the platform's profile: a release of the machine, a stop, some hours, or nothing."""
+    """What it survives by the platform's profile: a release of the machine, a stop, some hours, or nothing."""
     slow: bool = False
-    """On a network, by the platform's profile."""
+    """Whether it is a network disk, by the platform's profile."""
 
 
-class Interpreter(_Fact):
-    """One Python that is there."""
+class Interpreter(_BoxFact):
+    """One Python of the machine."""
 
     path: str
     version: str
     packages: dict[str, str] = {}
-    """Versions of the packages a plan asks for."""
+    """Versions of the packages a plan needs to know."""
     cuda: str = ""
-    """CUDA its torch is built for; empty for none."""
+    """CUDA version of its torch; empty for none."""
     usable: bool | None = None
-    """Whether its torch computes on the card; None where there was nothing to try."""
+    """Whether its torch computes on the card; None where that was not tried."""
 
     @property
     def torch(self) -> str:
@@ -62,8 +62,8 @@ class Interpreter(_Fact):
         return tuple(int(part) for part in self.version.split(".")[:2]) >= OLDEST_PYTHON
 
 
-class BoxFacts(_Fact):
-    """A machine as it answered."""
+class BoxFacts(_BoxFact):
+    """All facts of one machine."""
 
     system: str = ""
     hostname: str = ""
@@ -71,23 +71,23 @@ class BoxFacts(_Fact):
     home: str = ""
     processor: str = ""
     cpu_count: int = 1
-    """Processors we may use there."""
+    """CPUs that may be used."""
     host_cpu_count: int = 1
-    """What the machine below shows."""
+    """CPUs of the physical machine."""
     memory_bytes: int = 0
-    """Main memory we may use there."""
+    """Main memory that may be used."""
     devices: tuple[FoundCard, ...] = ()
     driver: str = ""
     disks: tuple[Disk, ...] = ()
     pythons: tuple[Interpreter, ...] = ()
-    """The one to use first."""
+    """The best one first."""
     tools: tuple[str, ...] = ()
-    """Programs of those we may use that are there."""
+    """Installed programs, of those Stoker can use."""
     platform: str = ""
-    """Name of the profile that fits; empty for none."""
+    """Name of the platform's profile; empty for none."""
     instance: str = ""
-    """The platform's own name of it."""
+    """The platform's id of it."""
     reachable: dict[str, int] = {}
-    """Addresses that answered from there, with milliseconds."""
+    """Addresses reachable from there, with milliseconds."""
     given: dict[str, str] = {}
-    """Settings there that lead to a hub or an index already."""
+    """Variables that already set a hub or an index there."""

@@ -21,15 +21,15 @@ from stoker.hosts.shell import Ssh
 _SECONDS = 60.0
 _REFUSED = "STK705"
 _TOO_MANY = "Too many authentication failures"
-"""What a server says to an agent with many keys, none of them right."""
+"""A server's answer to an agent with many wrong keys."""
 _ENTER = "sh -c 'umask 077; mkdir -p .ssh && { echo; cat; } >> .ssh/authorized_keys'"
-"""Understood by every login shell; the key comes through its stdin."""
+"""For any login shell; the key is read from stdin."""
 
 
 def offered(host: Host) -> list[str]:
-    """The keys (`type base64`) the host shows, asked through the user's own configuration, jumps and all.
+    """The host keys (`type base64`) of a host, reached by the user's own configuration with its jump hosts.
 
-    Nobody has confirmed them yet: no key and no password of the user's is tried, and nothing is forwarded there.
+    They are not confirmed yet: no key and no password of the user is tried, and nothing is forwarded.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         file = Path(folder) / "known_hosts"
@@ -61,13 +61,13 @@ def fingerprint(key: str) -> str:
 
 
 def require_files(host: Host) -> None:
-    """Some providers have an address that gives a shell and takes no files: it is no use to us."""
+    """Refuse addresses of providers that give a shell but take no files."""
     if any(host.host in platform.no_files for platform in platforms.platforms()):
         raise StokerError("STK724", host=host.host)
 
 
 def opening(host: Host) -> Host | None:
-    """The host with the key that opens it: the user's own, else ours; None where neither does."""
+    """The host with a key that logs in: the user's own, else Stoker's; None where neither does."""
     own = our_key()
     for tried in (host, host.model_copy(update={"key": str(own)})):
         if (not tried.key or own.is_file()) and opens(tried):
@@ -76,21 +76,21 @@ def opening(host: Host) -> Host | None:
 
 
 def opens(host: Host) -> bool:
-    """Whether we are let in without a question."""
-    line = Ssh(host)
+    """Whether login works without a prompt."""
+    shell = Ssh(host)
     try:
-        line.run("true")
+        shell.run("true")
     except StokerError as error:
         if error.code != _REFUSED and _TOO_MANY not in str(error.fields.get("reason")):
             raise
         return False
     finally:
-        line.close()
+        shell.close()
     return True
 
 
 def installed(host: Host) -> Host:
-    """Put a public key there, with the password that ssh asks the user for; the host with that key."""
+    """Install a public key there, with the password that ssh asks the user for; the host with that key."""
     key = _usable_key(host) or _made_key()
     public = Path(f"{key}.pub").read_text(encoding="utf-8").strip() + "\n"
     settings = {
@@ -101,7 +101,7 @@ def installed(host: Host) -> Host:
         "ConnectTimeout": "20",
     }
     words = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
-    try:  # ssh asks on the terminal and says there what it thinks of the answer
+    try:  # ssh prompts on the terminal and reports a wrong password there
         done = subprocess.run(  # noqa: S603  # ssh with a command of ours
             ["ssh", "-T", *words, *known.destination(host), _ENTER],  # noqa: S607  # of the system
             input=public.encode(),
@@ -117,7 +117,7 @@ def installed(host: Host) -> Host:
 
 
 def our_key() -> Path:
-    """Stoker's own key, for users who have none that opens without a question."""
+    """Stoker's own key, for users without one that works without a prompt."""
     return env.home() / "id_ed25519"
 
 
@@ -130,7 +130,7 @@ def _made_key() -> Path:
 
 
 def _usable_key(host: Host) -> Path | None:
-    """A key of the user's that ssh would offer this host and that no passphrase closes."""
+    """A key of the user that ssh would offer this host and that has no passphrase."""
     words = ["ssh", "-G", *known.destination(host)]
     said = subprocess.run(words, capture_output=True, text=True, check=False).stdout  # noqa: S603  # connects nowhere
     named = re.findall(r"^identityfile (.+)$", said, re.MULTILINE)
@@ -151,10 +151,10 @@ def _keygen(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def _ssh(host: Host, settings: dict[str, str], *command: str) -> "subprocess.CompletedProcess[str]":
     words = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
-    line = ["ssh", "-T", *words, *known.destination(host), *command]
+    ssh = ["ssh", "-T", *words, *known.destination(host), *command]
     try:
         return subprocess.run(  # noqa: S603  # the system's ssh with a command of ours
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SECONDS
+            ssh, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired as error:
         raise StokerError("STK723", host=host.url, reason=f"{_SECONDS:g} s") from error

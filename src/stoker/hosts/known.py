@@ -1,6 +1,6 @@
-"""Hosts this user knows: one record each below `STOKER_HOME/hosts`, and their pinned keys in `STOKER_HOME/known_hosts`.
+"""Hosts of this user: one record each in `STOKER_HOME/hosts`, and their pinned keys in `STOKER_HOME/known_hosts`.
 
-Knows where a host is and how ssh is told so; speaks with none (`line.py`) and asks nothing of it (`probe.py`).
+Knows addresses and the options of ssh; connects to no host (`shell.py`) and probes none (`probe.py`).
 """
 
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker import env
+from stoker import env, plugins
+from stoker.config import place_names
 from stoker.errors import StokerError
 from stoker.hosts.box_facts import BoxFacts
 from stoker.rundir import files
 from stoker.store import address
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_TAKEN = ("kaggle", "sky", "localhost")
-"""Places of their own: `--on` never reaches a host of that name."""
+_LOCAL = "localhost"
 
 ALONE = {
     "ForwardAgent": "no",
@@ -30,45 +30,45 @@ ALONE = {
     "ControlMaster": "no",
     "ControlPath": "none",
 }
-"""What keeps a connection to itself, whatever the user's own config says: nothing of the user's goes along."""
+"""Isolates a connection, whatever the user's own config says: nothing of the user's is forwarded or run."""
 
 
 class Host(BaseModel):
-    """A machine reached by ssh. What is empty here is left to the user's own ssh config."""
+    """A machine reached by ssh. Empty fields are left to the user's own ssh config."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
-    """How this user calls it."""
+    """The user's name for it."""
     host: str
     """Address, or a host of the user's own ssh config."""
     user: str = ""
     port: int | None = None
     key: str = ""
-    """File of the private key that opens it; empty where the user's own keys do."""
+    """File of the private key that logs in; empty where the user's own keys do."""
     fingerprint: str = ""
     """SHA-256 of the pinned host key."""
     base: str = ""
-    """Folder there below which everything of ours stands."""
+    """Stoker's folder on that machine."""
     python: str = ""
     """The image's own Python, the one with its torch."""
     platform: str = ""
-    """Name of its profile in `facts/data/platforms.json`; empty for a machine of one's own."""
+    """Name of its profile in `facts/data/platforms.json`; empty for the user's own machine."""
     instance: str = ""
-    """The provider's own name of it, where its API is to be used."""
+    """The provider's id of it, where its API is used."""
     facts: BoxFacts | None = None
-    """What was found when it was last looked at."""
+    """Result of the last probe."""
 
     @property
     def url(self) -> str:
-        """The address as it is written for people."""
+        """The address as people write it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return "ssh://" + (f"{self.user}@" if self.user else "") + host + (f":{self.port}" if self.port else "")
 
 
 def parse(name: str, given: str) -> Host:
     """A host from an address as it is written, or from the `ssh -p PORT user@address` a provider shows."""
-    if not _NAME.fullmatch(name) or name in _TAKEN:
+    if not _NAME.fullmatch(name) or _is_reserved(name):
         raise StokerError("STK722", name=name)
     text = _from_command(given) if given.startswith("ssh ") else given
     try:
@@ -78,6 +78,12 @@ def parse(name: str, given: str) -> Host:
     if found is None or found.kind != "ssh" or found.root != "/":
         raise StokerError("STK721", given=env.without_secrets(given))
     return Host(name=name, host=found.host, user=found.user, port=found.port)
+
+
+def _is_reserved(name: str) -> bool:
+    """Whether `--on` means a place by this name."""
+    taken = (*place_names.NAMED_BY_ON, _LOCAL)
+    return name in taken or name in plugins.offered(plugins.PLACES)
 
 
 def every() -> list[Host]:
@@ -94,20 +100,20 @@ def find(name: str) -> Host:
 
 
 def save(host: Host) -> None:
-    """Keep a host, in place of what was known of it."""
+    """Write a host's record."""
     _private(_folder())
     files.write_text(_folder() / f"{host.name}.json", host.model_dump_json(indent=1) + "\n")
 
 
 def remove(name: str) -> None:
-    """Forget a host and its pinned key."""
+    """Delete a host's record and its pinned key."""
     host = find(name)
     forget_key(host.name)
     (_folder() / f"{host.name}.json").unlink()
 
 
 def destination(host: Host) -> list[str]:
-    """Where ssh, scp and sftp are sent: options, then the host itself as the last word."""
+    """Destination for ssh, scp and sftp: options, then the host itself as the last word."""
     config = env.read(env.SSH_CONFIG)
     port = ["-o", f"Port={host.port}"] if host.port else []
     user = ["-o", f"User={host.user}"] if host.user else []
@@ -115,7 +121,7 @@ def destination(host: Host) -> list[str]:
 
 
 def options(host: Host) -> dict[str, str]:
-    """What ssh is told of a host with `-o`: by which key it opens, and that its own key is pinned."""
+    """Options of ssh for a host: the key that logs in, and its own pinned key."""
     pinned = {
         "HostKeyAlias": alias(host.name),
         "UserKnownHostsFile": quoted(known_hosts()),
@@ -124,12 +130,12 @@ def options(host: Host) -> dict[str, str]:
         "VerifyHostKeyDNS": "no",
         "UpdateHostKeys": "no",
     }
-    # With its own key named, an agent's other keys would use up the attempts the server allows.
+    # Else the other keys of an agent would use up the attempts the server allows.
     return pinned | ({"IdentityFile": quoted(Path(host.key)), "IdentitiesOnly": "yes"} if host.key else {})
 
 
 def known_hosts() -> Path:
-    """The file of pinned keys, in OpenSSH's form; a host stands there under `alias(name)`."""
+    """The file of pinned keys, in OpenSSH's form; a host is listed as `alias(name)`."""
     return env.home() / "known_hosts"
 
 
@@ -139,20 +145,20 @@ def alias(name: str) -> str:
 
 
 def pin(name: str, keys: list[str]) -> None:
-    """Pin a host's keys (`type base64`), in place of those pinned before."""
+    """Pin a host's keys (`type base64`), replacing those pinned before."""
     _private(env.home())
     lines = [*_other_lines(name), *(f"{alias(name)} {key}" for key in keys)]
     files.write_text(known_hosts(), "".join(f"{line}\n" for line in lines))
 
 
 def forget_key(name: str) -> None:
-    """Forget a host's pinned keys."""
+    """Delete a host's pinned keys."""
     if known_hosts().is_file():
         pin(name, [])
 
 
 def quoted(path: Path) -> str:
-    """A path as the value of an ssh option: spaces stand in quotes, `%` is no token."""
+    """A path as the value of an ssh option: quoted, `%` escaped."""
     return '"' + path.as_posix().replace("%", "%%") + '"'
 
 
@@ -162,7 +168,7 @@ def _other_lines(name: str) -> list[str]:
 
 
 def _from_command(given: str) -> str:
-    """`ssh -p 12345 root@connect.example.com` as an address; other options are not ours to repeat."""
+    """`ssh -p 12345 root@connect.example.com` as an address; other options are refused."""
     try:
         words = shlex.split(given)[1:]
     except ValueError:
@@ -184,5 +190,5 @@ def _folder() -> Path:
 
 
 def _private(folder: Path) -> None:
-    """Make a folder that only its owner reads."""
+    """Make a folder that only its owner can read."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

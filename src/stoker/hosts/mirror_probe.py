@@ -1,6 +1,6 @@
-"""Asks the ways to the hub and to pip's index from a machine, and says what its runs use.
+"""Probes which hubs and package indexes a machine reaches, and chooses those its runs use.
 
-The ways and the rule are `facts.mirrors`; here is the part that is sent to a box, and what a run has to do with it.
+The candidates and the rule are in `facts.mirrors`; here is the script that runs on the machine.
 """
 
 import shlex
@@ -51,13 +51,13 @@ except Exception as e: print(getattr(e, "code", 0))' "$3" 2>/dev/null) || return
 
 def script() -> str:
     """Lines for a POSIX shell: one `reachable ADDRESS MILLISECONDS` per answer, one `given NAME VALUE` per setting."""
-    asked = "\n".join(f"( {_question(way)} ) &" for way in mirrors.ways())
+    probes = "\n".join(f"( {_question(way)} ) &" for way in mirrors.ways())
     given = (
         '[ -z "${HF_ENDPOINT:-}" ] || echo "given HF_ENDPOINT $HF_ENDPOINT"\n'
         "index=${PIP_INDEX_URL:-$( (pip config get global.index-url || true) 2>/dev/null)}\n"
         '[ -z "$index" ] || echo "given PIP_INDEX_URL $index"'
     )
-    return f"{_ASK.replace('SECONDS', str(_SECONDS))}{asked}\n{given}\nwait"
+    return f"{_ASK.replace('SECONDS', str(_SECONDS))}{probes}\n{given}\nwait"
 
 
 def _question(way: Way) -> str:
@@ -67,22 +67,22 @@ def _question(way: Way) -> str:
 
 
 def read(said: str) -> tuple[dict[str, int], dict[str, str]]:
-    """What `script` printed: addresses that answered, and settings that lead somewhere already."""
+    """Parse the output of `script`: reachable addresses, and variables that are set already."""
     words = [line.split(None, 2) for line in said.splitlines()]
     reachable = {w[1]: int(w[2]) for w in words if len(w) == 3 and w[0] == "reachable" and w[2].isdecimal()}
     given = {w[1]: env.without_secrets(w[2]) for w in words if len(w) == 3 and w[0] == "given"}
     return reachable, given
 
 
-def of(facts: BoxFacts, run: Run) -> Network:
-    """How a machine reaches what a run loads, by what was found there."""
+def of(facts: BoxFacts, run: Run | None) -> Network:
+    """How a machine reaches what a run downloads, by its facts."""
     return mirrors.choose(
         facts.reachable, token=bool(env.read(env.HF_TOKEN)), given=facts.given, store=_store_host(run)
     )
 
 
 def told() -> Network:
-    """What the one who started us here chose, with the variables that lead there as they are set."""
+    """The choice of the machine that started this one, with its variables as they are set here."""
     network = mirrors.from_text(env.read(env.NETWORK))
     names = {one.name for one in network.choices}
     leads = {name for way in mirrors.ways() if way.name in names for name in way.environment}
@@ -91,10 +91,10 @@ def told() -> Network:
     return network.model_copy(update={"environment": {name: here[name] for name in sorted(leads & here.keys())}})
 
 
-def _store_host(run: Run) -> str:
+def _store_host(run: Run | None) -> str:
     """Host of the store, which is reached without a proxy."""
     endpoint = env.read(env.AWS_ENDPOINT_URL)
-    if not run.save.store:
+    if run is None or not run.save.store:
         return ""
     try:
         found = address.parse(run.save.store, Path())

@@ -1,6 +1,6 @@
-"""Switching a host on and off: by the provider's API where there is one for it, else by the platform's own verb there.
+"""Switches a host on and off: by the provider's API where there is one, else by the platform's own command there.
 
-Only verbs that can be undone. What is irreversible belongs to the end of a run that asks for it (`meter.py`).
+Only commands that can be undone. The irreversible ones are for the end of a run that asks for it (`settle/meter.py`).
 """
 
 import json
@@ -21,34 +21,34 @@ _GONE_SECONDS = 120.0
 _LOOK_SECONDS = 4.0
 _SILENT_LOOKS = 3
 _SILENT_SECONDS = 12.0
-"""A machine is off when it has been silent for that long and as often: a line may be broken for a moment."""
+"""A machine counts as off after so many failed connections over so long: a network may fail for a moment."""
 _ASK_SECONDS = 30.0
 _LOST = ("nothing", "hours")
 
 
 def on(host: Host, *, card: bool = True, tell: Tell | None = None) -> Host:
-    """Switch it on, with its card or without; the host as it is to be reached now."""
+    """Switch it on, with its card or without; the host with its new address."""
     _require_api(host)
     return autodl.power_on(host, card=card, tell=tell)
 
 
 def off(host: Host, *, lossy: bool = False) -> None:
-    """Switch it off, and see that it is; where our folder there does not outlive that, only if it may be lost."""
+    """Switch it off and wait until it is; if Stoker's folder there is lost with that, only if `lossy`."""
     if (kept := lost(host)) and not lossy:
         raise StokerError("STK771", name=host.name, folder=host.base, kept=messages.text(f"hosts.kept.{kept}"))
     if has_api(host) and _off_by_api(host):
         return
     verb = verb_of(host)
-    line = Ssh(host)
+    shell = Ssh(host)
     try:
-        line.run(script(verb))
-        await_gone(line)
+        shell.run(script(verb))
+        await_gone(shell)
     finally:
-        line.close()
+        shell.close()
 
 
 def _off_by_api(host: Host) -> bool:
-    """Whether its provider's API switched it off; it may not know the machine, or not answer."""
+    """Whether its provider's API switched it off; the API may not know the machine, or not answer."""
     try:
         autodl.power_off(host)
     except StokerError as error:
@@ -67,7 +67,7 @@ def verb_of(host: Host) -> Verb:
 
 
 def lost(host: Host) -> Kept | None:
-    """What our folder there outlives, where that is less than being switched off; by the platform's profile."""
+    """What Stoker's folder there survives, if that is less than a stop; by the platform's profile."""
     disks = [disk for disk in host.facts.disks if _holds(disk, host.base)] if host.facts else []
     disk = max(disks, key=lambda one: len(one.path), default=None)
     return disk.survives if disk and disk.survives in _LOST else None
@@ -78,24 +78,24 @@ def _holds(disk: Disk, folder: str) -> bool:
 
 
 def running(host: Host) -> list[str] | None:
-    """Names of the runs that are under way there; None where the machine does not say."""
-    line = Ssh(host)
+    """Names of the runs that are running there; None where the machine does not answer."""
+    shell = Ssh(host)
     base = shlex.quote(host.base)
     ask = (
         f"[ -e {base}/env/bin/python ] || {{ echo '[]'; exit 0; }}\n"
         f"export {env.RUNS.name}={base}/runs; {base}/env/bin/python -m stoker runs --json"
     )
     try:
-        told = json.loads(line.run(ask, seconds=_ASK_SECONDS))
+        told = json.loads(shell.run(ask, seconds=_ASK_SECONDS))
     except (StokerError, ValueError):
         return None
     finally:
-        line.close()
+        shell.close()
     return [run["name"] for run in told if run["state"] == "running"]
 
 
 def script(verb: Verb) -> str:
-    """A verb for a shell there, started aside; its variables are looked up there and never come here."""
+    """A platform's command as a script that starts it in the background; its variables are read there only."""
     lines = []
     for name in verb.variables:
         found = f"tr '\\0' '\\n' </proc/1/environ | sed -n 's/^{name}=//p' | head -n 1"
@@ -107,7 +107,7 @@ def script(verb: Verb) -> str:
 
 
 def _command(words: tuple[str, ...]) -> str:
-    """`/bin/sh FILE` is for a script that names no interpreter; a program, or a script that does, runs as it is."""
+    """`/bin/sh FILE` is for a script without a `#!`; a program, or a script with one, is run directly."""
     command = " ".join(_word(word) for word in words)
     if words[0] != "/bin/sh":
         return command
@@ -116,24 +116,24 @@ def _command(words: tuple[str, ...]) -> str:
     return f"case $({head}) in 2321*|7f454c46) {itself};; *) {command};; esac"
 
 
-def await_gone(line: Ssh) -> None:
-    """Wait until a machine has been silent for a while, asked each time over a connection of its own."""
+def await_gone(shell: Ssh) -> None:
+    """Wait until a machine has not answered for a while, with a new connection each time."""
     until = time.monotonic() + _GONE_SECONDS
     silent: list[float] = []
     while time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
-        line.close()
+        shell.close()
         begun = time.monotonic()
-        silent = [] if _answers(line) else [*silent, begun]
+        silent = [] if _answers(shell) else [*silent, begun]
         if len(silent) >= _SILENT_LOOKS and time.monotonic() - silent[0] >= _SILENT_SECONDS:
             return
-    raise StokerError("STK727", name=line.name)
+    raise StokerError("STK727", name=shell.name)
 
 
-def _answers(line: Ssh) -> bool:
-    """Whether somebody is there; to be turned away is an answer, too."""
+def _answers(shell: Ssh) -> bool:
+    """Whether sshd answers; a refusal is an answer too."""
     try:
-        line.run("true", seconds=10)
+        shell.run("true", seconds=10)
     except StokerError as error:
         return error.code != "STK701"
     return True
@@ -144,7 +144,7 @@ def _word(word: str) -> str:
 
 
 def has_api(host: Host) -> bool:
-    """Whether its provider can be asked about it, by a token of the user's."""
+    """Whether its provider has an API for it, and the user set a token."""
     return host.platform == "autodl" and bool(env.read(env.AUTODL_TOKEN))
 
 

@@ -1,6 +1,6 @@
-"""What a machine elsewhere is: one shell script that is sent there, and the reading of its answer.
+"""Probes another machine: one shell script that runs there, and the parsing of its output.
 
-Believes no name and no `cpu_count`: cards are told by capability, processors and memory; limits are the cgroup's.
+Trusts neither names nor `cpu_count`: cards are recognised by capability, SM count and memory; limits are the cgroup's.
 """
 
 import csv
@@ -9,39 +9,33 @@ import json
 import shlex
 from collections.abc import Iterator
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.facts import cards, platforms
 from stoker.facts.machine import PACKAGES, Device, Machine
 from stoker.facts.platforms import Platform
 from stoker.hosts import mirror_probe
 from stoker.hosts.box_facts import BoxFacts, Disk, FoundCard, Interpreter, Kept
+from stoker.hosts.shell import Shell
 
 _SECONDS = 300.0
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 of cgroups writes a huge number for no limit."""
+"""cgroups v1 has a huge number for no limit."""
 Said = dict[str, list[str]]
 
 
-class Speaks(Protocol):
-    """What this file needs of a line."""
-
-    def run(self, script: str, *, seconds: float = 60) -> str:
-        """Run a script there, and give back what it said."""
-
-
-def look(line: Speaks, python: str = "") -> BoxFacts:
-    """What the machine at the other end is; `python` is one more interpreter to ask there."""
-    return read(line.run(f"{script(python=python)}\n{mirror_probe.script()}\n", seconds=_SECONDS))
+def look(shell: Shell, python: str = "") -> BoxFacts:
+    """Probe a machine; `python` is one more interpreter to try there."""
+    return read(shell.run(f"{script(python=python)}\n{mirror_probe.script()}\n", seconds=_SECONDS))
 
 
 def script(root: str = "", python: str = "") -> str:
-    """The questions, for a POSIX shell. Every list in it comes from the profiles of platforms."""
+    """The probe as a script for a POSIX shell. Its lists come from the platform profiles."""
     known = platforms.platforms()
     paths = [*(path for one in known for path in one.detect.paths), *(s.path for one in known for s in one.storage)]
     lists = {
         "root": root,
-        "asked": _source("probe_python.py"),
+        "probe_python": _source("probe_python.py"),
         "packages": " ".join(PACKAGES),
         "places": "\n".join(dict.fromkeys(paths)),
         "signs": " ".join(dict.fromkeys(name for one in known for name in one.detect.env)),
@@ -52,14 +46,14 @@ def script(root: str = "", python: str = "") -> str:
 
 
 def read(answer: str) -> BoxFacts:
-    """The answer of `script` and of the mirrors' one; what is not understood is passed over."""
+    """Parse the output of `script` and of the mirror probe; unknown lines are ignored."""
     said: Said = {}
     for line in answer.splitlines():
         word, tab, rest = line.partition("\t")
         if tab:
             said.setdefault(word, []).append(rest.strip())
-    asked = [(path, _object(text)) for path, _, text in (each.partition("\t") for each in said.get("python", []))]
-    devices, driver = _devices(said.get("gpu", []), next((one["cards"] for _, one in asked if one.get("cards")), []))
+    pythons = [(path, _object(text)) for path, _, text in (each.partition("\t") for each in said.get("python", []))]
+    devices, driver = _devices(said.get("gpu", []), next((one["cards"] for _, one in pythons if one.get("cards")), []))
     platform = _platform(said)
     reachable, given = mirror_probe.read(answer)
     return BoxFacts(
@@ -70,7 +64,7 @@ def read(answer: str) -> BoxFacts:
         devices=tuple(devices),
         driver=driver,
         disks=tuple(_disks(said, platform)),
-        pythons=tuple(_pythons(asked)),
+        pythons=tuple(_pythons(pythons)),
         tools=tuple(said.get("tool", [])),
         platform=platform.name if platform else "",
         instance=_instance(said, platform),
@@ -80,7 +74,7 @@ def read(answer: str) -> BoxFacts:
 
 
 def base(facts: BoxFacts) -> str:
-    """The folder for all that is ours there: on the largest disk that outlives a stop and is not slow."""
+    """Stoker's folder on that machine: on the largest disk that survives a stop and is not slow."""
     lasting = [disk for disk in facts.disks if disk.survives in ("stop", "release") and not disk.slow]
     largest = max(lasting, key=lambda disk: (disk.free_bytes, len(disk.path)), default=None)
     folder = facts.home if largest is None or largest.path == "/" else largest.path
@@ -88,7 +82,7 @@ def base(facts: BoxFacts) -> str:
 
 
 def to_machine(facts: BoxFacts) -> Machine:
-    """The machine as a plan sees it."""
+    """The machine as the planner sees it."""
     python = facts.pythons[0] if facts.pythons else None
     return Machine(
         system=facts.system,
@@ -124,21 +118,21 @@ def _memory_bytes(said: Said) -> int:
 # ---- cards
 
 
-def _devices(rows: list[str], asked: list[dict[str, Any]]) -> tuple[list[FoundCard], str]:
-    """What nvidia-smi and the driver itself say, brought together; and the driver's version."""
-    told = {row[3]: row for row in csv.reader(rows, skipinitialspace=True) if len(row) >= 5}
-    by_uuid = {one["uuid"]: one for one in asked}
-    found = [_from_smi(row, by_uuid.get(uuid, {})) for uuid, row in told.items()]
-    found += [_from_driver(one) for uuid, one in by_uuid.items() if not told]
-    return [one for one in found if one is not None], next(iter(told.values()))[4] if told else ""
+def _devices(rows: list[str], by_driver: list[dict[str, Any]]) -> tuple[list[FoundCard], str]:
+    """Cards by nvidia-smi and by the driver itself, merged; and the driver's version."""
+    by_smi = {row[3]: row for row in csv.reader(rows, skipinitialspace=True) if len(row) >= 5}
+    by_uuid = {one["uuid"]: one for one in by_driver}
+    found = [_from_smi(row, by_uuid.get(uuid, {})) for uuid, row in by_smi.items()]
+    found += [_from_driver(one) for one in by_uuid.values() if not by_smi]
+    return [one for one in found if one is not None], next(iter(by_smi.values()))[4] if by_smi else ""
 
 
-def _from_smi(row: list[str], asked: dict[str, Any]) -> FoundCard | None:
-    capability = row[5] if len(row) > 5 else str(asked.get("compute_capability", ""))
-    memory = int(row[2]) << 20 if row[2].isdecimal() else asked.get("memory_bytes")
+def _from_smi(row: list[str], by_driver: dict[str, Any]) -> FoundCard | None:
+    capability = row[5] if len(row) > 5 else str(by_driver.get("compute_capability", ""))
+    memory = int(row[2]) << 20 if row[2].isdecimal() else by_driver.get("memory_bytes")
     if not capability.replace(".", "", 1).isdecimal() or not memory:
         return None
-    return _card(int(row[0]), row[1], memory, float(capability), asked.get("sm_count"), row[3])
+    return _card(int(row[0]), row[1], memory, float(capability), by_driver.get("sm_count"), row[3])
 
 
 def _from_driver(one: dict[str, Any]) -> FoundCard:
@@ -174,7 +168,7 @@ def _instance(said: Said, platform: Platform | None) -> str:
 
 
 def _disks(said: Said, platform: Platform | None) -> Iterator[Disk]:
-    """Folders we may write to, each once: the home, disks, and what the platform's profile names."""
+    """Writable folders, each once: home, disks, and those of the platform's profile."""
     home = _first(said, "home")
     wanted = {home, "/", *((store.path for store in platform.storage) if platform else ())}
     seen = set()
@@ -187,12 +181,12 @@ def _disks(said: Said, platform: Platform | None) -> Iterator[Disk]:
         seen.add(path)
         if path not in wanted and path != words[5]:
             continue
-        kept, slow = _fate(platform, path, home, is_mount=path == words[5])
+        kept, slow = _survival(platform, path, home, is_mount=path == words[5])
         yield Disk(path=path, free_bytes=int(words[3]) << 10, total_bytes=int(words[1]) << 10, survives=kept, slow=slow)
 
 
-def _fate(platform: Platform | None, path: str, home: str, *, is_mount: bool) -> tuple[Kept, bool]:
-    """What a folder outlives; a disk mounted below a folder of the profile is another one than that."""
+def _survival(platform: Platform | None, path: str, home: str, *, is_mount: bool) -> tuple[Kept, bool]:
+    """What a folder survives, and whether it is slow; a disk mounted below a profile's folder is not that folder."""
     if platform is None:
         return "unknown", False
     at_home = path.replace(home, "$HOME", 1) if home and path.startswith(home) else path
@@ -209,10 +203,10 @@ def _fate(platform: Platform | None, path: str, home: str, *, is_mount: bool) ->
 # ---- Pythons
 
 
-def _pythons(asked: list[tuple[str, dict[str, Any]]]) -> list[Interpreter]:
-    """Each environment once, the one to use first: a torch that computes on the card, a torch, any."""
+def _pythons(answers: list[tuple[str, dict[str, Any]]]) -> list[Interpreter]:
+    """Each environment once, best first: with a torch that computes on the card, with a torch, any."""
     by_prefix: dict[str, Interpreter] = {}
-    for path, one in asked:
+    for path, one in answers:
         if "version" in one:
             there = {**one, "path": one.get("executable") or path}
             by_prefix.setdefault(one.get("prefix", path), Interpreter.model_validate(there))
@@ -223,7 +217,7 @@ def _rank(python: Interpreter) -> tuple[bool, ...]:
     return python.fits, python.usable is True, bool(python.cuda) and python.usable is None, bool(python.torch)
 
 
-# ---- small things
+# ---- parsing
 
 
 def _first(said: Said, word: str) -> str:

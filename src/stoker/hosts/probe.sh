@@ -1,5 +1,5 @@
-# What this machine is, a line each: a word, a tab, what was found. Changes nothing; prints names of variables, no values.
-# Before it stand `root`, `asked` (a Python program), and the lists `packages`, `places`, `signs`, `instances`, `interpreters`.
+# Facts of this machine, one per line: a word, a tab, a value. Changes nothing; prints names of variables, no values.
+# Set before it: `root`, `probe_python` (a Python program), and the lists `packages`, `places`, `signs`, `instances`, `interpreters`.
 set +e
 cd /
 say() { printf '%s\t%s\n' "$1" "$2"; }
@@ -14,7 +14,7 @@ say cpus "$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || getc
 say host_cpus "$(grep -c '^processor' "$root/proc/cpuinfo" 2>/dev/null)"
 say memory_kib "$(sed -n 's/^MemTotal:[[:space:]]*\([0-9]*\) kB/\1/p' "$root/proc/meminfo" 2>/dev/null)"
 
-# The container's own limits: of its cgroup and of all above it, in version 2 and version 1 of the tree.
+# The container's limits: of its cgroup and all parents, for cgroups v2 and v1.
 groups() {
   printf '%s\n' "$root/sys/fs/cgroup" "$root/sys/fs/cgroup/$1"
   while IFS=: read -r _ controllers path; do
@@ -48,7 +48,7 @@ for tool in bash curl flock git nvidia-smi rsync sbatch setsid sha256sum tar tim
   command -v "$tool" >/dev/null && say tool "$tool"
 done
 
-# Signs of platforms: variables of this login shell or of process 1 (names only, but for the machine's own name there).
+# Signs of platforms: variables of this login shell or of process 1 (names only, except for the instance's id).
 variables=$({ env; tr '\0' '\n' <"$root/proc/1/environ"; } 2>/dev/null | grep '^[A-Za-z_][A-Za-z0-9_]*=' | sort -u)
 for name in $signs; do
   printf '%s\n' "$variables" | grep -q "^$name=" && say variable "$name"
@@ -57,7 +57,7 @@ for name in $instances; do
   printf '%s\n' "$variables" | sed -n "s/^$name=/instance	$name	/p" | head -n 1
 done
 
-# A network disk whose server is gone answers never.
+# A network disk whose server is gone never answers.
 disk() { bounded 10 test -d "$root$1" && say disk "$1	$(test -w "$root$1" && echo yes || echo no )	$(bounded 10 df -Pk "$root$1" 2>/dev/null | tail -n 1)"; }
 printf '%s\n' "$places" | while read -r place; do
   case $place in '$HOME'*) place=$HOME${place#'$HOME'} ;; '$TMPDIR'*) place=${TMPDIR:-/tmp} ;; esac
@@ -70,7 +70,7 @@ bounded 20 df -Pk 2>/dev/null | while read -r device _ _ _ _ mount; do
   case $device in /dev/*|*:*|//*) bounded 10 test -w "$mount" && disk "$mount" ;; esac
 done
 
-# Every Python that is there, each folder once, for as long as a look may take.
+# Every Python, each folder once, within a time limit.
 began=$(date +%s)
 {
   printf '%s\n' "$interpreters"
@@ -92,7 +92,7 @@ began=$(date +%s)
     answer=$(CUDA_VISIBLE_DEVICES= bounded 60 "$path" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && echo yes)
     [ -n "$answer" ] || continue
     unset CUDA_VISIBLE_DEVICES
-    answer=$(CUDA_DEVICE_ORDER=PCI_BUS_ID bounded 120 "$path" -c "$asked" "${cards:+try}" $packages 2>/dev/null </dev/null)
+    answer=$(CUDA_DEVICE_ORDER=PCI_BUS_ID bounded 120 "$path" -c "$probe_python" "${cards:+try}" $packages 2>/dev/null </dev/null)
     [ -n "$answer" ] && say python "$path	$answer"
   done; }
 true

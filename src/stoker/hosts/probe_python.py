@@ -1,8 +1,8 @@
 # ruff: noqa: UP006, UP035
-"""Run by a Python of the other machine, 3.6 or newer, with its standard library only; prints one line of JSON.
+"""Runs in a Python of the other machine, 3.6 or newer, with its standard library only; prints one line of JSON.
 
-Says which Python that is, which packages it has, for which CUDA its torch was built, and what the GPU driver knows of
-the cards. With `try` as its argument it also lets torch compute on one of them.
+Reports its version, its packages, the CUDA version of its torch, and the cards that the GPU driver lists. With `try` as
+its argument it also lets torch compute on one of them.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76
 
 
 def main(packages: List[str], tried: bool) -> Dict[str, Any]:  # noqa: FBT001
-    """All that is found."""
+    """The report."""
     found = {name: version for name, version in ((name, _version(name)) for name in packages) if version}
     cuda = _cuda() if "torch" in found else ""
     return {
@@ -64,7 +64,7 @@ def _cuda() -> str:
 
 def _computes() -> bool:
     try:
-        torch = importlib.import_module("torch")  # of the machine this runs on: nothing of ours is there
+        torch = importlib.import_module("torch")  # that machine's own; Stoker is not installed there yet
         return bool(torch.cuda.is_available() and float(torch.ones(2, device="cuda").sum()) == 2.0)
     except Exception:  # noqa: BLE001  # a build without code for the card, a driver too old: it does not compute
         return False
@@ -105,4 +105,4 @@ def _card(driver: Any, index: int) -> Dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[2:], sys.argv[1] == "try")))  # noqa: T201  # heard by probe.sh
+    print(json.dumps(main(sys.argv[2:], sys.argv[1] == "try")))  # noqa: T201  # read by probe.sh

@@ -1,7 +1,7 @@
-"""How another machine is spoken to: OpenSSH through the user's own configuration, or this machine itself.
+"""Runs scripts and copies files on another machine by OpenSSH, with the user's own configuration, or on this one.
 
-A script goes through the stdin of a login shell: some platforms set their variables in login shells only, and a secret
-then stands neither in a command line nor in a file of the other side.
+A script is sent to the stdin of a login shell: some platforms set their variables in login shells only, and a secret
+is then neither in a command line nor in a file there.
 """
 
 import contextlib
@@ -32,55 +32,55 @@ from stoker.store.ssh import SshStore
 _ALIVE_SECONDS = 10
 _OPEN_SECONDS = 60
 _KEPT_SECONDS = 120
-"""How long a connection is kept for the next command."""
+"""How long a connection is kept open for the next command."""
 _CUT = 255
-"""What ssh ends with when it is ssh that failed."""
+"""Exit code of ssh when ssh itself failed."""
 _RSYNC_FILES = (3, 11, 13, 23, 24)
-"""What rsync ends with where a file or a disk was the reason, not the line."""
+"""Exit codes of rsync for errors of files and disks, not of the connection."""
 _LAST_WORDS = 12
-"""Lines of a failed script that are shown."""
+"""Lines of a failed script's output that are shown."""
 
 
-class Line(Protocol):
-    """A way to speak to a machine."""
+class Shell(Protocol):
+    """Runs scripts on a machine and copies files."""
 
     name: str
 
     def run(self, script: str, *, secrets: Mapping[str, str] | None = None, seconds: float = 60) -> str:
-        """Run a script in a login shell there; what it prints. A failure is an error with its last words."""
+        """Run a script in a login shell there; its output. A failure raises with its last lines."""
 
     def talk(self, script: str) -> int:
         """Run a script there with the user's terminal; its exit code."""
 
     def send(self, files: Mapping[str, Path], target: str) -> None:
-        """Bring files to names below a folder there; goes on where an earlier attempt was cut off."""
+        """Copy files to names below a folder there; resumes an interrupted copy."""
 
     def fetch(self, source: str, target: Path) -> None:
-        """Bring what is in a folder there into a folder here."""
+        """Copy the content of a folder there into a folder here."""
 
 
 def _wrapped(script: str, given: Mapping[str, str], mark: str) -> bytes:
-    """Parsed whole before it runs, so that nothing in it reads the rest of it; the marks set banners apart."""
+    """A function, so that no command reads the script's rest from stdin; marks separate its output from banners."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in given.items())
     body = f"{exports}main() {{\nset -e\n{script}\n}}\necho {mark}\n(main </dev/null)\ncode=$?\necho {mark} $code\n"
     return body.encode()
 
 
 def _between(output: str, mark: str) -> tuple[str, int | None]:
-    """What stands between the marks, and the script's code; None where the line was cut before its end."""
+    """Output between the marks, and the exit code; None where the connection broke before the end."""
     _, found, rest = output.partition(f"{mark}\n")
     inner, ended, code = rest.rpartition(f"{mark} ")
     return (inner, int(code.split()[0])) if found and ended and code.split() else (rest, None)
 
 
 def _quiet(script: str) -> str:
-    """A script in a login shell whose banner is not heard: stdout is data."""
+    """A script in a login shell whose banner is dropped: stdout is data."""
     inner = shlex.quote(f"exec 1>&3 3>&-; {script}")
     return f"exec 3>&1 >/dev/null; exec bash -lc {inner}"
 
 
-class _Spoken:
-    """What lines have in common: a shell that reads a script."""
+class _LoginShell:
+    """Common part: a shell that reads a script from stdin."""
 
     name: str
 
@@ -114,7 +114,7 @@ class _Spoken:
         return StokerError("STK701", host=self.name, reason=words)
 
 
-class Here(_Spoken):
+class LocalShell(_LoginShell):
     """This machine, such as the login node of a queue."""
 
     name = "localhost"
@@ -140,30 +140,26 @@ class Here(_Spoken):
         shutil.copytree(source, target, dirs_exist_ok=True)
 
 
-class Ssh(_Spoken):
-    """A machine reached by OpenSSH: never asks, never forwards an agent, takes no key but the one pinned."""
+class Ssh(_LoginShell):
+    """A machine reached by OpenSSH: never prompts, never forwards an agent, accepts the pinned host key only."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.name = host.name
         self._opened = False
 
-    def command(self, *options: str) -> list[str]:
-        """`ssh` with all that keeps the line safe and short of waiting."""
-        said = {
+    def command(self, *options: str, **settings: str) -> list[str]:
+        """`ssh` with settings that isolate the connection and limit waiting, and with further ones."""
+        every = {
+            **known.ALONE,  # no kept connection of the user's: it was opened without our pinned key
             "BatchMode": "yes",
-            "PermitLocalCommand": "no",
-            "RemoteCommand": "none",
-            "VerifyHostKeyDNS": "no",
-            "ForwardAgent": "no",
-            "ForwardX11": "no",
             "ConnectTimeout": "20",
             "ServerAliveInterval": str(_ALIVE_SECONDS),
             "ServerAliveCountMax": "3",
+            **known.options(self.host),
+            **settings,
         }
-        if not any(option.startswith("ControlPath=") for option in options):
-            said |= {"ControlMaster": "no", "ControlPath": "none"}  # a connection of the user's own has pinned no key
-        words = [part for key, value in (said | known.options(self.host)).items() for part in ("-o", f"{key}={value}")]
+        words = [part for key, value in every.items() for part in ("-o", f"{key}={value}")]
         return ["ssh", *words, *known.destination(self.host)[:-1], *options]
 
     @property
@@ -176,14 +172,15 @@ class Ssh(_Spoken):
         words = [*self._kept(), terminal, self._destination, f"bash -c {shlex.quote(_quiet(script))}"]
         code = subprocess.run(words, check=False).returncode  # noqa: S603  # ssh with a script of ours
         if code == _CUT:
-            self.run("true")  # says what is wrong, such as another host key, where it still is
+            self.run("true")  # raises the reason, such as another host key, if it persists
             raise StokerError("STK701", host=self.name, reason=f"ssh: exit {code}")
         return code
 
     def tunnel(self, port: int) -> int:
-        """A port of the box's loopback here, until Ctrl-C."""
+        """Forward a port of the box's loopback, until Ctrl-C."""
         forward = f"127.0.0.1:{port}:127.0.0.1:{port}"
-        words = [*self.command("-N", "-L", forward, "-o", "ExitOnForwardFailure=yes"), self._destination]
+        ssh = self.command("-N", "-L", forward, ExitOnForwardFailure="yes", ClearAllForwardings="no")
+        words = [*ssh, self._destination]
         return subprocess.run(words, check=False).returncode  # noqa: S603  # ssh, no shell
 
     def send(self, files: Mapping[str, Path], target: str) -> None:
@@ -221,35 +218,35 @@ class Ssh(_Spoken):
         return [*self._kept(), "-T", self._destination, "bash -l -s"]
 
     def _kept(self) -> list[str]:
-        """`ssh` over one connection that stays for a while; Windows' has no such thing."""
+        """`ssh` over one connection that is kept for a while; Windows' ssh cannot do that."""
         path = _control_path(self.host)
         if path is None:
-            return self.command("-o", "ClearAllForwardings=yes")
-        over = ("-o", f"ControlPath={path}", "-o", "ClearAllForwardings=yes")
+            return self.command()
+        over = str(path)
         if not self._opened:
             self._opened = True
-            check = [*self.command(*over, "-O", "check"), self._destination]
+            check = [*self.command("-O", "check", ControlPath=over), self._destination]
             if subprocess.run(check, capture_output=True, check=False).returncode:  # noqa: S603  # ssh, no shell
-                path.unlink(missing_ok=True)  # of one that was killed: ssh would take it for a living one's
-                keep = ["-M", "-N", "-f", "-o", f"ControlPersist={_KEPT_SECONDS}"]
-                # With files of its own: what it inherited it would hold open for as long as it stays.
+                path.unlink(missing_ok=True)  # left by a killed process: ssh would try to use it
+                kept = {"ControlPath": over, "ControlMaster": "yes", "ControlPersist": str(_KEPT_SECONDS)}
+                # Without our files: it would keep them open for as long as it lives.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     subprocess.run(  # noqa: S603  # ssh, no shell
-                        [*self.command(*over, *keep), self._destination],
+                        [*self.command("-N", "-f", **kept), self._destination],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
                         timeout=_OPEN_SECONDS,
                         check=False,
                     )
-        return self.command(*over)
+        return self.command(ControlPath=over)
 
     def close(self) -> None:
-        """End the connection that was kept."""
+        """Close the kept connection."""
         path = _control_path(self.host)
         if path is not None:
-            over = self.command("-o", f"ControlPath={path}", "-O", "exit")
-            subprocess.run([*over, self._destination], capture_output=True, check=False)  # noqa: S603  # ssh
+            ssh = self.command("-O", "exit", ControlPath=str(path))
+            subprocess.run([*ssh, self._destination], capture_output=True, check=False)  # noqa: S603  # ssh
         self._opened = False
 
     def _broken(self, words: str) -> StokerError:
@@ -269,7 +266,7 @@ class Ssh(_Spoken):
         )
 
     def _rsync_to(self, files: Mapping[str, Path], target: str) -> None:
-        """From a folder of links that looks as the other side will."""
+        """Copy a folder of links with the layout of the other side."""
         with tempfile.TemporaryDirectory(prefix="stoker-") as stage:
             for name, path in files.items():
                 link = Path(stage) / name
@@ -278,7 +275,7 @@ class Ssh(_Spoken):
             self._rsync(f"{stage}/", f"{self._remote(target)}/", "--copy-links")
 
     def _rsync(self, source: str, target: str, *options: str) -> None:
-        """Parts are kept, so that the next attempt sends the rest only."""
+        """Partial files are kept, so that the next attempt sends the rest only."""
         words = ["rsync", "--recursive", "--times", "--partial-dir=.stoker-part", "--timeout=60", *options]
         done = subprocess.run(  # noqa: S603  # rsync over ssh, no shell here
             [*words, "--rsh", shlex.join(self._kept()), source, target],
@@ -313,17 +310,17 @@ class Ssh(_Spoken):
 
 
 def _control_path(host: Host) -> Path | None:
-    """The socket of a kept connection; a host's own, as it was opened by the key pinned for that host.
+    """The socket of a kept connection; one per host, as it was opened with that host's pinned key.
 
-    Its name may have about 100 letters, 17 of which ssh wants for itself: TMPDIR of a Mac is too long.
+    Its path is limited to about 100 characters, of which ssh needs 17: TMPDIR of a Mac is too long.
     """
     if os.name == "nt":
         return None
-    folder = Path("/tmp") / f"stoker-{os.getuid()}"  # noqa: S108  # ours alone, checked below; others are too long
+    folder = Path("/tmp") / f"stoker-{os.getuid()}"  # noqa: S108  # owner and mode are checked below
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        return None  # somebody else made it: they could put a socket of their own there
+        return None  # another user made it and could put a socket there
     told = [host.name, *known.destination(host), *known.options(host).values()]
     return folder / hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Measures a run on this machine: its first steps, by the real training program, in a folder that is thrown away."""
+"""Measures a run on this machine: its first steps, by the real training program, in a scratch folder."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from stoker.launch import plan_inputs, programs, training
 from stoker.plan.make import make_plan
 from stoker.rundir import events, files, layout
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group, processes
+from stoker.supervise import processes
 
 STEPS = 20
 _WARM_UP = 5
@@ -37,9 +37,9 @@ class Measured:
     """Steps that were counted."""
     tokens_per_second: float
     tokens_per_second_range: tuple[float, float]
-    """Where the mean lies, by how far steps differ."""
+    """90 % interval of the mean, by the spread of the steps."""
     memory_bytes: int
-    """Peak: what the allocator took on a GPU, the process on a processor; 0 where it cannot be seen."""
+    """Peak: of the allocator on a GPU, of the process on a CPU; 0 where it cannot be measured."""
 
 
 def measure(
@@ -50,9 +50,9 @@ def measure(
     Args:
         run_file: The run with `train.steps` lowered to `STEPS`.
         overrides: As it was read with.
-        run_dir: Where the data lies.
+        run_dir: Where the data is.
         on: This machine.
-        on_step: Told how many steps were done.
+        on_step: Called with the number of steps done.
     """
     training.require_idle(run_dir)
     with _scratch(run_dir) as scratch:
@@ -67,7 +67,7 @@ def measure(
         try:
             peak = _follow(process, scratch, on_step, min(STEPS, plan.steps.total))
         finally:
-            group.end(process.pid)
+            processes.terminate(process.pid)
             process.wait()
             if meeting:
                 shutil.rmtree(meeting, ignore_errors=True)
@@ -76,7 +76,7 @@ def measure(
 
 @contextmanager
 def _scratch(run_dir: RunDir) -> Iterator[RunDir]:
-    """A run directory beside the data, gone afterwards; after an error it stays, for its log."""
+    """A run directory beside the data, removed afterwards; after an error it stays, for its log."""
     path = Path(tempfile.mkdtemp(prefix="calibrate-", dir=run_dir.path))
     try:
         yield RunDir(path)
@@ -89,7 +89,7 @@ def _scratch(run_dir: RunDir) -> Iterator[RunDir]:
 
 
 def _link(source: str, target: str) -> None:
-    """A prepared set may be large, so no copy where the disk knows links."""
+    """A prepared set may be large, so it is hard-linked where the disk supports that."""
     try:
         os.link(source, target)
     except OSError:
@@ -135,7 +135,7 @@ def _measured(steps: list[dict[str, Any]], peak: int) -> Measured:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The most main memory a process ever held; 0 where the system does not say."""
+    """Peak resident memory of a process; 0 where the system does not show it."""
     file = Path(f"/proc/{pid}/status")
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""When this machine will be taken away, as far as that is known: what was told, the queue, the platform."""
+"""When this machine will be taken away, by a variable, the queue or the platform's session limit."""
 
 import datetime
 import os
@@ -10,12 +10,12 @@ from stoker.facts import platforms
 
 
 def deadline() -> str | None:
-    """The earliest end that is known, in UTC; None where none is."""
-    ends = [end for end in (_told(), _queue(), _session()) if end is not None]
+    """The earliest known end, in UTC; None where there is none."""
+    ends = [end for end in (_set(), _queue(), _session()) if end is not None]
     return min(ends).isoformat(timespec="seconds") if ends else None
 
 
-def _told() -> datetime.datetime | None:
+def _set() -> datetime.datetime | None:
     text = env.read(env.DEADLINE)
     if not text:
         return None
@@ -33,7 +33,7 @@ def _queue() -> datetime.datetime | None:
 
 
 def _session() -> datetime.datetime | None:
-    """Free notebooks end a session after so many hours; it began with the container's first process."""
+    """Free notebooks end a session after some hours; it began with the container's first process."""
     platform = platforms.here()
     began = _machine_began()
     if platform is None or platform.limits.session_hours is None or began is None:

@@ -1,4 +1,4 @@
-"""Has the picture of a comparison drawn, by a program that needs matplotlib and nothing else of the heavy world."""
+"""Draws the chart of a comparison, by a program that needs matplotlib and nothing else of the heavy world."""
 
 import importlib.util
 import tempfile
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.launch import foreground
+from stoker.launch import programs
 from stoker.rundir import files
 
 _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(target: str) -> Path:
-    """Where the picture goes, before anything is computed."""
+    """Check where the chart goes before anything is computed."""
     path = Path(target)
     if path.suffix.lower() not in _FORMATS:
         raise StokerError("STK109", "--plot", given=f"`{target}`", example="`plan.png`")
@@ -27,4 +27,4 @@ def draw(report: dict[str, Any], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         files.write_json(Path(folder) / "compare.json", {**report, "target": str(target.resolve())})
-        foreground.run("plot_plan", Path(folder))
+        programs.run_on_folder("plot_plan", Path(folder))

@@ -29,7 +29,7 @@ from stoker.rundir.prepared import Report
 
 
 def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
-    """This machine, or one with as many of a card as the run asks for; as often as train together."""
+    """This machine, or one with the card and count the run asks for; one entry for each that trains."""
     if card:
         return Machine.of_card(cards.find(card), _last(run.where.gpus), nodes=choices.nodes(run))
     together = nodes.read(run_dir.nodes_file) if run_dir else None
@@ -121,7 +121,7 @@ def _with_deepspeed(run_file: RunFile) -> Run:
 
 
 def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) -> None:
-    """Put into the manifest what the run is about to be made with."""
+    """Record in the manifest what the run is about to be made with."""
     layout.record(
         run_dir,
         versions=on.packages,
@@ -132,7 +132,7 @@ def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) ->
 
 
 def _git_state(folder: Path) -> str:
-    """The commit a folder stands at, or nothing."""
+    """The commit checked out in a folder, or nothing."""
     git = shutil.which("git")
     if git is None:
         return ""
@@ -160,7 +160,7 @@ def _shape(run_file: RunFile) -> ResolvedShape:
 
 
 def _begun(run_file: RunFile) -> RunDir | None:
-    """The directory of this very run, where there is one: what is planned is then how it goes on."""
+    """The directory of this very run, where there is one: then the plan is for its continuation."""
     try:
         run_dir = layout.find(str(run_file.run.name))
         return None if layout.changed_words(run_dir.run(), run_file.run) else run_dir
@@ -169,7 +169,7 @@ def _begun(run_file: RunFile) -> RunDir | None:
 
 
 def _earlier(run_dir: RunDir | None) -> Earlier | None:
-    """The newest checkpoint; the trainer reads it through, a plan does not."""
+    """The newest checkpoint; the trainer verifies it, a plan does not."""
     found = checkpoints.next_found(run_dir.checkpoints) if run_dir is not None else None
     if found is None:
         return None
@@ -178,7 +178,7 @@ def _earlier(run_dir: RunDir | None) -> Earlier | None:
 
 
 def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:
-    """What the plan before this one found out; another machine's findings are passed over by the card's name."""
+    """The rungs that ran out of memory under earlier plans; those of another card are ignored by name."""
     if run_dir is None or not run_dir.plan_file.exists():
         return ()
     return tuple(files.read_record(run_dir.plan_file, Plan).out_of_memory)

@@ -1,4 +1,4 @@
-"""Starts engine programs on this machine and brings back their events, answers and errors.
+"""Runs engine programs on this machine and returns their events, answers and errors.
 
 For programs that are waited for or talked with (prepare, show, evaluate, chat). Training, which must outlive the
 terminal, is in `training.py`.
@@ -6,7 +6,6 @@ terminal, is in `training.py`.
 
 import importlib.util
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
 from stoker.rundir import events, files
 from stoker.rundir.layout import RunDir
+from stoker.supervise import starting
 
 _NEEDED = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
 _LOOK_SECONDS = 0.1
@@ -24,32 +24,26 @@ Event = dict[str, Any]
 
 
 def check_engine() -> None:
-    """The packages of the heavy world are installed here."""
+    """Check that the packages of the heavy world are installed here."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise StokerError("STK406", missing=", ".join(missing))
 
 
 def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None], *arguments: str) -> int:
-    """Run `stoker.engine.<program>` to its end; its words go to `logs/<program>.log`.
+    """Run `stoker.engine.<program>` to its end; its output goes to `logs/<program>.log`.
 
     Returns:
-        0, or 75 where the program stopped with a committed checkpoint. Errors it wrote down are raised.
+        0, or 75 where the program stopped with a committed checkpoint. Errors it recorded are raised.
     """
     check_engine()
     start = seen = _end(run_dir)
-    with _log(program, run_dir).open("ab") as log:
-        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            _command(program, run_dir, *arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(run_dir),
-        )
-        with _ended(process):
-            while process.poll() is None:
-                seen = _relay(run_dir, seen, on_event)
-                _wait(process)
+    command = _command(program, run_dir.path, *arguments)
+    process = starting.start(command, _log(program, run_dir), _variables(run_dir), detached=False)
+    with _ended(process):
+        while process.poll() is None:
+            seen = _relay(run_dir, seen, on_event)
+            _wait(process)
     _relay(run_dir, seen, on_event)
     if process.returncode not in (EXIT_DONE, EXIT_STOPPED):
         raise_engine_error(program, run_dir, process.returncode, start)
@@ -72,19 +66,35 @@ def open_engine(program: str, run_dir: RunDir, *arguments: str) -> Iterator[subp
     check_engine()
     with _log(program, run_dir).open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            _command(program, run_dir, *arguments),
+            _command(program, run_dir.path, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             encoding="utf-8",
-            env=_environment(run_dir),
+            env=env.child_environment(_variables(run_dir)),
         )
         with process, _ended(process):
             yield process
 
 
+def run_on_folder(program: str, folder: Path) -> None:
+    """Run `stoker.engine.<program>` on a folder that is no run directory; the last line of stderr is its error."""
+    done = subprocess.run(  # noqa: S603  # our own program, no shell
+        _command(program, folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env=env.child_environment({}),
+        check=False,
+    )
+    if done.returncode:
+        reason = next(reversed(done.stderr.strip().splitlines()), "")
+        raise StokerError("STK222", program=program, exit_code=done.returncode, reason=reason)
+
+
 def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int = 0) -> NoReturn:
-    """Raise the errors a program wrote down before it ended; they are the last events since it was started."""
+    """Raise the errors a program recorded before it ended: the last events since it was started."""
     problems: list[StokerError] = []
     for event, _ in events.follow(run_dir.events_file, since_byte):
         if event["event"] == "error":
@@ -101,16 +111,15 @@ def _end(run_dir: RunDir) -> int:
     return run_dir.events_file.stat().st_size if run_dir.events_file.exists() else 0
 
 
-def _command(program: str, run_dir: RunDir, *arguments: str) -> list[str]:
-    """Pipes and logs of the program are UTF-8 on every system."""
-    return [sys.executable, "-X", "utf8", "-m", f"stoker.engine.{program}", str(run_dir.path), *arguments]
+def _command(program: str, folder: Path, *arguments: str) -> list[str]:
+    return starting.command(f"stoker.engine.{program}", folder, *arguments)
 
 
-def _environment(run_dir: RunDir) -> dict[str, str]:
-    """The GPUs that the plan chose are those every program of a run uses."""
+def _variables(run_dir: RunDir) -> dict[str, str]:
+    """Every program of a run uses the GPUs that the plan chose."""
     chosen = files.read_json(run_dir.plan_file)["env"] if run_dir.plan_file.exists() else {}
     name = env.CUDA_VISIBLE_DEVICES.name
-    return env.child_environment({name: chosen[name]} if name in chosen else {})
+    return {name: chosen[name]} if name in chosen else {}
 
 
 def _log(program: str, run_dir: RunDir) -> Path:

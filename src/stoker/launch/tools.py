@@ -1,7 +1,7 @@
-"""Tools that must not share our environment: each has its own Python under `STOKER_TOOLS`, or none yet.
+"""Tools that must not share our environment: each has its own Python under `STOKER_TOOLS`, if it is installed.
 
 vLLM, llmcompressor and llama.cpp's Python packages pin their own torch and transformers; installing them beside the
-trainer would break one or the other. Here is where they are found and how a user makes them.
+trainer would break one or the other. This file finds them, and says how to install them.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ class Tool:
     name: str
     """Its folder under `STOKER_TOOLS`."""
     module: str
-    """What is imported to see whether it is there."""
+    """The module to look for."""
     packages: str
     """What pip installs for it."""
 
@@ -33,7 +33,7 @@ LLMCOMPRESSOR = Tool("llmcompressor", "llmcompressor", "llmcompressor")
 
 
 def folder() -> Path:
-    """Where the tools' environments stand."""
+    """Where the tools' environments are."""
     return Path(env.read(env.TOOLS, str(Path.home() / ".stoker" / "tools")))
 
 
@@ -47,7 +47,7 @@ def find(tool: Tool) -> Path | None:
 
 
 def package_folder(tool: Tool) -> Path | None:
-    """Where the tool's package lies, to read its files without importing it."""
+    """The folder of the tool's package, to read its files without importing it."""
     python = find(tool)
     if python is None:
         return None
@@ -56,7 +56,7 @@ def package_folder(tool: Tool) -> Path | None:
 
 
 def require(tool: Tool) -> Path:
-    """The tool's Python, or an error that says how to make it."""
+    """The tool's Python, or an error that says how to install it."""
     python = find(tool)
     if python is None:
         raise StokerError("STK601", tool=tool.name, folder=folder() / tool.name, packages=tool.packages)

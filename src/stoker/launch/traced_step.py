@@ -1,4 +1,4 @@
-"""Has a step traced: the real training step with fake tensors on a CPU, through a model of CUDA's allocator."""
+"""Traces a step: the real training step with fake tensors on a CPU, through a model of CUDA's allocator."""
 
 import tempfile
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.errors import StokerError
 from stoker.estimate import step as steps
-from stoker.launch import foreground, programs
+from stoker.launch import programs
 from stoker.plan.make import Found
 from stoker.rundir import files
 
@@ -20,10 +20,10 @@ def check(found: Found) -> None:
 
 
 def trace(found: Found) -> dict[str, Any]:
-    """What one device holds, as `engine.trace.Traced` has it."""
+    """The memory of one device, as in `engine.trace.Traced`."""
     with tempfile.TemporaryDirectory(prefix="stoker-") as name:
         folder = Path(name)
         files.write_json(folder / "step.json", steps.to_json(found.way.step))
-        foreground.run("trace", folder)
+        programs.run_on_folder("trace", folder)
         traced: dict[str, Any] = files.read_json(folder / "trace.json")
     return traced

@@ -1,10 +1,9 @@
-"""Starts the supervisor of a training on this machine and reads its files: never through a pipe (law 9)."""
+"""Starts the supervisor of a training on this machine, and reads its files: never through a pipe (law 9)."""
 
 import datetime
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from stoker.launch import programs
 from stoker.plan import ending
 from stoker.rundir import files, lock
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group
+from stoker.supervise import limits, processes, starting
 
 _SUPERVISOR_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
@@ -27,22 +26,14 @@ _LAUNCH_TRIES = 5
 _PROGRAMS = {"stoker.engine.train", "stoker.supervise.supervisor"}
 _ENDED = {"done", "stopped", "failed"}
 _SILENT_SECONDS = 60.0
-"""A supervisor beats every few seconds; clocks of two machines may differ by some."""
+"""A supervisor writes its heartbeat every few seconds; clocks of two machines may differ."""
 
 
 def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
-    """Start the supervisor, which starts the trainer, in a session of its own: a closed terminal changes nothing."""
+    """Start the supervisor, which starts the trainer, detached from the terminal."""
     programs.check_engine()
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
-    with (run_dir.logs / "supervisor.log").open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603  # our own program, no shell
-            [sys.executable, "-X", "utf8", "-m", "stoker.supervise.supervisor", str(run_dir.path.resolve())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=env.child_environment({}),
-            **group.DETACHED,
-        )
+    command = starting.command("stoker.supervise.supervisor", run_dir.path.resolve())
+    process = starting.start(command, run_dir.logs / "supervisor.log", detached=True)
     # Until it holds its lock: between ours and its own, another run's end could switch the machine off.
     until = time.monotonic() + _SUPERVISOR_SECONDS
     while process.poll() is None and not lock.is_held(run_dir.supervisor_lock) and time.monotonic() < until:
@@ -50,11 +41,18 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
     return process
 
 
+def keep_lease(run_dir: RunDir) -> None:
+    """Start the program that renews the run's lease on its store, where it has one; a second one ends at once."""
+    if run_dir.run().save.store is not None:
+        command = starting.command("stoker.store.keep", run_dir.path.resolve())
+        starting.start(command, run_dir.logs / "store.log", detached=True)
+
+
 @contextmanager
 def launching(run_dir: RunDir, run: Run) -> Iterator[None]:
-    """For what comes before the supervisor: one at a time; and on a machine that was sent the run, its end is seen to.
+    """Hold the launch lock for what comes before the supervisor: planning, preparing.
 
-    Nobody is there when a launch from elsewhere fails: the run counts as failed, and the meter is settled as after one.
+    When a launch from another machine fails, nobody is watching: the run counts as failed, and its meter is settled.
     """
     with lock.held(run_dir.launch_lock, tries=_LAUNCH_TRIES) as alone:
         if not alone:
@@ -68,35 +66,30 @@ def launching(run_dir: RunDir, run: Run) -> Iterator[None]:
 
 
 def _fail(run_dir: RunDir, run: Run) -> None:
-    """A verdict in the supervisor's place, for `stoker settle`, which outlives us."""
+    """Write `supervisor.json` in the supervisor's place, and start `stoker settle`, which outlives us."""
     now = datetime.datetime.now(datetime.timezone.utc)
     before = supervision(run_dir)
-    spent = now - datetime.datetime.fromisoformat(env.read(env.LAUNCHED))
+    launch_seconds = limits.launch_seconds(env.read(env.LAUNCHED), [], now.timestamp())
     verdict = {
         "state": "failed",
         "reason": "launch",
         "asked": "",
         "after": ending.after(run, platforms.here()),
-        "spent_seconds": float(before.get("spent_seconds") or 0.0) + max(0.0, spent.total_seconds()),
+        "spent_seconds": limits.counted_seconds(before) + launch_seconds,
         "beat": now.isoformat(timespec="seconds"),
     }
     files.write_json(run_dir.supervisor_file, {"pid": os.getpid(), "step": 0, **before, **verdict})
-    subprocess.Popen(  # noqa: S603  # our own program, no shell
-        [sys.executable, "-X", "utf8", "-m", "stoker", "settle", str(run_dir.path.resolve())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # its words are in the events; a log may find no room
-        stderr=subprocess.DEVNULL,
-        **group.DETACHED,
-    )
+    command = starting.command("stoker", "settle", run_dir.path.resolve())
+    starting.start(command, None, detached=True)  # no log: the events have it all, and the disk may be full
 
 
 def ask_to_stop(run_dir: RunDir) -> None:
-    """Ask for a committed checkpoint at the next step boundary and an end."""
+    """Ask it to commit a checkpoint at the next step boundary and stop."""
     run_dir.stop_file.touch()
 
 
 def running_pid(run_dir: RunDir) -> int | None:
-    """The process that trains here now, or the supervisor where it waits or cleans up; None where neither is."""
+    """The trainer, or the supervisor where it waits or cleans up; None where neither is running."""
     pids = [_pid(run_dir.process_file), _pid(run_dir.supervisor_file)]
     return next((pid for pid in pids if pid and _is_training(pid, run_dir)), None)
 
@@ -107,7 +100,7 @@ def is_running(run_dir: RunDir) -> bool:
 
 
 def _beats_elsewhere(run_dir: RunDir) -> bool:
-    """Whether a supervisor on another machine, such as a node of a queue, gave a sign of life just now."""
+    """Whether a supervisor on another machine, such as a node of a queue, has written its heartbeat just now."""
     seen = supervision(run_dir)
     if seen.get("host", "") in ("", socket.gethostname()) or seen.get("state") in _ENDED:
         return False
@@ -127,11 +120,8 @@ def orphan(run_dir: RunDir) -> int | None:
 
 
 def supervision(run_dir: RunDir) -> dict[str, Any]:
-    """`supervisor.json`: how the supervisor sees the run; empty where there never was one."""
-    try:
-        return dict(files.read_json(run_dir.supervisor_file))
-    except (OSError, ValueError):
-        return {}
+    """`supervisor.json`; empty where there is none."""
+    return files.read_if_any(run_dir.supervisor_file)
 
 
 def _pid(path: Path) -> int | None:
@@ -142,7 +132,7 @@ def _pid(path: Path) -> int | None:
 
 
 def require_idle(run_dir: RunDir) -> None:
-    """Nothing of a run is touched while it is being trained."""
+    """Refuse to touch a run that is being trained."""
     running = running_pid(run_dir)
     if running:
         raise StokerError("STK411", pid=running, name=run_dir.name)
@@ -159,7 +149,7 @@ def newest_log(run_dir: RunDir) -> Path:
 def _is_training(pid: int, run_dir: RunDir) -> bool:
     """Whether the process is alive and ours: pids are used again.
 
-    Linux says what a process runs from its first moment; elsewhere the trainer's lock does, a few seconds later.
+    Linux shows the command line of a process at once; elsewhere the trainer's lock is taken a few seconds later.
     """
     if not Path("/proc/self/cmdline").exists():
         return lock.is_held(run_dir.lock_file) or lock.is_held(run_dir.supervisor_lock)
@@ -168,5 +158,5 @@ def _is_training(pid: int, run_dir: RunDir) -> bool:
 
 def _words(pid: int, run_dir: RunDir) -> set[str]:
     """The command line of a process that works on this run; empty for others."""
-    words = set(group.words(pid))
+    words = set(processes.words_of(pid))
     return words if str(run_dir.path.resolve()) in words else set()

@@ -1,17 +1,16 @@
-"""A box reached by ssh: sends what is missing, sets up an environment around the image's own torch, starts, looks.
+"""A box: a machine reached by ssh. Sends a run, installs Stoker around the image's own torch, starts and follows it.
 
-On the box everything of ours stands below one folder, its base: env, wheels, inputs, runs. What runs there is the very
-same `stoker`; it needs nothing of the laptop once it was started.
+On the box everything is in one folder, its base: envs, wheels, inputs, runs. The same `stoker` runs there; once it was
+started it does not need this machine.
 """
 
 import contextlib
 import hashlib
 import json
 import shlex
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,155 +25,76 @@ from stoker.hosts import autodl, mirror_probe, power, probe
 from stoker.hosts.autodl import Tell, Woken
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
-from stoker.hosts.shell import Line, Ssh
+from stoker.hosts.shell import Shell, Ssh
 from stoker.launch.plan_inputs import Elsewhere
+from stoker.places import box_pull, box_scripts, wheel
 from stoker.places import package as packages
-from stoker.places import wheel
 from stoker.places.package import Package
 from stoker.places.place import Place
-from stoker.rundir import artifacts, checkpoints, files, layout, pulled
+from stoker.rundir import files, layout
 from stoker.rundir.layout import RunDir
 
-EXTRAS = "train,data,store"
 _SETUP_SECONDS = 3600.0
 _PREPARE_SECONDS = 24 * 3600.0
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.5
-_NEWEST = 3
-"""Checkpoints that are tried when one is brought: a running training rotates them away meanwhile."""
-
-SETUP = """
-cd {base}
-# One at a time: a line that was cut leaves its installation going on. The link names who holds it.
-until ln -s $$ env.lock 2>/dev/null; do
-  if kill -0 "$(readlink env.lock)" 2>/dev/null; then sleep 1; else rm -f env.lock; fi
-done
-trap 'rm -f env.lock' EXIT
-# An environment for each Stoker: what runs here goes on with its own.
-new=envs/{mark}
-if [ -e $new/.stoker ] && $new/bin/python -c 'import stoker' 2>/dev/null; then ln -sfn $new env; exit 0; fi
-rm -rf $new
-mkdir -p envs
-if [ ! -e env/.stoker ] || [ "$(cat env/.python)" != {python} ] || ! cp -al env/. $new 2>/dev/null; then
-  rm -rf $new
-  {python} -m venv --system-site-packages --without-pip $new
-  lib=$($new/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-  # The image's Python may stand in an environment of its own, whose packages a new one does not see.
-  {python} -c 'import site; print("\\n".join(site.getsitepackages()))' > "$lib/image.pth"
-  $new/bin/python -m pip --version >/dev/null 2>&1 || $new/bin/python -m ensurepip >/dev/null
-fi
-rm -f $new/.stoker $new/.python $new/constraints.txt
-echo {python} > $new/.python
-# The image's own torch stays, whatever version it is.
-$new/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
-  > $new/constraints.txt 2>/dev/null || : > $new/constraints.txt
-$new/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall {wheel}
-$new/bin/python -m pip install -q --disable-pip-version-check --constraint $new/constraints.txt {wheel}{extras}
-touch $new/.stoker
-ln -sfn $new env
-"""
-"""`env` leads to the newest; a hard-linked copy of it is the start of the next."""
-
-_START = """
-mkdir -p {logs} {folder}
-rm -f {logs}/launch.code {logs}/launch.pid
-cd {folder}
-"""
-_DETACHED = """
-{python} - <<'END'
-import subprocess
-subprocess.Popen({command!r}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                 start_new_session=True)
-END
-"""
-_LAUNCH = 'echo $$ > "$0/launch.pid"; "$@" > "$0/launch.log" 2>&1 < /dev/null; echo $? > "$0/launch.code"'
-_UNDER_WAY = """
-logs={run}/logs
-if [ -e $logs/launch.pid ] && [ ! -e $logs/launch.code ]; then
-  pid=$(cat $logs/launch.pid)
-  said=$(tr '\\0' ' ' < /proc/$pid/cmdline 2>/dev/null || ps -o command= -p $pid 2>/dev/null || true)
-  case "$said" in *launch.code*) echo "launching $pid" ;; esac
-fi
-if [ -e {run}/manifest.json ]; then echo known; fi
-"""
-_END = """
-children=$(ps -o pid= --ppid {pid} 2>/dev/null || pgrep -P {pid} || true)
-kill -TERM $children {pid} 2>/dev/null || true
-for i in $(seq 30); do kill -0 {pid} 2>/dev/null || exit 0; sleep 0.5; done
-kill -KILL $children {pid} 2>/dev/null || true
-"""
-_STANDING = """
-date -u +'now %Y-%m-%dT%H:%M:%S+00:00'
-cd {run} 2>/dev/null || exit 0
-for record in checkpoints/step-*/COMMIT.json; do if [ -e "$record" ]; then echo committed; break; fi; done
-if [ -e data/report.json ]; then echo "report $(sha256sum < data/report.json)"; fi
-"""
-_SWEEP = """
-import json, os
-wanted, top = set(json.loads({names!r})), {top!r}
-for parent, _, names in os.walk(top):
-    for name in names:
-        path = os.path.join(parent, name)
-        if os.path.relpath(path, top) not in wanted and ".stoker-part" not in parent:
-            os.remove(path)
-"""
 
 
 class Box(Place):
     """A machine of one's own or a rented one, with sshd and a Python."""
 
-    def __init__(self, line: Line, host: Host, run: Run) -> None:
-        self.line = line
+    def __init__(self, shell: Shell, host: Host, run: Run | None) -> None:
+        super().__init__(run)
+        self.shell = shell
         self.host = host
         self.name = host.name
-        self._run = run
-        self._seen: BoxFacts | None = None
+        self._probed: BoxFacts | None = None
         self.is_cheap = False
-        """Whether it is on without its card: time there is cheap, and waited for."""
+        """Whether it is on without its card: time is cheap then, so data is prepared there first."""
         self._woken: Woken | None = None
         self._mark = ""
         self._launched = ""
         self.node = ""
         """Its name among several machines that train together."""
 
-    # ---- what is where
+    # ---- folders and facts
 
     @property
     def base(self) -> str:
-        """The folder there below which everything of ours stands."""
+        """Stoker's folder on that machine."""
         return self.host.base
 
     def run_folder(self, run: str) -> str:
         """A run's directory there."""
         return f"{self.base}/runs/{run}"
 
-    def seen(self) -> BoxFacts:
-        """What the machine is now; asked once."""
-        if self._seen is None:
-            self._seen = probe.look(self.line)
-        return self._seen
+    def probed(self) -> BoxFacts:
+        """Facts of the machine as it is now; probed once."""
+        if self._probed is None:
+            self._probed = probe.look(self.shell)
+        return self._probed
 
     def facts(self) -> BoxFacts | None:
-        """What the machine is when it trains: of one that is on without its card, with the one it was seen with."""
-        seen, before = self.seen(), self.host.facts
-        if self.is_cheap and before is not None and not seen.devices:
-            return seen.model_copy(update={"devices": before.devices, "driver": before.driver})
-        return seen
+        """Facts of the machine when it trains: if it is on without its card now, with the card of an earlier probe."""
+        now, before = self.probed(), self.host.facts
+        if self.is_cheap and before is not None and not now.devices:
+            return now.model_copy(update={"devices": before.devices, "driver": before.driver})
+        return now
 
     def surroundings(self) -> Elsewhere:
         """Its network and its platform."""
-        return Elsewhere(self.network(), platforms.find(self.seen().platform))
+        return Elsewhere(self.network(), platforms.find(self.probed().platform))
 
     @contextlib.contextmanager
     def awake(self, tell: Tell) -> Iterator[None]:
-        """Reachable for what comes before training: where it is off, switched on by its provider's API, cheaply.
+        """Switch it on by its provider's API, without its card where that is possible, while a run is sent.
 
-        What was switched on here is switched off again where nothing was started on it.
+        If nothing was started on it, it is switched off again.
         """
         with contextlib.ExitStack() as stack:
             if power.has_api(self.host):
                 self._woken = stack.enter_context(autodl.Woken(self.host, tell))
-                self._reach(self._woken.host)
+                self._connect(self._woken.host)
             runs_without = self._woken is not None and not self._woken.has_card
             self.is_cheap = runs_without or self._lacks_card()
             try:
@@ -183,56 +103,56 @@ class Box(Place):
                 self.is_cheap, self._woken = False, None
 
     def _with_card(self) -> None:
-        """Switched on with its card by its provider's API; where that does not serve it, its owner has to."""
+        """Restart it with its card by its provider's API; without such an API the user has to."""
         if not self.is_cheap:
             return
         if self._woken is None or self._woken.has_card:
             raise StokerError("STK711", host=self.name)
-        self._reach(self._woken.with_card())
+        self._connect(self._woken.with_card())
         self.is_cheap = False
 
     def _lacks_card(self) -> bool:
-        """Whether it has had a card and has none now."""
-        return self.host.facts is not None and bool(self.host.facts.devices) and not self.seen().devices
+        """Whether it had a card when it was added and has none now."""
+        return self.host.facts is not None and bool(self.host.facts.devices) and not self.probed().devices
 
-    def _reach(self, host: Host) -> None:
-        """It may have another address after each start."""
+    def _connect(self, host: Host) -> None:
+        """Connect to the address it has now: it may change with each start."""
         if host != self.host:
-            self.host, self.line = host, Ssh(host)
+            self.host, self.shell = host, Ssh(host)
 
     def price(self) -> Offer | None:
-        """What its provider bills for it, where that can be asked."""
+        """What its provider bills, where there is an API."""
         return autodl.price(self.host) if power.has_api(self.host) else None
 
     def balance(self) -> float | None:
-        """What is left in the account it is billed to, where its provider says so."""
+        """What is left in the account it is billed to, where there is an API."""
         return autodl.balance() if power.has_api(self.host) else None
 
     def network(self) -> Network:
-        """The ways from there to hubs and packages that were chosen, and why."""
-        return mirror_probe.of(self.seen(), self._run)
+        """The routes from there to hubs and package indexes, and why they were chosen."""
+        return mirror_probe.of(self.probed(), self._run)
 
     # ---- before it runs
 
     def put(self, package: Package) -> None:
-        """Send the run and Stoker, and make it ready there; what is there already is passed over."""
+        """Send missing files of the run and of Stoker, install it, and prepare the data where time is cheap."""
         sent = self._missing(package)
         self._require_room(package)
         with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
             made = wheel.build(Path(folder))
             digest = files.sha256(made)
             name = f"wheels/{digest[:16]}/{made.name}"
-            self.line.send({**sent, name: made}, self.base)
+            self.shell.send({**sent, name: made}, self.base)
         self._sweep(package)
         self._set_up(name, digest)
         if self.is_cheap and not package.prepared:
             self._prepare(package)
 
     def _missing(self, package: Package) -> dict[str, Path]:
-        """What is to be sent: all but prepared data that stands there; a run under way and its data are not touched."""
+        """Files to send: all but prepared data that is there already. A running run and its data are not touched."""
         if (pid := self._launching(package.name)) is not None or self._is_training(package.name):
             raise StokerError("STK411", pid=pid or "-", name=package.name)
-        said = self.line.run(_STANDING.format(run=quote(self.run_folder(package.name))))
+        said = self.shell.run(box_scripts.INSPECT.format(run=quote(self.run_folder(package.name))))
         words = [line.split() for line in said.splitlines()]
         self._launched = next(line[1] for line in words if line[0] == "now")
         there = next((line[1] for line in words if line[0] == "report"), None)
@@ -246,16 +166,16 @@ class Box(Place):
         return package.files
 
     def _sweep(self, package: Package) -> None:
-        """What an earlier launch sent and this one has not is no part of the run: a folder is read as it stands."""
+        """Delete inputs of an earlier launch that are not part of this run: folders are read whole."""
         top = f"inputs/{package.name}"
         names = [name.removeprefix(f"{top}/") for name in package.files if name.startswith(f"{top}/")]
-        program = _SWEEP.format(names=json.dumps(names), top=top)
-        self.line.run(f"cd {quote(self.base)}\n{quote(self.host.python)} - <<'END'\n{program}\nEND")
+        program = box_scripts.SWEEP.format(names=json.dumps(names), top=top)
+        self.shell.run(f"cd {quote(self.base)}\n{quote(self.host.python)} - <<'END'\n{program}\nEND")
 
     def _require_room(self, package: Package) -> None:
-        """What is to be sent has room beside what was sent before."""
+        """Refuse a package that does not fit on the disk, files sent before taken into account."""
         sent = f"inputs/{quote(package.name)} runs/{quote(package.name)}/data"
-        said = self.line.run(
+        said = self.shell.run(
             f"mkdir -p {quote(self.base)}; cd {quote(self.base)}\n"
             f"df -Pk . | tail -n 1; du -sk {sent} 2>/dev/null || true"
         )
@@ -269,22 +189,22 @@ class Box(Place):
     def _set_up(self, wheel_name: str, digest: str) -> None:
         if not self.host.python:
             raise StokerError("STK706", host=self.name)
-        self._mark = hashlib.sha256(f"{digest} {self.host.python} {EXTRAS}".encode()).hexdigest()[:16]
-        self.line.run(
+        self._mark = hashlib.sha256(f"{digest} {self.host.python} {box_scripts.EXTRAS}".encode()).hexdigest()[:16]
+        self.shell.run(
             self.network().exports()
-            + SETUP.format(
+            + box_scripts.SETUP.format(
                 base=quote(self.base),
                 mark=self._mark,
                 python=quote(self.host.python),
                 wheel=quote(wheel_name),
-                extras=f"'[{EXTRAS}]'",
+                extras=f"'[{box_scripts.EXTRAS}]'",
             ),
             secrets=self.environment(),
             seconds=_SETUP_SECONDS,
         )
 
     def environment(self) -> dict[str, str]:
-        """What every command of ours has in its environment there."""
+        """Environment of every Stoker command there."""
         return {
             env.RUNS.name: f"{self.base}/runs",
             env.LANG.name: messages.language(),
@@ -292,7 +212,7 @@ class Box(Place):
         }
 
     def start(self, package: Package) -> None:
-        """Start `stoker train` there in a session of its own, and wait a little for what it says."""
+        """Start `stoker train` there in a session of its own, and wait a little for early errors."""
         self.launch(package, package.words)
         self._await_start(package.name)
         self.keep()
@@ -302,37 +222,37 @@ class Box(Place):
         self._with_card()
         logs = f"{self.run_folder(package.name)}/logs"
         python = [f"{self.base}/envs/{self._mark}/bin/python", "-X", "utf8"]  # its own, whatever is installed later
-        command = ["sh", "-c", _LAUNCH, logs, *python, "-m", "stoker", *words]
+        command = ["sh", "-c", box_scripts.LAUNCH, logs, *python, "-m", "stoker", *words]
         lines = [
-            _START.format(logs=quote(logs), folder=quote(f"{self.base}/{package.folder}")),
+            box_scripts.START.format(logs=quote(logs), folder=quote(f"{self.base}/{package.folder}")),
             self.network().exports(),
             f"export {env.LAUNCHED.name}={self._launched}",
-            self._shown(package.name),
+            self._tensorboard_link(package.name),
             self._detached(command),
         ]
-        self.line.run("\n".join(lines), secrets={**self.environment(), **self._secrets()})
+        self.shell.run("\n".join(lines), secrets={**self.environment(), **self._secrets()})
 
     def keep(self) -> None:
-        """It was started: where it was switched on for that, it stays on."""
+        """Leave it on: the run has started."""
         if self._woken is not None:
             self._woken.keep()
 
     def is_launched(self, run: str) -> bool:
-        """Whether what was launched there last still runs."""
+        """Whether the last launch there still runs."""
         return self._launching(run) is not None
 
     def end_launch(self, run: str) -> None:
-        """End what an earlier launch left waiting there."""
+        """End a launch that still waits there."""
         if (pid := self._launching(run)) is not None:
-            self.line.run(_END.format(pid=pid))
+            self.shell.run(box_scripts.END.format(pid=pid))
 
     def write(self, path: str, text: str) -> None:
-        """A file there that nobody else may read."""
+        """Write a file there that only its owner can read."""
         folder = path.rpartition("/")[0]
-        self.line.run(f"umask 077; mkdir -p {quote(folder)}; cat > {quote(path)} <<'END'\n{text}END")
+        self.shell.run(f"umask 077; mkdir -p {quote(folder)}; cat > {quote(path)} <<'END'\n{text}END")
 
-    def _shown(self, run: str) -> str:
-        """Lines that let the platform's own TensorBoard show the run, where it has one."""
+    def _tensorboard_link(self, run: str) -> str:
+        """Script that links the run into the folder of the platform's own TensorBoard, where it has one."""
         platform = platforms.find(self.host.platform)
         if platform is None or platform.tensorboard is None:
             return ""
@@ -341,15 +261,17 @@ class Box(Place):
         return f"mkdir -p {quote(source)} {quote(folder)} && ln -sfn {quote(source)} {quote(f'{folder}/{run}')} || true"
 
     def _await_start(self, run: str) -> None:
-        """Mistakes show in the first seconds; what takes longer, such as preparing data, goes on without us."""
+        """Wait for errors of the first seconds; what takes longer, such as preparing data, goes on by itself."""
         until = time.monotonic() + START_SECONDS
         while not self.has_launched(run) and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
 
     def has_launched(self, run: str) -> bool:
-        """Whether what was launched there is over; an error with its words where it failed."""
+        """Whether the launch has ended; if it failed, raises with its output."""
         logs = quote(f"{self.run_folder(run)}/logs")
-        said = self.line.run(f"cat {logs}/launch.code 2>/dev/null || echo -; cat {logs}/launch.log 2>/dev/null || true")
+        said = self.shell.run(
+            f"cat {logs}/launch.code 2>/dev/null || echo -; cat {logs}/launch.log 2>/dev/null || true"
+        )
         code, _, words = said.partition("\n")
         if code.strip() not in ("0", "-"):
             raise StokerError("STK708", words.strip(), name=run, host=self.name)
@@ -358,22 +280,22 @@ class Box(Place):
     # ---- while it runs
 
     def status(self, run: str) -> dict[str, Any] | None:
-        """How the run stands there."""
-        there = self._under_way(run)
+        """State of the run there."""
+        there = self._launch_state(run)
         if "launching" in there:
             return {"name": run, "state": "running", "step": 0}
         return dict(json.loads(self.say("watch", run, "--once", "--json"))) if "known" in there else None
 
-    def _under_way(self, run: str) -> list[str]:
-        return self.line.run(_UNDER_WAY.format(run=quote(self.run_folder(run)))).split()
+    def _launch_state(self, run: str) -> list[str]:
+        return self.shell.run(box_scripts.LAUNCH_STATE.format(run=quote(self.run_folder(run)))).split()
 
     def _launching(self, run: str) -> int | None:
-        """The process that prepares or starts the run there."""
-        there = self._under_way(run)
+        """Pid of the process that prepares or starts the run there."""
+        there = self._launch_state(run)
         return int(there[there.index("launching") + 1]) if "launching" in there else None
 
     def _is_training(self, run: str) -> bool:
-        """Whether a supervisor or a trainer holds its lock there."""
+        """Whether a supervisor or a trainer holds a lock there."""
         folder = quote(self.run_folder(run))
         ask = (
             "import fcntl, sys\n"
@@ -386,127 +308,61 @@ class Box(Place):
             "        print('held')\n"
         )
         words = f"{quote(self.host.python)} -c {quote(ask)} {folder}/supervisor.lock {folder}/train.lock"
-        return "held" in self.line.run(words)
+        return "held" in self.shell.run(words)
 
     def say(self, *words: str, seconds: float = 60) -> str:
         """What `stoker WORDS` prints there."""
-        return self.line.run(
+        return self.shell.run(
             shlex.join(self._python("-m", "stoker", *words)), secrets=self.environment(), seconds=seconds
         )
 
     def follow(self, words: Sequence[str]) -> int:
         """`stoker WORDS` there, with the user's terminal."""
         exports = " ".join(f"{name}={quote(value)}" for name, value in self.environment().items())
-        return self.line.talk(f"{exports} exec {shlex.join(self._python('-m', 'stoker', *words))}")
+        return self.shell.talk(f"{exports} exec {shlex.join(self._python('-m', 'stoker', *words))}")
 
     def stop(self, run: str) -> None:
         """Ask the run to commit and end."""
         self.follow(["stop", run])
 
     def _prepare(self, package: Package) -> None:
-        """Prepare the data there, before its card is paid for."""
+        """Prepare the data there, before the card is paid for."""
         words = [word for word in package.words[1:] if word != "--detach"]
         command = shlex.join(self._python("-m", "stoker", "prepare", *words))
         script = f"{self.network().exports()}\ncd {quote(f'{self.base}/{package.folder}')}\n{command}"
-        self.line.run(script, secrets={**self.environment(), **self._secrets()}, seconds=_PREPARE_SECONDS)
+        self.shell.run(script, secrets={**self.environment(), **self._secrets()}, seconds=_PREPARE_SECONDS)
 
     def stop_meter(self) -> None:
-        """The provider's API, or the platform's own verb that can be undone."""
+        """Switch it off by the provider's API, or by the platform's own command that can be undone."""
         power.off(self.host)
 
     def settle(self, run: str) -> None:
-        """Have a finished run's last copy and the meter seen to, where whoever did so went with a reboot."""
+        """Finish the last copy and stop the meter of a finished run, where a reboot ended the process that does so."""
         if platforms.find(self.host.platform) is None:
             return
         script = self._detached(self._python("-m", "stoker", "settle", self.run_folder(run)))
-        network = mirror_probe.of(self.host.facts or self.seen(), self._run)  # as it was seen last: quick
-        self.line.run(f"{network.exports()}\n{script}", secrets={**self.environment(), **self._secrets()})
+        network = mirror_probe.of(self.host.facts or self.probed(), self._run)  # a new probe would take seconds
+        self.shell.run(f"{network.exports()}\n{script}", secrets={**self.environment(), **self._secrets()})
 
     def _secrets(self) -> dict[str, str]:
-        """What this run needs there of the user's secrets."""
+        """Secrets of the user that this run needs there."""
         return packages.secrets(self._run, self.host.platform)
 
-    # ---- what it made
+    # ---- results
 
     def get(self, run: str) -> RunDir:
-        """Bring newest checkpoint, finished model and records; every file is read back and told to the box."""
+        """Copy newest checkpoint, finished model and records here; every file is verified, and the box is told so."""
         run_dir = RunDir(layout.runs_folder() / run)
-        run_dir.path.mkdir(parents=True, exist_ok=True)
-        there = self._there(run)
-        for name in there["records"]:
-            self._bring_file(run, name, run_dir.path / name)
-        self._bring_checkpoint(run, run_dir, there["steps"])
-        if there["final"]:
-            self._bring_final(run, run_dir)
-        record = pulled.standing(run_dir)
-        target = f"{self.run_folder(run)}/{pulled.NAME}"
-        self.line.run(
-            f"cat > {quote(target)}.part <<'END'\n{pulled.text(record)}\nEND\nmv {quote(target)}.part {quote(target)}"
-        )
-        with contextlib.suppress(StokerError):  # it may be on its way off already
+        box_pull.pull(self.shell, self.run_folder(run), run_dir)
+        with contextlib.suppress(StokerError):  # it may be shutting down already
             self.settle(run)
         return run_dir
 
-    def _there(self, run: str) -> dict[str, Any]:
-        folder = self.run_folder(run)
-        said = self.line.run(
-            f"cd {quote(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
-            "events.jsonl plan.json supervisor.json manifest.json run.yaml 2>/dev/null || true"
-        ).split()
-        steps = sorted(int(name.split("/")[1][5:]) for name in said if name.startswith("checkpoints/"))
-        records = [name for name in said if "/" not in name]
-        return {"steps": steps, "final": "artifacts/final" in said, "records": records}
-
-    def _bring_file(self, run: str, name: str, target: Path) -> None:
-        if name in ("manifest.json", "run.yaml") and target.exists():
-            return  # where its relative paths start is this machine's own matter
-        files.write_text(target, self.line.run(f"cat {quote(self.run_folder(run))}/{name}", seconds=600))
-
-    def _bring_checkpoint(self, run: str, run_dir: RunDir, steps: list[int]) -> None:
-        """The newest; one that a running training has rotated away by then gives way to its elder."""
-        for step in reversed(steps[-_NEWEST:]):
-            if any(
-                one.step == step and not checkpoints.verify(one) for one in checkpoints.committed(run_dir.checkpoints)
-            ):
-                return
-            name = checkpoints.folder_name(step)
-            run_dir.checkpoints.mkdir(exist_ok=True)
-            aside = run_dir.checkpoints / f".{name}.pull.tmp"
-            source = f"{self.run_folder(run)}/checkpoints/{name}"
-            try:
-                self.line.fetch(source, aside)
-                checkpoints.adopt(run_dir.checkpoints, aside)
-            except (StokerError, OSError) as error:
-                if "there" in self.line.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
-                    raise StokerError("STK707", host=self.name, reason=error) from error
-                shutil.rmtree(aside, ignore_errors=True)
-                continue
-            return
-        if steps:
-            raise StokerError("STK707", host=self.name, reason=checkpoints.folder_name(steps[-1]))
-
-    def _bring_final(self, run: str, run_dir: RunDir) -> None:
-        source = f"{self.run_folder(run)}/artifacts/final"
-        said = self.line.run(f"cd {quote(source)}; find . -type f -exec sha256sum {{}} +", seconds=600)
-        wanted = {line[66:].removeprefix("./"): line[:64] for line in said.splitlines() if line}
-        if run_dir.final.is_dir() and _digests(run_dir.final) == wanted:
-            return
-        aside = artifacts.aside(run_dir, "final")
-        self.line.fetch(source, aside)
-        if _digests(aside) != wanted:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise StokerError("STK707", host=self.name, reason="artifacts/final")
-        artifacts.accept(run_dir, "final")
-
-    # ---- small things
+    # ---- commands
 
     def _detached(self, command: list[str]) -> str:
-        """Lines that start a command in a session of its own: `setsid` is not everywhere."""
-        return _DETACHED.format(python=quote(f"{self.base}/env/bin/python"), command=command)
+        """Script that starts a command in a session of its own: not every machine has `setsid`."""
+        return box_scripts.DETACHED.format(python=quote(f"{self.base}/env/bin/python"), command=command)
 
     def _python(self, *words: str) -> list[str]:
         return [f"{self.base}/env/bin/python", "-X", "utf8", *words]
-
-
-def _digests(folder: Path) -> Mapping[str, str]:
-    return {name: entry.sha256 for name, entry in artifacts.entries_of(folder).items()}

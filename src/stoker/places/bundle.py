@@ -1,7 +1,7 @@
 """A run as one zip and a notebook of three cells, for places that offer no ssh: Colab, Kaggle, PAI-DSW, any Jupyter.
 
-The zip holds Stoker's wheel, what the run reads, prepared data and `bundle_main.py` as `__main__.py`, so that
-`python ZIP` runs it. The cells find the zip and call it: install, train, result. Secrets travel by name only.
+The zip holds Stoker's wheel, the run's input files, prepared data and `bundle_main.py` as `__main__.py`, so that
+`python ZIP` runs it. The cells find the zip and call it: install, train, result. It holds names of secrets, no values.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from stoker.rundir import files
 FORMAT = 1
 DRIVE = "/content/drive"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Equal content, equal bytes: what a place has already is not sent again."""
+"""Fixed times make equal content equal bytes: an equal bundle is not uploaded again."""
 _SENTENCES = (
     "bundle.installing",
     "bundle.installed",
@@ -35,7 +35,7 @@ _SENTENCES = (
     "bundle.bad_name",
     "bundle.bad_file",
 )
-"""What `bundle_main.py` says."""
+"""Messages of `bundle_main.py`."""
 _STORE_SECRETS = {"s3": (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY), "hf": (env.HF_TOKEN,)}
 
 FINDER = """\
@@ -68,7 +68,7 @@ def find():
                 if is_it(path):
                     return path
 """
-"""Python that finds the bundle of this very digest, program and all: the zip, or the folder it was unpacked to."""
+"""Python that finds the bundle with this digest, its program included: the zip, or the folder it was unpacked into."""
 
 _CALL = """
 
@@ -118,11 +118,11 @@ if bundle("result") == 0 and Path("/content").is_dir():
 
 @dataclass(frozen=True)
 class Bundle:
-    """A zip on this machine."""
+    """A bundle's zip on this machine."""
 
     path: Path
     digest: str
-    """Of its record, which has the digest of every file."""
+    """SHA-256 of its record, which has the digest of every file."""
     record: dict[str, Any]
 
 
@@ -163,13 +163,13 @@ def _record(package: Package, run: Run, wheel_name: str, sources: dict[str, Path
 
 
 def _extras(package: Package, run: Run) -> list[str]:
-    """What pip installs with Stoker: no more than this run needs."""
+    """Extras of Stoker that this run needs."""
     kind = str(run.save.store or "").partition("://")[0]
     return ["train", *([] if package.prepared else ["data"]), *(["store"] if kind in _STORE_SECRETS else [])]
 
 
 def secret_names(run: Run) -> list[str]:
-    """Variables the run may need there: those its store asks for, and those that are set here. Never their values."""
+    """Names of variables the run may need there: those of its store, and those that are set here."""
     kind = str(run.save.store or "").partition("://")[0]
     needed = [variable.name for variable in _STORE_SECRETS.get(kind, ())]
     return sorted({*needed, *packages.secrets(run)})

@@ -1,10 +1,10 @@
-"""The program inside a bundle: `python BUNDLE VERB`, BUNDLE being the zip or the folder it was unpacked into.
+"""The program in a bundle: `python BUNDLE VERB`, where BUNDLE is the zip or the folder it was unpacked into.
 
-    install             unpack what the record lists, digests compared, and install around the image's own torch
-    stoker WORDS...     install if need be, then `stoker WORDS` there
-    result              check what was trained, and make one zip of it
-    segment JSON        install if need be, then one segment of a chain (`stoker.places.segment`)
-Standard library only, one file: Stoker is not installed yet where it runs. Its sentences come with the bundle's record.
+    install             unpack and verify the files of the record, and install around the image's own torch
+    stoker WORDS...     install if needed, then `stoker WORDS`
+    result              verify the results and write them to one zip
+    segment JSON        install if needed, then run one segment of a chain (`stoker.places.segment`)
+Standard library only, one file: Stoker is not installed yet. Its messages are in the bundle's record.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from typing import IO, Any
 
 RECORD = "bundle.json"
 _BASES = ("/kaggle/working", "/content", "/mnt/workspace")
-"""Where notebooks keep their work: Kaggle, Colab, PAI-DSW. Elsewhere it is the folder they are in."""
+"""Work folders of Kaggle, Colab and PAI-DSW. Elsewhere the current folder is used."""
 _KEPT = ("torch", "torchvision", "torchaudio", "triton")
-"""Packages of the image that stay as they are."""
+"""Packages of the image that are not replaced."""
 _RESULT = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "artifacts/final")
 _CHUNK_BYTES = 1 << 20
 
 
-class Bundle:
-    """A zip, or the folder somebody unpacked it into: Kaggle does so with every zip of a dataset."""
+class BundleFiles:
+    """The zip, or the folder it was unpacked into: Kaggle unpacks every zip of a dataset."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,24 +38,24 @@ class Bundle:
             self.record: dict[str, Any] = json.loads(file.read().decode("utf-8"))
 
     def stream(self, name: str) -> IO[bytes]:
-        """A file of it."""
+        """Open a file of it."""
         return (self.path / name).open("rb") if self._archive is None else self._archive.open(name=name)
 
     def say(self, key: str, **fields: Any) -> None:
-        """One of the sentences that came with it."""
+        """Print one of its messages."""
         print(self.record["sentences"][key].format(**fields), flush=True)  # noqa: T201  # there is no console here
 
 
-class Box:
-    """Where a bundle was unpacked."""
+class Installation:
+    """The folder a bundle is unpacked and installed in."""
 
-    def __init__(self, bundle: Bundle, base: Path, runs: Path | None = None) -> None:
+    def __init__(self, bundle: BundleFiles, base: Path, runs: Path | None = None) -> None:
         """Choose the folders.
 
         Args:
             bundle: What is unpacked.
-            base: The folder below which everything stands.
-            runs: Where runs stand, if not below it.
+            base: Stoker's folder.
+            runs: The folder of runs, if not in it.
         """
         self.bundle = bundle
         self.base = base
@@ -64,7 +64,7 @@ class Box:
     # ---- unpack
 
     def unpack(self) -> None:
-        """Write every file the record lists, and nothing else; what is there already stays."""
+        """Write every file the record lists, and nothing else; equal files are kept."""
         wanted = self.bundle.record["files"]
         missing = {name: entry for name, entry in wanted.items() if not self._has(name, entry)}
         needed = sum(entry["bytes"] for entry in missing.values())
@@ -75,7 +75,7 @@ class Box:
             self._write(name, entry)
 
     def place(self, name: str) -> Path:
-        """Where a file of the bundle goes; a name that leads elsewhere is refused."""
+        """Path of a file of the bundle; a name that leads out of the folder is refused."""
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts or "\\" in name or ":" in name:
             self._end("bad_name", name=name)
@@ -107,7 +107,7 @@ class Box:
     # ---- install
 
     def install(self) -> None:
-        """Install Stoker and what it needs into the Python of the notebook; the image's torch stays."""
+        """Install Stoker and its dependencies into the Python of the notebook; the image's torch is kept."""
         self.unpack()
         name = self.bundle.record["wheel"]
         wheel, mark = self.place(name), self.base / "installed.json"
@@ -118,7 +118,7 @@ class Box:
         constraints = self.base / "constraints.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
         self.bundle.say("installing", torch=kept.get("torch", "-"))
-        if _installed("stoker"):  # pip takes a wheel of the same version for the same
+        if _installed("stoker"):  # pip would skip another wheel of the same version
             self._pip("--no-deps", "--force-reinstall", str(wheel))
         self._pip("--constraint", str(constraints), f"{wheel}[{self.bundle.record['extras']}]")
         mark.write_text(json.dumps(done), encoding="utf-8")
@@ -131,14 +131,14 @@ class Box:
     # ---- run
 
     def call(self, *words: str) -> int:
-        """A program of Stoker, where the run file stands."""
+        """Run a module of Stoker in the run file's folder."""
         folder = self.base / self.bundle.record["folder"]
         folder.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "STOKER_RUNS": str(self.runs)}
         return subprocess.call([sys.executable, "-X", "utf8", "-m", *words], cwd=folder, env=environment)  # noqa: S603
 
     def result(self) -> int:
-        """Read every checkpoint back, and make one zip of what a laptop needs; it is read back, too."""
+        """Verify every checkpoint, and write the results to one zip, which is verified too."""
         name = self.bundle.record["name"]
         if code := self.call("stoker", "verify", name):
             return code
@@ -160,7 +160,7 @@ class Box:
 
 
 def base() -> Path:
-    """The folder for all of it on this machine."""
+    """Stoker's folder on this machine."""
     work = next((Path(one) for one in _BASES if os.access(one, os.W_OK)), Path.cwd())
     return work / "stoker"
 
@@ -207,22 +207,22 @@ def _packed(target: Path) -> dict[str, str]:
 
 
 def main(words: list[str]) -> int:
-    """Do what was asked of this bundle."""
+    """Run one verb."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
-    bundle = Bundle(Path(__file__).resolve().parent)
+    bundle = BundleFiles(Path(__file__).resolve().parent)
     verb, rest = words[0], words[1:]
     if verb == "segment":
-        asked = json.loads(rest[0])
-        box = Box(bundle, Path(asked["base"]), Path(asked["runs"]))
-        box.install()
-        return box.call("stoker.places.segment", json.dumps({**asked, "words": bundle.record["words"]}))
-    box = Box(bundle, base())
-    box.install()
+        request = json.loads(rest[0])
+        there = Installation(bundle, Path(request["base"]), Path(request["runs"]))
+        there.install()
+        return there.call("stoker.places.segment", json.dumps({**request, "words": bundle.record["words"]}))
+    here = Installation(bundle, base())
+    here.install()
     if verb == "install":
-        bundle.say("installed", folder=box.base)
+        bundle.say("installed", folder=here.base)
         return 0
-    return box.result() if verb == "result" else box.call("stoker", *rest)
+    return here.result() if verb == "result" else here.call("stoker", *rest)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Several boxes reached by ssh that train one run together: everything goes to each, the first one decides.
+"""Several boxes that train one run together: all of them get the run, the first one is the head.
 
-The laptop sends the run to all of them, tells all where to meet, has the others join, and starts the first one like any
-box. From then on they need nobody here; what is asked about the run is asked of the first.
+This machine sends the run to every box, writes the addresses of all to each, has the others join, and starts the head
+like any box. From then on they do not need this machine; questions about the run go to the head.
 """
 
 import contextlib
@@ -27,21 +27,23 @@ _FREE_PORT = "import socket, sys; s = socket.socket(); s.bind((sys.argv[1], 0));
 
 
 class Fleet(Place):
-    """Machines of one's own or rented ones, each with sshd and a Python."""
+    """Machines with sshd and a Python, owned or rented."""
 
     def __init__(self, boxes: Sequence[Box], interface: str | None) -> None:
         """Take machines.
 
         Args:
-            boxes: The deciding one first.
-            interface: The network interface by which they talk, where one is asked for.
+            boxes: The head first.
+            interface: The network interface they use, where the run file names one.
         """
+        super().__init__(boxes[0].run)
         for box in boxes:
             box.node = box.name
         self.boxes = boxes
         self.head, self.others = boxes[0], boxes[1:]
         self.name, self.machines = self.head.name, len(boxes)
         self._interface = interface
+        self._rejoining: list[Box] | None = None
 
     @property
     def label(self) -> str:
@@ -50,62 +52,62 @@ class Fleet(Place):
 
     @property
     def left_on(self) -> list[str]:
-        """The others: what is settled is the first one's meter."""
+        """The others: only the head stops its own meter."""
         return [box.name for box in self.others if box.host.platform]
 
     # ---- before it runs
 
     def facts(self) -> BoxFacts | None:
-        """What the first machine is; that the others are alike is seen to before the start."""
+        """Facts of the head; the preflight compares the others with it."""
         return self.head.facts()
 
     def surroundings(self) -> Elsewhere:
-        """The first one's network and platform."""
+        """Network and platform of the head."""
         return self.head.surroundings()
 
     @contextlib.contextmanager
     def awake(self, tell: Tell) -> Iterator[None]:
-        """All of them reachable."""
+        """Switch all of them on."""
         with contextlib.ExitStack() as stack:
             for box in self.boxes:
                 stack.enter_context(box.awake(tell))
             yield
 
     def price(self) -> Offer | None:
-        """What the first one's provider bills for one of its cards."""
+        """What the head's provider bills for one of its cards."""
         return self.head.price()
 
     def balance(self) -> float | None:
-        """What is left in the first one's account."""
+        """What is left in the head's account."""
         return self.head.balance()
 
     def put(self, package: Package) -> None:
-        """Send the run and Stoker to each; while the run is under way, to those only that are away from it."""
-        if self._is_under_way(package.name):
-            for box in self._away(package.name):
+        """Send the run and Stoker to each; while the run is running, only to those that left it."""
+        self._rejoining = self._missing(package.name) if self._is_running(package.name) else None
+        if self._rejoining is not None:
+            for box in self._rejoining:
                 box.put(package)
             return
         for box in self.others:
-            box.end_launch(package.name)  # waits for a start that does not come
+            box.end_launch(package.name)  # it waits for a head that did not start
         for box in self.boxes:
             box.put(package)
 
     def start(self, package: Package) -> None:
-        """Tell all where to meet, have the others join, then start the first one, which says what is wrong.
+        """Write the addresses of all to each, have the others join, then start the head, which reports errors.
 
-        While the run is under way, those that are away from it join again.
+        While the run is running, those that left it join again. Call `put` before: it finds out which.
         """
-        if self._is_under_way(package.name):
-            told = self.head.line.run(f"cat {quote(self._record(self.head, package.name))}")
-            away = self._away(package.name)
-            self._join(package, told, away)
-            for box in away:
+        if self._rejoining is not None:
+            record = self.head.shell.run(f"cat {quote(self._record(self.head, package.name))}")
+            self._join(package, record, self._rejoining)
+            for box in self._rejoining:
                 box.keep()
             return
-        told = files.json_text(self._meeting().model_dump())
-        self.head.write(self._record(self.head, package.name), told)
+        record = files.json_text(self._nodes().model_dump())
+        self.head.write(self._record(self.head, package.name), record)
         try:
-            self._join(package, told, self.others)
+            self._join(package, record, self.others)
             self.head.launch(package, package.words)
             self._await_start(package.name)
         except StokerError:
@@ -115,13 +117,13 @@ class Fleet(Place):
         for box in self.boxes:
             box.keep()
 
-    def _join(self, package: Package, told: str, boxes: Sequence[Box]) -> None:
+    def _join(self, package: Package, record: str, boxes: Sequence[Box]) -> None:
         for box in boxes:
-            box.write(self._record(box, package.name), told)
+            box.write(self._record(box, package.name), record)
             box.launch(package, package.joining)
 
     def _await_start(self, run: str) -> None:
-        """Mistakes show in the first seconds, on whichever machine; what takes longer goes on without us."""
+        """Wait for errors of the first seconds on any of them; what takes longer goes on by itself."""
         until = time.monotonic() + START_SECONDS
         while not self.head.has_launched(run) and time.monotonic() < until:
             for box in self.others:
@@ -132,36 +134,36 @@ class Fleet(Place):
     def _record(box: Box, run: str) -> str:
         return f"{box.run_folder(run)}/nodes.json"
 
-    def _is_under_way(self, run: str) -> bool:
+    def _is_running(self, run: str) -> bool:
         found = self.head.status(run)
         return found is not None and found["state"] == "running"
 
-    def _away(self, run: str) -> list[Box]:
-        """Machines on which nobody takes part."""
+    def _missing(self, run: str) -> list[Box]:
+        """Boxes that do not take part in the running run."""
         return [box for box in self.others if not box.is_launched(run)]
 
-    def _meeting(self) -> Nodes:
-        """Where they meet: an interface of each in a network that all share, and a free port of the first."""
-        seen = {
-            box.name: interfaces.parse(box.line.run(f"PYTHON={quote(box.host.python)}\n{interfaces.SCRIPT}"))
+    def _nodes(self) -> Nodes:
+        """An address of each in a network that all share, and a free port of the head."""
+        found = {
+            box.name: interfaces.parse(box.shell.run(f"PYTHON={quote(box.host.python)}\n{interfaces.SCRIPT}"))
             for box in self.boxes
         }
-        chosen = interfaces.common(seen, self._interface)
-        found = [Node(name=name, address=one.address, interface=one.name) for name, one in chosen.items()]
-        ask = f"{quote(self.head.host.python)} -c {quote(_FREE_PORT)} {quote(found[0].address)}"
-        return nodes.of(found, int(self.head.line.run(ask)))
+        chosen = interfaces.common(found, self._interface)
+        members = [Node(name=name, address=one.address, interface=one.name) for name, one in chosen.items()]
+        ask = f"{quote(self.head.host.python)} -c {quote(_FREE_PORT)} {quote(members[0].address)}"
+        return nodes.of(members, int(self.head.shell.run(ask)))
 
-    # ---- while it runs, and what it made: the first one knows
+    # ---- while it runs, and its results: the head knows
 
     def status(self, run: str) -> dict[str, Any] | None:
-        """How the run stands; `short` where it is under way and a machine is away from it."""
+        """State of the run; `short` where it is running and a machine has left it."""
         found = self.head.status(run)
-        if found is not None and found["state"] == "running" and self._away(run):
+        if found is not None and found["state"] == "running" and self._missing(run):
             return {**found, "state": "short"}
         return found
 
     def follow(self, words: Sequence[str]) -> int:
-        """`stoker WORDS` on the first one, with the user's terminal."""
+        """`stoker WORDS` on the head, with the user's terminal."""
         return self.head.follow(words)
 
     def stop(self, run: str) -> None:
@@ -169,14 +171,14 @@ class Fleet(Place):
         self.head.stop(run)
 
     def get(self, run: str) -> RunDir:
-        """Bring newest checkpoint, finished model and records."""
+        """Copy newest checkpoint, finished model and records from the head."""
         return self.head.get(run)
 
     def settle(self, run: str) -> None:
-        """Have the first one's meter seen to."""
+        """Stop the head's meter."""
         self.head.settle(run)
 
     def stop_meter(self) -> None:
-        """End what costs money on all of them, by the verbs that can be undone."""
+        """Stop what costs money on all of them, by commands that can be undone."""
         for box in self.boxes:
             box.stop_meter()

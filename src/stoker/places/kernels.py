@@ -1,64 +1,50 @@
-"""Kaggle: a run as a chain of headless kernels, one session each, pushed by Kaggle's own command line.
+"""Kaggle: a run as a chain of kernels without a browser, one session each, pushed by Kaggle's own command line.
 
-    dataset  <user>/stoker-<run>       the bundle (`notebook.py`), private
-    kernel   <user>/stoker-<run>-<n>   segment n; its input is the output of the segment it goes on from
+    dataset  <user>/stoker-<run>       the bundle (`bundle.py`), private
+    kernel   <user>/stoker-<run>-<n>   segment n; its input is the output of the segment it resumes from
     runs/<run>/kaggle.json             the chain as this machine knows it: the same command goes on with it
 A kernel needs nobody while it runs; between two of them this machine (or another that has the file) pushes the next.
-The command line ends with 0 after many errors: what it says is read, too.
 """
 
-import csv
 import datetime
-import hashlib
-import io
 import json
 import re
 import secrets
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from stoker import env, messages
+from stoker import messages
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.facts import platforms
-from stoker.launch import tools
-from stoker.places import bundle, segment
+from stoker.places import bundle, kaggle_chain, segment
 from stoker.places.bundle import Bundle
+from stoker.places.kaggle_chain import Chain, ChainLink, slug
+from stoker.places.kaggle_cli import RUNNING, KaggleCommand
 from stoker.places.package import Package
-from stoker.places.place import Place
-from stoker.places.segment import Report
+from stoker.places.place import Place, Terminal
+from stoker.places.segment import SegmentReport
 from stoker.rundir import artifacts, checkpoints, files, layout
 from stoker.rundir.layout import RunDir
 
-TOOL = tools.Tool("kaggle", "kaggle", "kaggle six")
-NAME = "kaggle"
-CHAIN = "kaggle.json"
 BUNDLE = "bundle.zip"
 _ACCELERATOR = "NvidiaTeslaT4"
 """Two T4; another one by `native.kaggle.machine_shape`."""
 _WORKING, _INPUT = "/kaggle/working", "/kaggle/input"
 _BASE = "/tmp/stoker"  # noqa: S108  # on Kaggle's machine, which is ours alone: not part of the output
-_CALL_SECONDS = 3600.0
-_READY_SECONDS = 1800.0
 _LEAST_SESSION_SECONDS = 900.0
-"""Of the weekly quota: with less left, nothing is begun."""
+"""Of the weekly quota: with less left, nothing is started."""
 _IN_A_ROW = 2
-"""Segments that may be lost, or bring nothing, one after the other."""
+"""Segments in a row that may be lost, or make no progress."""
 _LOOKS = 3
-"""In a row without a report, before a segment is lost; and downloads of what it left, before that is an error."""
+"""Downloads without a report, before a segment counts as lost; and damaged downloads, before that is an error."""
 _FAILURES = 30
-"""Questions in a row that may go unanswered."""
-_TITLE_LETTERS = 50
-_NO_KERNEL = re.compile(r"\b40[34]\b|denied|not found", re.IGNORECASE)
-"""What Kaggle says of a kernel it has not."""
+"""Status calls in a row that may fail."""
+_SENTENCES = {"stopped": "kaggle.stopped", "done": "kaggle.done", "failed": "kaggle.failed", "lost": "kaggle.lost"}
 
 _SCRIPT = """\
 import time; BEGAN = time.time()  # Kaggle's clock runs: what follows, installing as well, is part of the session
@@ -78,154 +64,140 @@ else:
             os.environ.setdefault(name, UserSecretsClient().get_secret(name))
         except Exception:
             pass
-    asked = json.dumps({{**json.loads({asked!r}), "began": BEGAN}})
-    subprocess.call([sys.executable, "-u", str(BUNDLE), "segment", asked])
+    request = json.dumps({{**json.loads({request!r}), "began": BEGAN}})
+    subprocess.call([sys.executable, "-u", str(BUNDLE), "segment", request])
 """
-
-LinkState = Literal["pushing", "pushed", "stopped", "done", "failed", "lost"]
-
-
-class Link(BaseModel):
-    """One segment of a chain."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    number: int
-    kernel: str
-    source: int | None
-    """The segment it goes on from."""
-    state: LinkState
-    """pushing (Kaggle may have it or not), pushed, stopped (to be gone on with), done, failed, or lost: no report."""
-    pushed: str
-    step: int = 0
-    total_steps: int = 0
-    resumed_step: int = 0
-    rejected: list[dict[str, str]] = []
-    exit_code: int = 0
-    error: dict[str, Any] | None = None
-
-
-class Chain(BaseModel):
-    """`kaggle.json`."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    id: str
-    user: str
-    bundle: str = ""
-    """Digest of what the dataset holds."""
-    links: list[Link] = []
-
-    @property
-    def last(self) -> Link | None:
-        """The newest segment."""
-        return self.links[-1] if self.links else None
-
-    @property
-    def good(self) -> Link | None:
-        """The newest segment that left something to go on from."""
-        return next((link for link in reversed(self.links) if link.state in ("stopped", "done")), None)
 
 
 class Kernel(Place):
     """Kaggle as a place."""
 
-    name = NAME
+    name = "kaggle"
 
-    def __init__(self, run: Run, look_seconds: float = 60.0) -> None:
-        self.run = run
+    def __init__(self, run: Run | None, look_seconds: float = 60.0, cli: KaggleCommand | None = None) -> None:
+        super().__init__(run)
         self._look_seconds = look_seconds
+        self._cli = cli or KaggleCommand()
 
     # ---- the place
 
     def facts(self) -> None:
-        """Nobody can be asked before it runs."""
+        """Not known before a kernel runs."""
 
     def put(self, package: Package) -> None:
-        """Bring the bundle into a private dataset; an equal one is there already."""
+        """Upload the bundle to a private dataset, unless an equal one is there."""
         chain = self._chain(package.name)
         with tempfile.TemporaryDirectory(prefix="stoker-") as name:
             folder = Path(name)
             made = bundle.make(package, self.run, folder / BUNDLE)
             if made.digest == chain.bundle:
                 return
-            self._upload(folder, f"{chain.user}/{slug(package.name)}", made)
+            dataset = f"{chain.user}/{slug(package.name)}"
+            self._cli.upload(folder, dataset, made.digest[:16], self._look_seconds)
         self._keep(package.name, chain.model_copy(update={"bundle": made.digest}))
 
     def start(self, package: Package) -> None:
-        """Push the next segment, unless one is under way or the week's quota is used up."""
-        chain = self._known(package.name)
+        """Push the next segment, unless one is running or the week's quota is used up."""
+        chain = self._current(package.name)
         if (chain.last is None or chain.last.state != "pushed") and self._has_quota():
             self._push(package.name, chain)
 
     def status(self, run: str) -> dict[str, Any] | None:
-        """How the chain stands, as Kaggle says."""
+        """State of the chain, as Kaggle reports it."""
         if not self._file(run).is_file():
             return None
-        link = self._looked(run, self._known(run))
+        link = self._updated(run, self._current(run))
         if link is None:
             return None
         state = {"pushed": "running", "lost": "failed"}.get(link.state, link.state)
         return {"name": run, "state": state, "step": link.step, "total_steps": link.total_steps, "kernel": link.kernel}
 
     def follow(self, words: Sequence[str]) -> int:
-        """`logs`: what the newest kernel says. `watch`: go on with the chain until it is done."""
+        """`logs`: the log of the newest kernel. `watch`: push segments until the run is done."""
         run = words[1] if len(words) > 1 else ""
         chain = self._chain(run)
         if words[0] == "logs" and chain.last:
-            more = ["--follow"] if "--follow" in words else []
-            return subprocess.call([*self._program(), "kernels", "logs", chain.last.kernel, *more])  # noqa: S603
+            return self._cli.show_logs(chain.last.kernel, *(["--follow"] if "--follow" in words else []))
         if words[0] == "watch":
             return self.finish(run, lambda _: None)
         raise StokerError("STK756", command=words[0])
 
+    def watch(self, words: Sequence[str], terminal: Terminal) -> int:
+        """Attend the chain, or with `--once` show its state now."""
+        run = words[1]
+        if "--once" not in words and "--json" not in words:
+            return self.attend(run, terminal)
+        found = self.status(run)
+        if "--json" in words:
+            terminal.data_json(found)
+        elif found is not None:
+            fields = {"name": run, "state": messages.text(f"state.{found['state']}"), "step": found["step"]}
+            terminal.data(messages.text("kaggle.once", **fields, total=found["total_steps"], kernel=found["kernel"]))
+        return EXIT_DONE
+
+    def attend(self, run: str, terminal: Terminal) -> int:
+        """Push segments until the run is done and copied here; Ctrl-C leaves, the running kernel goes on."""
+        try:
+            with terminal.status() as status:
+                status.show(messages.text("remote.looking", host=self.label))
+                code = self.finish(run, lambda link: _report_to(terminal, link))
+        except KeyboardInterrupt:
+            terminal.talk("kaggle.left", name=run)
+            return EXIT_STOPPED
+        if code == EXIT_STOPPED:
+            terminal.talk("kaggle.waiting")
+        else:
+            terminal.talk("remote.pulled", name=run, path=RunDir(layout.runs_folder() / run).final)
+        return code
+
     def stop(self, run: str) -> None:  # noqa: ARG002  # the protocol's
-        """Kaggle's command line has no verb for it."""
+        """Kaggle's command line cannot stop a kernel."""
         raise StokerError("STK756", command="stop")
 
     def stop_meter(self) -> None:
         """A kernel's time ends with the kernel."""
 
     def get(self, run: str) -> RunDir:
-        """Bring records, newest checkpoint and finished model of the newest segment that left any; verified."""
+        """Copy records, newest checkpoint and finished model of the newest segment that left any; verified."""
         chain, run_dir = self._chain(run), RunDir(layout.runs_folder() / run)
         if chain.good is None:
             raise StokerError("STK755", name=run)
         for left in reversed(range(_LOOKS)):
             try:
-                self._bring(run, chain.id, chain.good, run_dir)
+                self._download(run, chain.id, chain.good, run_dir)
                 break
-            except StokerError as error:  # the command line does not see that a download failed
+            except StokerError as error:  # the command line does not notice that a download failed
                 if error.code not in ("STK750", "STK754") or not left:
                     raise
             time.sleep(self._look_seconds)
         return run_dir
 
-    def _bring(self, run: str, chain: str, link: Link, run_dir: RunDir) -> None:
+    def _download(self, run: str, chain: str, link: ChainLink, run_dir: RunDir) -> None:
+        pattern = rf"^(runs/{re.escape(run)}/|{re.escape(segment.REPORT)}$)"
         with tempfile.TemporaryDirectory(prefix=".kaggle-", dir=run_dir.path) as name:
-            self._say(*_output_words(link.kernel, rf"^(runs/{re.escape(run)}/|{re.escape(segment.REPORT)}$)", name))
-            report = _report(Path(name) / segment.REPORT, chain, link)
+            self._cli.download(link.kernel, pattern, name)
+            report = kaggle_chain.read_report(Path(name) / segment.REPORT, chain, link)
             if report is None:
                 raise StokerError("STK754", kernel=link.kernel, reason=segment.REPORT)
             _take(RunDir(Path(name) / "runs" / run), run_dir, report, link.kernel)
 
     # ---- the chain
 
-    def finish(self, run: str, tell: Callable[[Link], None]) -> int:
-        """Go on with the chain until the run is done, or the week's quota is used up.
+    def finish(self, run: str, tell: Callable[[ChainLink], None]) -> int:
+        """Push segments until the run is done, or the week's quota is used up.
 
         Args:
             run: Its name.
-            tell: Told of each segment as it is pushed and as it ends.
+            tell: Called with each segment when it is pushed and when it ends.
         """
         for link in self.go_on(run):
             tell(link)
         chain = self._chain(run)
         return EXIT_DONE if chain.last and chain.last.state == "done" else EXIT_STOPPED
 
-    def go_on(self, run: str) -> Iterator[Link]:
-        """The segments as they end and are pushed; ends where the run is done or has to wait for quota."""
-        last = self._known(run).last
+    def go_on(self, run: str) -> Iterator[ChainLink]:
+        """The segments as they end and are pushed; ends when the run is done or has to wait for quota."""
+        last = self._current(run).last
         if last is not None and last.state == "pushed":
             yield last
         if last is not None and last.state == "done" and (layout.runs_folder() / run / "artifacts" / "final").is_dir():
@@ -236,33 +208,28 @@ class Kernel(Place):
                 self.get(run)
                 return
             chain = self._chain(run)
-            self._require_hope(run, chain)
+            _require_progress(run, chain)
             if not self._has_quota():
                 return
             yield self._push(run, chain)
 
-    def _known(self, run: str) -> Chain:
-        """The chain; of a push that was cut off it is Kaggle who knows whether it came about."""
+    def _current(self, run: str) -> Chain:
+        """The chain; whether an interrupted push succeeded is asked of Kaggle."""
         chain = self._chain(run)
         if chain.last is None or chain.last.state != "pushing":
             return chain
-        try:
-            self._state(chain.last.kernel)
-            links = [*chain.links[:-1], chain.last.model_copy(update={"state": "pushed"})]
-        except StokerError as error:
-            if error.code != "STK750" or not _NO_KERNEL.search(str(error.fields["reason"])):
-                raise
-            links = chain.links[:-1]
-        return self._keep(run, chain.model_copy(update={"links": links}))
+        if not self._cli.exists(chain.last.kernel):
+            return self._keep(run, chain.without_last())
+        return self._keep(run, chain.replaced(chain.last.model_copy(update={"state": "pushed"})))
 
-    def _ended(self, run: str) -> Link | None:
+    def _ended(self, run: str) -> ChainLink | None:
         """The newest segment once it has ended."""
         failures = 0
         while True:
             try:
-                link = self._looked(run, self._chain(run))
+                link = self._updated(run, self._chain(run))
                 failures = 0
-            except StokerError as error:  # the line may be down for a while; the kernel does not mind
+            except StokerError as error:  # the network may be down for a while; the kernel runs on
                 failures += 1
                 if error.code != "STK750" or failures > _FAILURES:
                     raise
@@ -271,87 +238,62 @@ class Kernel(Place):
                     return link
             time.sleep(self._look_seconds)
 
-    def _looked(self, run: str, chain: Chain) -> Link | None:
-        """The newest segment as it stands now, written down where that is new."""
+    def _updated(self, run: str, chain: Chain) -> ChainLink | None:
+        """The newest segment in its state of now, which is recorded."""
         link = chain.last
-        if link is None or link.state != "pushed":
+        if link is None or link.state != "pushed" or self._cli.state(link.kernel) in RUNNING:
             return link
-        state = self._state(link.kernel)
-        if state in ("queued", "running", "new_script"):
-            return link
-        report = self._left(chain.id, link)
-        link = link.model_copy(update=_told(report) if report else {"state": "lost", "step": _step(chain)})
-        self._keep(run, chain.model_copy(update={"links": [*chain.links[:-1], link]}))
+        report = self._report(chain.id, link)
+        link = link.ended(report) if report else link.lost(chain.step)
+        self._keep(run, chain.replaced(link))
         return link
 
-    def _left(self, chain: str, link: Link) -> Report | None:
-        """The report of a segment that has ended; None where it is not in the output on several looks in a row.
+    def _report(self, chain: str, link: ChainLink) -> SegmentReport | None:
+        """The report of a segment that has ended; None where several downloads in a row have none.
 
         Raises:
-            StokerError: STK750 where one came that cannot be read: the download was a bad one, not the segment.
+            StokerError: STK750 where a report is damaged: the download failed, not the segment.
         """
         for left in reversed(range(_LOOKS)):
             with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-                self._say(*_output_words(link.kernel, f"^{re.escape(segment.REPORT)}$", folder))
-                report = _report(Path(folder) / segment.REPORT, chain, link)
+                self._cli.download(link.kernel, f"^{re.escape(segment.REPORT)}$", folder)
+                report = kaggle_chain.read_report(Path(folder) / segment.REPORT, chain, link)
             if report is not None:
                 return report
             if left:
                 time.sleep(self._look_seconds)
         return None
 
-    def _require_hope(self, run: str, chain: Chain) -> None:
-        """A segment that failed would fail again; one that was lost or brought nothing may be an accident."""
-        last = chain.links[-1]
-        if last.state == "failed":
-            if last.error is None:
-                raise StokerError("STK759", name=run, number=last.number, exit_code=last.exit_code, kernel=last.kernel)
-            raise StokerError.from_json(last.error)
-        newest = chain.links[-_IN_A_ROW:]
-        fruitless = [link for link in newest if link.state == "lost" or link.step <= link.resumed_step]
-        if len(fruitless) == _IN_A_ROW:
-            raise StokerError("STK753", count=_IN_A_ROW, kernel=last.kernel)
-
     # ---- push
 
-    def _push(self, run: str, chain: Chain) -> Link:
-        link = Link(
-            number=1 + (chain.last.number if chain.last else 0),
-            kernel="",
+    def _push(self, run: str, chain: Chain) -> ChainLink:
+        number = 1 + (chain.last.number if chain.last else 0)
+        link = ChainLink(
+            number=number,
+            kernel=f"{chain.user}/{slug(run)}-{number}",
             source=chain.good.number if chain.good else None,
             state="pushing",
             pushed=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            step=_step(chain),
-            resumed_step=_step(chain),
+            step=chain.step,
+            resumed_step=chain.step,
         )
-        link = link.model_copy(update={"kernel": f"{chain.user}/{slug(run)}-{link.number}"})
         seconds = self._session_seconds()
         with tempfile.TemporaryDirectory(prefix="stoker-") as name:
             folder = Path(name)
             (folder / "segment.py").write_text(self._script(run, chain, link, seconds), encoding="utf-8")
             files.write_json(folder / "kernel-metadata.json", self.metadata(run, chain, link))
-            shape = self._accelerator()
-            words = [
-                "kernels",
-                "push",
-                "-p",
-                name,
-                "-t",
-                str(round(seconds)),
-                *(["--accelerator", shape] if shape else []),
-            ]
-            self._keep(run, chain.model_copy(update={"links": [*chain.links, link]}))
-            said = self._say(*words)
-        if "successfully pushed" not in said or "are not valid" in said:
+            self._keep(run, chain.appended(link))
+            refusal = self._cli.push(name, seconds, self._accelerator())
+        if refusal:
             self._keep(run, chain)
-            raise StokerError("STK750", command="kernels push", reason=_shortened(said))
+            raise StokerError("STK750", command="kernels push", reason=refusal)
         link = link.model_copy(update={"state": "pushed"})
-        self._keep(run, chain.model_copy(update={"links": [*chain.links, link]}))
+        self._keep(run, chain.appended(link))
         return link
 
-    def metadata(self, run: str, chain: Chain, link: Link) -> dict[str, Any]:
+    def metadata(self, run: str, chain: Chain, link: ChainLink) -> dict[str, Any]:
         """`kernel-metadata.json` of a segment."""
-        own = dict(self.run.native.kaggle)
+        own = dict(self.options)
         before = next((one.kernel for one in chain.links if one.number == link.source), None)
         return {
             "enable_internet": True,
@@ -367,8 +309,8 @@ class Kernel(Place):
             "kernel_sources": [before] if before else [],
         }
 
-    def _script(self, run: str, chain: Chain, link: Link, seconds: float) -> str:
-        asked = {  # `segment.Asked`, but for when it begins and the words of the bundle
+    def _script(self, run: str, chain: Chain, link: ChainLink, seconds: float) -> str:
+        request = {  # `segment.SegmentRequest`, without its start and the words of the bundle
             "name": run,
             "chain": chain.id,
             "number": link.number,
@@ -378,7 +320,7 @@ class Kernel(Place):
             "inputs": _INPUT,
             "base": _BASE,
         }
-        lost = Report(chain=chain.id, number=link.number, source=link.source, state="lost").sealed()
+        lost = SegmentReport(chain=chain.id, number=link.number, source=link.source, state="lost").sealed()
         pushed = Bundle(Path(BUNDLE), chain.bundle, {})
         return _SCRIPT.format(
             title=messages.text("kaggle.title", name=run, number=link.number),
@@ -387,168 +329,69 @@ class Kernel(Place):
             report=segment.REPORT,
             lost=lost,
             secrets=bundle.secret_names(self.run),
-            asked=json.dumps(asked, ensure_ascii=False),
+            request=json.dumps(request, ensure_ascii=False),
         )
 
     def _accelerator(self) -> str | None:
         if self.run.where.gpus == 0:
             return None
-        return str(self.run.native.kaggle.get("machine_shape") or _ACCELERATOR)
+        return str(self.options.get("machine_shape") or _ACCELERATOR)
 
     def _session_seconds(self) -> float:
-        """Of one segment: what the run file says, else what Kaggle can be counted on for; no more than is left."""
-        found = next(one for one in platforms.platforms() if one.name == NAME)
+        """Of one segment: what the run file says, else Kaggle's own limit; no more than is left of the quota."""
+        found = next(one for one in platforms.platforms() if one.name == self.name)
         hours = found.session_hours
         assert hours is not None
-        asked = values.duration_seconds(self.run.where.session) if self.run.where.session else 3600 * hours
+        wanted = values.duration_seconds(self.run.where.session) if self.run.where.session else 3600 * hours
         left = self._quota_seconds()
-        return asked if left is None else min(asked, left)
+        return wanted if left is None else min(wanted, left)
 
     def _has_quota(self) -> bool:
         left = self._quota_seconds()
         return left is None or left >= _LEAST_SESSION_SECONDS
 
     def _quota_seconds(self) -> float | None:
-        """Seconds of a GPU left this week; None where a CPU is used, or Kaggle does not say."""
-        if self._accelerator() is None:
-            return None
-        said = self._say("quota", "--format", "csv", may_fail=True)
-        rows = [row for row in csv.DictReader(io.StringIO(said)) if row.get("resource") == "GPU"]
-        found = re.fullmatch(r"([\d.]+)h", rows[0].get("remaining") or "") if rows else None
-        return 3600 * float(found.group(1)) if found else None
-
-    # ---- the dataset
-
-    def _upload(self, folder: Path, dataset: str, made: Bundle) -> None:
-        title = dataset.partition("/")[2]
-        licence = [{"name": "other"}]
-        files.write_json(folder / "dataset-metadata.json", {"id": dataset, "title": title, "licenses": licence})
-        before = self._version(dataset)
-        if before is None:
-            said = self._say("datasets", "create", "-p", str(folder), "-q")
-        else:
-            said = self._say("datasets", "version", "-p", str(folder), "-q", "-m", made.digest[:16])
-        if "being created" not in said:
-            raise StokerError("STK750", command="datasets", reason=_shortened(said))
-        until = time.monotonic() + _READY_SECONDS
-        while (self._version(dataset) or 0) <= (before or 0):
-            if time.monotonic() > until:
-                raise StokerError("STK750", command="datasets status", reason=dataset)
-            time.sleep(min(self._look_seconds, 10.0))
-
-    def _version(self, dataset: str) -> int | None:
-        """The newest version that is ready; None where there is no such dataset."""
-        said = self._say("datasets", "status", dataset, "--format", "json", may_fail=True)
-        try:
-            found = json.loads(said[said.index("{") : said.rindex("}") + 1])
-        except ValueError:
-            return None
-        return int(found.get("current_version_number") or 0) if str(found.get("status")).lower() == "ready" else 0
-
-    # ---- Kaggle's command line
-
-    def _state(self, kernel: str) -> str:
-        """queued, running, complete, error or one of its words for a cancelled kernel."""
-        said = self._say("kernels", "status", kernel)
-        found = re.search(r'has status "(?:\w+\.)?(\w+)"', said)
-        if found is None:
-            raise StokerError("STK750", command="kernels status", reason=_shortened(said))
-        return found.group(1).lower()
-
-    def _program(self) -> list[str]:
-        own = tools.find(TOOL)
-        if own is not None:
-            return [str(own), "-m", "kaggle"]
-        found = shutil.which("kaggle")
-        if found is None:
-            raise StokerError("STK601", tool=TOOL.name, folder=tools.folder() / TOOL.name, packages=TOOL.packages)
-        return [found]
-
-    def _say(self, *words: str, may_fail: bool = False) -> str:
-        """What it prints."""
-        try:
-            done = subprocess.run(  # noqa: S603  # no shell; who we are is in its own files or the environment
-                [*self._program(), *words],
-                capture_output=True,
-                check=False,
-                timeout=_CALL_SECONDS,
-                env=env.child_environment({}),
-            )
-        except subprocess.TimeoutExpired as error:
-            raise StokerError("STK750", command=" ".join(words[:2]), reason=error) from error
-        said = done.stdout.decode("utf-8", "replace")
-        if done.returncode and not may_fail:
-            complaint = done.stderr.decode("utf-8", "replace")
-            raise StokerError("STK750", command=" ".join(words[:2]), reason=_shortened(complaint + said))
-        return said
-
-    def _user(self) -> str:
-        found = re.search(r"^- username: (\S+)$", self._say("config", "view"), re.MULTILINE)
-        if found is None or found.group(1) == "None":
-            raise StokerError("STK757")
-        return found.group(1)
+        """Seconds of a GPU left this week; None for a CPU, or where Kaggle does not say."""
+        return None if self._accelerator() is None else self._cli.quota_seconds()
 
     # ---- the record
 
     def _file(self, run: str) -> Path:
-        return layout.runs_folder() / run / CHAIN
+        return layout.runs_folder() / run / kaggle_chain.FILE
 
     def _chain(self, run: str) -> Chain:
         path = self._file(run)
-        return files.read_record(path, Chain) if path.is_file() else Chain(id=secrets.token_hex(8), user=self._user())
+        if path.is_file():
+            return files.read_record(path, Chain)
+        return Chain(id=secrets.token_hex(8), user=self._cli.user())
 
     def _keep(self, run: str, chain: Chain) -> Chain:
         files.write_json(self._file(run), chain.model_dump())
         return chain
 
 
-def slug(run: str) -> str:
-    """A run's name as Kaggle spells names: what it would change is kept apart by a digest."""
-    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    longest = _TITLE_LETTERS - len("stoker--9999")
-    if plain == run and len(plain) <= longest:
-        return f"stoker-{plain}"
-    return f"stoker-{plain[: longest - 7].rstrip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+def _report_to(terminal: Terminal, link: ChainLink) -> None:
+    for one in link.rejected:
+        terminal.talk("kaggle.rejected", number=link.number, path=one["path"], reason=one["reason"])
+    fields = {"number": link.number, "kernel": link.kernel, "step": link.step, "total": link.total_steps}
+    terminal.talk(_SENTENCES.get(link.state, "kaggle.pushed"), **fields)
 
 
-def _output_words(kernel: str, pattern: str, folder: str) -> list[str]:
-    return ["kernels", "output", kernel, "-p", folder, "-o", "-q", "--page-size", "200", "--file-pattern", pattern]
+def _require_progress(run: str, chain: Chain) -> None:
+    """A segment that failed would fail again; one that was lost or made no progress may be an accident."""
+    last = chain.links[-1]
+    if last.state == "failed":
+        if last.error is None:
+            raise StokerError("STK759", name=run, number=last.number, exit_code=last.exit_code, kernel=last.kernel)
+        raise StokerError.from_json(last.error)
+    newest = chain.links[-_IN_A_ROW:]
+    fruitless = [link for link in newest if link.state == "lost" or link.step <= link.resumed_step]
+    if len(fruitless) == _IN_A_ROW:
+        raise StokerError("STK753", count=_IN_A_ROW, kernel=last.kernel)
 
 
-def _report(path: Path, chain: str, link: Link) -> Report | None:
-    """A segment's report; None where there is none, or another's.
-
-    Raises:
-        StokerError: STK750 where it is not what was written.
-    """
-    try:
-        report = Report.read(path)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise StokerError("STK750", command="kernels output", reason=f"{link.kernel}: {path.name}") from error
-    return report if (report.chain, report.number) == (chain, link.number) else None
-
-
-def _told(report: Report) -> dict[str, Any]:
-    named = {"done", "stopped", "failed"}
-    return {
-        "state": report.state if report.state in named else "lost",
-        "step": report.step,
-        "total_steps": report.total_steps,
-        "resumed_step": report.resumed_step,
-        "rejected": report.rejected,
-        "exit_code": report.exit_code,
-        "error": report.error,
-    }
-
-
-def _step(chain: Chain) -> int:
-    return chain.good.step if chain.good else 0
-
-
-def _take(source: RunDir, run_dir: RunDir, report: Report, kernel: str) -> None:
-    """Put what was downloaded into the run directory, every digest compared."""
+def _take(source: RunDir, run_dir: RunDir, report: SegmentReport, kernel: str) -> None:
+    """Move what was downloaded into the run directory, every digest compared."""
     standing = report.standing
     for name in ("events.jsonl", "plan.json", "supervisor.json"):
         if (source.path / name).is_file():
@@ -564,8 +407,3 @@ def _take(source: RunDir, run_dir: RunDir, report: Report, kernel: str) -> None:
         artifacts.begin(run_dir, "final").rmdir()
         source.final.rename(artifacts.aside(run_dir, "final"))
         artifacts.accept(run_dir, "final")
-
-
-def _shortened(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return env.without_secrets(" / ".join(lines[-3:]))[:500] or "-"

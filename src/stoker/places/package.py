@@ -1,8 +1,8 @@
-"""What another machine needs of a run: its run file, what that names, prepared data, an earlier run's model.
+"""A run packed for another machine: run file, input files, prepared data, an earlier run's model.
 
-Names of files are those below the box's base folder:
-    inputs/<name>/...    the run file and what it reads, with the relative paths between them
-    runs/<name>/data/    the prepared set, where it was prepared here: its sources then stay here
+File names are relative to Stoker's folder there:
+    inputs/<name>/...    the run file and its inputs, with the relative paths between them kept
+    runs/<name>/data/    the prepared set, if it was prepared here; its sources are not sent then
 """
 
 import os
@@ -20,31 +20,31 @@ from stoker.rundir.layout import RunDir
 
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
 SECRETS = (*_BUCKET, env.HF_TOKEN, env.WEBHOOK, env.NOTIFY_COMMAND)
-"""Variables that a run may need wherever it runs. They travel in the environment only."""
+"""Variables that a run may need anywhere. They are sent through the environment only."""
 _OWN = {"autodl": env.AUTODL_TOKEN}
-"""A platform's own: it goes to that platform's machines and nowhere else."""
+"""Sent to machines of that platform only."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A run, ready to be sent."""
+    """A run ready to send."""
 
     name: str
     """Of the run."""
     files: dict[str, Path]
-    """Where each file stands below the base folder there -> where it is here."""
+    """Name below Stoker's folder there -> path here."""
     folder: str
-    """Where `stoker train` is called, below the base folder."""
+    """Working directory of `stoker train`, below Stoker's folder."""
     words: tuple[str, ...]
-    """What stands behind `stoker` to start or continue the run."""
+    """Arguments of `stoker` that start or continue the run."""
     digests: dict[str, str]
-    """Of files whose digest is known already."""
+    """SHA-256 of files whose digest is known already."""
     prepared: bool
     """Whether the data is prepared."""
 
     @property
     def joining(self) -> tuple[str, ...]:
-        """What stands behind `stoker` on a machine that only takes part."""
+        """Arguments of `stoker` on a machine that joins the run."""
         return ("join", *(word for word in self.words[1:] if word != "--detach"))
 
     def digest(self, name: str) -> str:
@@ -58,12 +58,12 @@ class Package:
 
 
 def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
-    """Collect a run.
+    """Pack a run.
 
     Args:
-        name: As the user named the run file or recipe.
-        run_file: It, read.
-        overrides: `--set` of the user.
+        name: Run file or recipe, as the user named it.
+        run_file: Its content.
+        overrides: The user's `--set`.
     """
     run_name = str(run_file.run.name)
     data, digests = _prepared(run_file)
@@ -79,7 +79,9 @@ def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
     found = {f"inputs/{run_name}/{inner}": path for inner, path in names.items()}
     found |= {f"runs/{run_name}/data/{inner}": path for inner, path in data.items()}
     found |= _earlier(run_file.run)
-    sets = [word for one in [*overrides, "where.place=local"] for word in ("--set", one)]
+    # Packages that provide places need not be installed there, so their options are left out.
+    others = [f"native.{name}=" for name in run_file.run.native.model_extra or ()]
+    sets = [word for one in [*overrides, "where.place=local", *others] for word in ("--set", one)]
     return Package(
         name=run_name,
         files=found,
@@ -91,13 +93,13 @@ def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
 
 
 def secrets(run: Run | None = None, platform: str = "") -> dict[str, str]:
-    """The variables that are set here and needed there.
+    """Variables that are set here and needed there.
 
     Args:
-        run: What is to run: keys to a bucket go with a run whose store is one.
+        run: Keys of a bucket are sent with a run whose store is one; without a run they are not.
         platform: Name of the platform it runs on.
     """
-    wanted = [one for one in SECRETS if one not in _BUCKET or run is None or _has_bucket(run)]
+    wanted = [one for one in SECRETS if one not in _BUCKET or (run is not None and _has_bucket(run))]
     wanted += [_OWN[platform]] if platform in _OWN else []
     return {one.name: env.read(one) for one in wanted if env.read(one)}
 
@@ -107,7 +109,7 @@ def _has_bucket(run: Run) -> bool:
 
 
 def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
-    """The prepared set by name below `data` and the digests its report has; nothing where none is for this run."""
+    """Files of the prepared set by name and the digests in its report; empty where this run has none."""
     try:
         run_dir = layout.find(str(run_file.run.name))
     except StokerError:
@@ -120,7 +122,7 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:
-    """The files a run reads: the word of the run file, and the file."""
+    """Input files of a run: the value in the run file, and the file."""
     run, folder = run_file.run, run_file.folder
     if sources:
         own_eval = inputs.eval_source(run)
@@ -137,7 +139,7 @@ def _all(path: Path) -> list[Path]:
 
 
 def _arranged(run_file: RunFile, own: list[Path], read: list[tuple[str, Path]]) -> tuple[str, dict[str, Path]]:
-    """The run file's folder below the inputs, and every file's name: `../data` of a run file stays what it is."""
+    """The run file's folder below the inputs, and every file's name: relative paths such as `../data` stay valid."""
     if absolute := next((word for word, _ in read if Path(word).is_absolute()), None):
         raise StokerError("STK704", path=absolute, name=run_file.name)
     paths = [*own, *(path for _, path in read)]
@@ -149,7 +151,7 @@ def _arranged(run_file: RunFile, own: list[Path], read: list[tuple[str, Path]]) 
 
 
 def _earlier(run: Run) -> dict[str, Path]:
-    """What an earlier run made, where this one starts from it."""
+    """Files of an earlier run that this one starts from."""
     found: dict[str, Path] = {}
     for word in (run.model, run.tokenizer):
         if isinstance(word, str) and word.startswith(inputs.EARLIER_RUN):

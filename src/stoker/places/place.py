@@ -1,47 +1,101 @@
-"""A place: where a run goes. One small protocol for all; the rest of the house sees no difference between them."""
+"""`Place`: the protocol of everywhere a run can be sent. Commands use it and see no difference between places.
+
+A package adds a place by a subclass, named in its entry point group `stoker.places` and called with the run, or with
+None for a command about a run that is not on this machine. `registry.py` finds places.
+"""
 
 import abc
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from stoker.config.run import Run
-from stoker.errors import StokerError
+from stoker.config.load import RunFile
+from stoker.config.run import NativeBlock, Run
 from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
 from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import BoxFacts
 from stoker.launch.plan_inputs import Elsewhere
 from stoker.places.package import Package
-from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 
-KAGGLE = "kaggle"
-SKY = "sky"
+
+class StatusLine(Protocol):
+    """A line of progress."""
+
+    def show(self, line: str) -> None:
+        """Show the newest line."""
+
+
+class Terminal(Protocol):
+    """How a place speaks to the user. The module `terminal.console` is one."""
+
+    def talk(self, key: str, /, **fields: Any) -> None:
+        """Say a sentence of the catalogue."""
+
+    def data(self, text: str) -> None:
+        """Print a command's answer."""
+
+    def data_json(self, value: Any) -> None:
+        """Print a command's answer as JSON."""
+
+    def status(self) -> AbstractContextManager[StatusLine]:
+        """Show a line of progress until the `with` block ends."""
 
 
 class Place(abc.ABC):
     """Somewhere else that trains."""
 
     name: str
+    """What `--on` and `where.place` call it; for a machine its host's name."""
     machines: int = 1
     """How many machines like the one of `facts` train together there."""
+    started_by_user: bool = False
+    """Whether the user starts the run there with another program: `hand_over` then takes the place of `put` and
+    `start`."""
+    known_options: frozenset[str] | None = frozenset()
+    """Names of options it reads from `native.<name>`; None for any."""
+    package: str = ""
+    """The package that provides it, with its version; empty for a built-in place."""
+
+    def __init__(self, run: Run | None) -> None:
+        """Take the run that goes there.
+
+        Args:
+            run: None for a command about a run that is not on this machine.
+        """
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that goes there."""
+        assert self._run is not None
+        return self._run
+
+    @property
+    def options(self) -> NativeBlock:
+        """The run file's `native.<name>`."""
+        return self._run.native.of_place(self.name) if self._run else {}
 
     @abc.abstractmethod
     def facts(self) -> BoxFacts | None:
-        """What is there when it trains; None where nobody can be asked before."""
+        """Facts of the machine that will train; None where they are not known before the run starts."""
 
     @abc.abstractmethod
     def put(self, package: Package) -> None:
-        """Bring what is missing there of a run and of Stoker; again after a cut, the rest."""
+        """Send what is missing there of a run and of Stoker; goes on after an interruption."""
 
     @abc.abstractmethod
     def start(self, package: Package) -> None:
-        """Start or continue the run there, so that it needs nobody here."""
+        """Start or continue the run there, so that it does not need this machine."""
 
     @abc.abstractmethod
     def status(self, run: str) -> dict[str, Any] | None:
-        """How the run stands there; None where it is not known there."""
+        """`state`, `step` and more of a run; None where the place does not know it.
+
+        States that are not started again: queued, running, done.
+        """
 
     @abc.abstractmethod
     def follow(self, words: Sequence[str]) -> int:
@@ -53,17 +107,17 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def get(self, run: str) -> RunDir:
-        """Bring newest checkpoint, finished model and records here, verified by digest."""
+        """Copy the newest checkpoint, the finished model and the records here, verified by digest."""
 
     @abc.abstractmethod
     def stop_meter(self) -> None:
-        """End what costs money, by the verb that can be undone."""
+        """Stop what costs money, by the command that can be undone."""
 
-    # ---- what not every place has
+    # ---- with defaults, for what not every place has
 
     @property
     def label(self) -> str:
-        """What people are told: its name, or the names of all machines that train together."""
+        """The name in messages; of several machines that train together, all names."""
         return self.name
 
     @property
@@ -71,82 +125,37 @@ class Place(abc.ABC):
         """Rented machines of it that nobody switches off when the run has ended."""
         return []
 
+    def check(self, run_file: RunFile) -> None:  # noqa: B027  # most places take any run
+        """Refuse a run that cannot go there, before anything is written."""
+
     @contextlib.contextmanager
-    def awake(self, tell: Tell) -> Iterator[None]:  # noqa: ARG002  # for those that are to be switched on
-        """Reachable for what comes before training."""
+    def awake(self, tell: Tell) -> Iterator[None]:  # noqa: ARG002  # for machines that are switched on
+        """Keep it reachable while a run is sent and started."""
         yield
 
     def surroundings(self) -> Elsewhere:
-        """What a plan for it needs to know beside the machine."""
+        """Network and platform, for the plan."""
         return Elsewhere(Network(), None)
 
     def price(self) -> Offer | None:
-        """What its provider bills for it, where that can be asked."""
+        """What its provider bills, where the provider can be asked."""
         return None
 
     def balance(self) -> float | None:
-        """What is left in the account it is billed to, where its provider says so."""
+        """What is left in the account it is billed to, where the provider says so."""
         return None
 
-    def settle(self, run: str) -> None:  # noqa: B027  # most places have no meter of ours
-        """Have the meter of a finished run seen to, where nobody does so any more."""
+    def hand_over(self, run_file: RunFile, package: Package, run_dir: RunDir, terminal: Terminal) -> None:
+        """Write what the user needs to start the run, and print the command; only if `started_by_user`."""
+        raise NotImplementedError
 
-
-def recorded(run_dir: RunDir) -> str | None:
-    """The place a run was sent to from here; None where it was not."""
-    try:
-        return str(files.read_json(run_dir.place_file)["on"])
-    except (OSError, ValueError, KeyError, TypeError):
+    def attend(self, run: str, terminal: Terminal) -> int | None:  # noqa: ARG002  # for runs that need this machine
+        """Stay with a run that needs this machine now and then; its exit code. None where it never does."""
         return None
 
+    def watch(self, words: Sequence[str], terminal: Terminal) -> int:  # noqa: ARG002  # where Stoker cannot be asked
+        """`stoker watch RUN ...`; its exit code."""
+        return self.follow(words)
 
-def record(run_dir: RunDir, on: str, **more: Any) -> None:
-    """Note where a run was sent to."""
-    files.write_json(run_dir.place_file, {"on": on, **more})
-
-
-def find(run: Run, on: str | None) -> Place:
-    """The place that was named, or that the run file names."""
-    word = on or (run.where.place if run.where.place in (KAGGLE, SKY) else run.where.host)
-    if word == KAGGLE:
-        from stoker.places.kernels import Kernel
-
-        return Kernel(run)
-    if word == SKY:
-        from stoker.places.sky import Task
-
-        return Task(run)
-    if run.where.hosts and on is None:
-        return _machines(run, run.where.hosts)
-    return _machine(run, word)
-
-
-def _machines(run: Run, names: Sequence[str]) -> Place:
-    """Several machines reached by ssh that train together."""
-    from stoker.hosts import known
-    from stoker.hosts.shell import Ssh
-    from stoker.places.box import Box
-    from stoker.places.fleet import Fleet
-
-    if run.where.place != "ssh":
-        raise StokerError("STK772", place=run.where.place)
-    found = [known.find(name) for name in names]
-    return Fleet([Box(Ssh(host), host, run) for host in found], run.where.interface)
-
-
-def _machine(run: Run, word: str | None) -> Place:
-    """A machine reached by ssh, by itself or in front of a queue."""
-    from stoker.hosts import known
-    from stoker.hosts.shell import Here, Ssh
-    from stoker.places.box import Box
-    from stoker.places.queue import Queue
-
-    if run.where.place == "slurm" and word in (None, Here.name):
-        return Queue.here(run)
-    if word is None:
-        raise StokerError("STK710", place=run.where.place)
-    host = known.find(word)
-    # Who trains on a login node is asked to leave: only `where.place: ssh` means that very machine.
-    has_queue = host.facts is not None and "sbatch" in host.facts.tools
-    is_queue = run.where.place == "slurm" or (run.where.place != "ssh" and has_queue)
-    return Queue(Ssh(host), host, run) if is_queue else Box(Ssh(host), host, run)
+    def settle(self, run: str) -> None:  # noqa: B027  # most places have no meter
+        """Have the meter of a finished run stopped, where the process that would do so is gone."""

@@ -1,8 +1,8 @@
-"""A Slurm queue: the login node is a box like others; a run there is a job, and one job after another until it is done.
+"""A Slurm queue: its login node is a box; a run is a job, followed by further jobs until it is done.
 
-The job's script is written out readable: options, the run's own lines, then `queue.sh`, the same for every run. A job
-whose time is up commits and is requeued; where that is not allowed it submits its successor. A job of several nodes has
-`stoker train` on the first one, by the script itself, which Slurm tells of the end, and `stoker join` on the others.
+The job script is readable: options, the lines of this run, then `queue.sh`, which is the same for every run. A job at
+its time limit commits and is requeued; where that is not allowed it submits its successor. In a job of several nodes
+the script runs `stoker train` on the first one, which gets Slurm's signals, and `stoker join` on the others.
 """
 
 import math
@@ -19,14 +19,14 @@ from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
-from stoker.hosts.shell import Here, Line
+from stoker.hosts.shell import LocalShell, Shell
 from stoker.places import package as packages
 from stoker.places.box import Box
 from stoker.places.package import Package
 
 _LEAST_NOTICE_SECONDS, _MOST_NOTICE_SECONDS = 120, 600
 _NOTICE_SHARE = 0.05
-"""Of a job's time: kept for the last checkpoint and its copy."""
+"""Of a job's time, reserved for the last checkpoint and its copy."""
 _FRUITLESS_MOST = 3
 """Jobs in a row without a newer checkpoint."""
 _GPU_OPTIONS = {"gres", "gpus", "gpus_per_node", "gpus_per_task", "gpus_per_socket", "tres_per_task"}
@@ -36,28 +36,28 @@ _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
 
 
 class Queue(Box):
-    """A Slurm cluster, spoken to on its login node."""
+    """A Slurm cluster, used through its login node."""
 
-    def __init__(self, line: Line, host: Host, run: Run, notice_seconds: int | None = None) -> None:
+    def __init__(self, shell: Shell, host: Host, run: Run | None, notice_seconds: int | None = None) -> None:
         """Take a login node.
 
         Args:
-            line: How it is spoken to.
-            host: What is known of it.
-            run: Decides how long a job is and what it may take.
-            notice_seconds: How long before the time limit a job is told. Default: a share of its time.
+            shell: Runs commands there.
+            host: Its record.
+            run: Decides how long a job is and which resources it takes.
+            notice_seconds: How long before the time limit a job is signalled. Default: a share of its time.
         """
-        super().__init__(line, host, run)
-        self.notice_seconds = notice_seconds or _notice_seconds(run)
+        super().__init__(shell, host, run)
+        self.notice_seconds = notice_seconds or (_notice_seconds(run) if run else _MOST_NOTICE_SECONDS)
 
     @classmethod
-    def here(cls, run: Run) -> "Queue":
+    def here(cls, run: Run | None) -> "Queue":
         """The cluster whose login node this is."""
-        line, base = Here(), (Path.home() / "stoker").as_posix()
-        return cls(line, Host(name=line.name, host=line.name, base=base, python=sys.executable), run)
+        shell, base = LocalShell(), (Path.home() / "stoker").as_posix()
+        return cls(shell, Host(name=shell.name, host=shell.name, base=base, python=sys.executable), run)
 
     def facts(self) -> BoxFacts | None:
-        """Nobody can be asked before the job has its node: the plan is made there."""
+        """Not known before the job has a node: the plan is made there."""
         return None
 
     # ---- a job
@@ -68,14 +68,14 @@ class Queue(Box):
             raise StokerError("STK742", name=package.name, host=self.name, job=waiting[0]["id"])
         folder = f"{self.run_folder(package.name)}/slurm"
         text = self.script(package, packages.secrets(self._run))
-        self.line.run(
+        self.shell.run(
             f"mkdir -p {quote(folder)} {quote(self.run_folder(package.name))}/logs "
             f"{quote(self.base)}/{quote(package.folder)}\n"
             f"rm -f {quote(folder)}/end {quote(folder)}/fruitless\n"
             f"cat > {quote(folder)}/job.sh <<'END_OF_JOB'\n{text}END_OF_JOB\n"
         )
         try:
-            self.line.run(f"sbatch --parsable {quote(folder)}/job.sh", secrets=packages.secrets(self._run))
+            self.shell.run(f"sbatch --parsable {quote(folder)}/job.sh", secrets=packages.secrets(self._run))
         except StokerError as error:
             if error.code != "STK702":
                 raise
@@ -86,7 +86,7 @@ class Queue(Box):
 
         Args:
             package: The run.
-            exported: Names of variables that travel with the job; Slurm takes their values from who submits it.
+            exported: Names of variables whose values Slurm takes from the environment of `sbatch`.
         """
         folder = self.run_folder(package.name)
         words = [word for word in package.words if word != "--detach"]
@@ -102,7 +102,7 @@ class Queue(Box):
             f"fruitless_most={_FRUITLESS_MOST}",
             f"cd {quote(f'{self.base}/{package.folder}')} || exit 2",
             self._command("train", words),
-            *([self._command("join", package.joining)] if self._run.where.nodes > 1 else []),
+            *([self._command("join", package.joining)] if self.run.where.nodes > 1 else []),
             "",
         ]
         common = resources.files("stoker.places").joinpath("queue.sh").read_text(encoding="utf-8")
@@ -112,8 +112,8 @@ class Queue(Box):
         return f"{name}=({' '.join(map(quote, self._python('-m', 'stoker', *words)))})"
 
     def _options(self, name: str) -> Iterator[tuple[str, str]]:
-        """What sbatch is asked for: ours, then the run file's `native.slurm`."""
-        where, native = self._run.where, self._run.native.slurm
+        """Options of sbatch: ours, then the run file's `native.slurm`."""
+        where, native = self.run.where, self.run.native.slurm
         yield "job-name", _job_name(name)
         yield "output", quote(f"{self.run_folder(name)}/logs/slurm-%j.log")
         yield "open-mode", "append"
@@ -131,10 +131,10 @@ class Queue(Box):
             if value is not False:
                 yield option.replace("_", "-"), "" if value is True else _value(option, value)
 
-    # ---- while it waits or runs
+    # ---- while it is pending or runs
 
     def status(self, run: str) -> dict[str, Any] | None:
-        """How the run stands: its job, and what the run directory says; None where neither is known."""
+        """State of the run from its job and its run directory; None where there is neither."""
         jobs, known = self._jobs(run), super().status(run)
         if known is None and not jobs:
             return None
@@ -144,12 +144,12 @@ class Queue(Box):
         return {"name": run, "step": 0, **(known or {}), "state": state, "jobs": jobs, "last": self._last_note(run)}
 
     def _last_note(self, run: str) -> list[str]:
-        """What a job noted last: number, restarts, time, step before, step after, what became of it."""
-        return self.line.run(f"tail -n 1 {quote(self.run_folder(run))}/slurm/jobs 2>/dev/null || true").split()
+        """Last line of the record of jobs: number, restarts, time, step before, step after, outcome."""
+        return self.shell.run(f"tail -n 1 {quote(self.run_folder(run))}/slurm/jobs 2>/dev/null || true").split()
 
     def _jobs(self, run: str) -> list[dict[str, str]]:
         """The run's jobs in the queue."""
-        said = self.line.run(
+        said = self.shell.run(
             "command -v squeue >/dev/null || { echo none; exit 0; }\n"
             f'squeue --noheader --user="$(id -un)" --name={quote(_job_name(run))} --format={quote(_FIELDS)}'
         )
@@ -159,15 +159,15 @@ class Queue(Box):
         return [dict(zip(names, line.split("|"), strict=True)) for line in said.splitlines() if line.count("|") == 5]
 
     def stop(self, run: str) -> None:
-        """Ask the run to commit and end, and for no further job; one that only waits is taken out of the queue."""
+        """Ask the run to commit and end without a further job; a pending job is cancelled."""
         folder, name = quote(self.run_folder(run)), quote(_job_name(run))
-        self.line.run(
+        self.shell.run(
             f"mkdir -p {folder}/slurm; touch {folder}/slurm/end {folder}/stop\n"
             f'scancel --state=PENDING --user="$(id -un)" --name={name}'
         )
 
     def follow(self, words: Sequence[str]) -> int:
-        """`stoker WORDS` there; but a stop goes by way of the queue, and a job that waits has no page yet."""
+        """`stoker WORDS` there; but `stop` goes through the queue, and a pending job has nothing to watch yet."""
         if words[0] == "stop":
             self.stop(words[1])
             return super().follow(words) if self._has_begun(words[1]) else EXIT_DONE
@@ -177,14 +177,14 @@ class Queue(Box):
         return super().follow(words)
 
     def _has_begun(self, run: str) -> bool:
-        """Whether any job of the run has had a node."""
-        return "yes" in self.line.run(f"test -e {quote(self.run_folder(run))}/manifest.json && echo yes || true")
+        """Whether any job of the run has started."""
+        return "yes" in self.shell.run(f"test -e {quote(self.run_folder(run))}/manifest.json && echo yes || true")
 
     def stop_meter(self) -> None:
-        """A queue bills jobs; none is left when a run has ended."""
+        """Nothing to stop: a queue bills jobs, and none is left when a run has ended."""
 
 
-# ---- small things
+# ---- options
 
 
 def _job_name(run: str) -> str:
@@ -192,7 +192,7 @@ def _job_name(run: str) -> str:
 
 
 def _notice_seconds(run: Run) -> int:
-    """How long before the end of its time a job is told."""
+    """How long before its time limit a job is signalled."""
     if not run.where.session:
         return _MOST_NOTICE_SECONDS // 2
     share = round(_NOTICE_SHARE * values.duration_seconds(run.where.session))
@@ -200,14 +200,14 @@ def _notice_seconds(run: Run) -> int:
 
 
 def _cards(gpus: int | str) -> int:
-    """How many cards a job takes: `all` are those it is given, so one unless `native.slurm` asks for more."""
+    """Cards of a job: `all` means those it is given, so one unless `native.slurm` asks for more."""
     if isinstance(gpus, int):
         return gpus
     return 1 if gpus == "all" else 1 + max(int(number) for number in gpus.split(","))
 
 
 def _value(option: str, value: Any) -> str:
-    """An option's value on an `#SBATCH` line, which ends it: nothing in it may begin another one."""
+    """An option's value on an `#SBATCH` line; nothing in it may start another line."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if isinstance(value, dict) or value is None or not re.fullmatch(r"[ -~]+", text):
         raise StokerError("STK743", option=option, value=text, flag=option.replace("_", "-"))

@@ -1,8 +1,8 @@
-"""One segment of a chain: `python -m stoker.places.segment JSON`, on a machine that is taken away after some hours.
+"""One segment of a chain: `python -m stoker.places.segment JSON`, on a machine whose session ends after some hours.
 
-Takes the newest checkpoint that verifies from what the segment before left (or from the store), trains until the
-session's end is near, and leaves a report beside the run. It ends with 0 whatever happened: a notebook that fails may
-lose its output. Knows folders and clocks, nothing of who runs it.
+Resumes from the newest valid checkpoint in the output of an earlier segment (or in the store), trains until shortly
+before the session ends, and writes a report beside the run. It always exits with 0: a notebook that fails may lose its
+output. Knows folders and clocks, not the platform.
 """
 
 import datetime
@@ -28,39 +28,40 @@ from stoker.rundir.layout import RunDir
 from stoker.rundir.pulled import Pulled
 from stoker.store import fetch, opening
 from stoker.store.shelf import Fault
+from stoker.supervise import starting
 
 REPORT = "stoker-segment.json"
 MARGIN_SECONDS = 120.0
-"""Of a session for what is not training: the machine's start before `began`, the output after us."""
+"""Of a session, reserved for what is not training: start of the machine before `began`, saving of the output."""
 _RECORDS = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "supervisor.json")
 _DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/*/*/")
-"""How deep below the inputs an earlier output may stand; that is the platform's own matter, and it has changed."""
+"""How deep in the inputs an earlier output may be; the platform decides that and has changed it."""
 
 
-class Asked(BaseModel):
-    """What a segment is told."""
+class SegmentRequest(BaseModel):
+    """What a segment has to do."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: str
     """Of the run."""
     chain: str
-    """Which chain: outputs of others are none of ours."""
+    """Id of the chain: outputs of other chains are ignored."""
     number: int
     source: int | None
-    """The segment it goes on from; None for the first."""
+    """The segment it resumes from; None for the first."""
     session_seconds: float
     began: float
     """When the session's clock started, in seconds since 1970: before anything was unpacked or installed."""
     runs: str
     inputs: str
-    """Below it stands what the segment before left."""
+    """Folder with the output of the earlier segment."""
     words: list[str]
-    """What stands behind `stoker` to train."""
+    """Arguments of `stoker` that train."""
 
 
-class Report(BaseModel):
-    """What a segment leaves for whoever goes on."""
+class SegmentReport(BaseModel):
+    """What a segment did, for the next one."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -86,7 +87,7 @@ class Report(BaseModel):
         return {**content, "digest": _digest(content)}
 
     @classmethod
-    def read(cls, path: Path) -> "Report":
+    def read(cls, path: Path) -> "SegmentReport":
         """What `sealed` wrote.
 
         Raises:
@@ -104,37 +105,37 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def main(text: str) -> int:
-    """Do one segment and report, also what nobody foresaw: without a report all its checkpoints count as lost."""
-    asked = Asked.model_validate_json(text)
-    run_dir = RunDir(Path(asked.runs) / asked.name)
+    """Run one segment and write its report, also after an unexpected error: without one its checkpoints are lost."""
+    request = SegmentRequest.model_validate_json(text)
+    run_dir = RunDir(Path(request.runs) / request.name)
     rejected: list[dict[str, str]] = []
     step, code, error = 0, EXIT_USER, None
     stands: dict[str, Any] = {}
     try:
-        step = bring(asked, run_dir, rejected)
-        code = _train(asked)
+        step = bring(request, run_dir, rejected)
+        code = _train(request)
         error = _last_error(run_dir) if code not in (EXIT_DONE, EXIT_STOPPED) else None
     except Exception as problem:  # noqa: BLE001  # see above
         error = _told(problem)
     try:
         stands = _standing(run_dir)
-    except Exception as problem:  # noqa: BLE001  # the next segment looks for itself what it can go on from
+    except Exception as problem:  # noqa: BLE001  # the next segment verifies the checkpoints itself
         code, error = EXIT_STOPPED if code == EXIT_DONE else code, error or _told(problem)
-    report = Report(
-        chain=asked.chain,
-        number=asked.number,
-        source=asked.source,
+    report = SegmentReport(
+        chain=request.chain,
+        number=request.number,
+        source=request.source,
         state={EXIT_DONE: "done", EXIT_STOPPED: "stopped"}.get(code, "failed"),
         exit_code=code,
         resumed_step=step,
         rejected=rejected,
         error=error,
-        seconds=time.time() - asked.began,
+        seconds=time.time() - request.began,
         **stands,
     )
-    # Prepared data comes with the bundle; in the output it would only take room.
+    # The bundle has the prepared data; it is not needed in the output.
     shutil.rmtree(run_dir.data, ignore_errors=True)
-    files.write_json(Path(asked.runs).parent / REPORT, report.sealed())
+    files.write_json(Path(request.runs).parent / REPORT, report.sealed())
     return 0
 
 
@@ -146,19 +147,19 @@ def _told(problem: Exception) -> dict[str, Any]:
     return first.to_json()
 
 
-# ---- what the segment before left
+# ---- the output of an earlier segment
 
 
-def bring(asked: Asked, run_dir: RunDir, rejected: list[dict[str, str]]) -> int:
-    """Take over from the segment before; the step training goes on from.
+def bring(request: SegmentRequest, run_dir: RunDir, rejected: list[dict[str, str]]) -> int:
+    """Copy the checkpoint of an earlier segment; the step training resumes from.
 
     Raises:
-        StokerError: STK751 where its output is not here, STK752 where nothing of it can be used. A chain never starts
+        StokerError: STK751 where its output is missing, STK752 where it has no valid checkpoint. A chain never starts
             over by itself.
     """
-    if asked.source is None:
+    if request.source is None:
         return 0
-    report, before = _before(asked)
+    report, before = _before(request)
     _take_records(before, run_dir)
     newest, wrong = checkpoints.newest_verified(before.checkpoints)
     rejected += [{"path": one.path.name, "reason": one.reason} for one in wrong]
@@ -171,19 +172,19 @@ def bring(asked: Asked, run_dir: RunDir, rejected: list[dict[str, str]]) -> int:
         return newest.step
     if not report.step and not wrong:
         return 0
-    return _from_store(asked, run_dir, report.step, "; ".join(f"{one.path.name}: {one.reason}" for one in wrong))
+    return _from_store(request, run_dir, report.step, "; ".join(f"{one.path.name}: {one.reason}" for one in wrong))
 
 
-def _before(asked: Asked) -> tuple[Report, RunDir]:
+def _before(request: SegmentRequest) -> tuple[SegmentReport, RunDir]:
     for depth in _DEPTHS:
-        for path in sorted(Path(asked.inputs).glob(depth + REPORT)):
+        for path in sorted(Path(request.inputs).glob(depth + REPORT)):
             try:
-                report = Report.read(path)
+                report = SegmentReport.read(path)
             except (OSError, ValueError):
                 continue
-            if (report.chain, report.number) == (asked.chain, asked.source):
-                return report, RunDir(path.parent / Path(asked.runs).name / asked.name)
-    raise StokerError("STK751", number=asked.source, folder=asked.inputs)
+            if (report.chain, report.number) == (request.chain, request.source):
+                return report, RunDir(path.parent / Path(request.runs).name / request.name)
+    raise StokerError("STK751", number=request.source, folder=request.inputs)
 
 
 def _take_records(before: RunDir, run_dir: RunDir) -> None:
@@ -194,18 +195,18 @@ def _take_records(before: RunDir, run_dir: RunDir) -> None:
 
 
 def _adopt(one: Checkpoint, run_dir: RunDir) -> None:
-    """Copy it aside, read it back, give it its name."""
+    """Copy it aside, verify it, then rename it."""
     aside = run_dir.checkpoints / f".{one.path.name}.taken.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(one.path, aside, copy_function=shutil.copyfile)
     checkpoints.adopt(run_dir.checkpoints, aside)
 
 
-def _from_store(asked: Asked, run_dir: RunDir, step: int, reason: str) -> int:
-    run_file = load.load(asked.words[1], _overrides(asked.words))
+def _from_store(request: SegmentRequest, run_dir: RunDir, step: int, reason: str) -> int:
+    run_file = load.load(request.words[1], _overrides(request.words))
     found = _stored(run_file.run, run_file.folder, run_dir) if run_file.run.save.store else None
     if found is None:
-        raise StokerError("STK752", number=asked.source, step=step, reason=reason or "-")
+        raise StokerError("STK752", number=request.source, step=step, reason=reason or "-")
     return found.step
 
 
@@ -224,10 +225,12 @@ def _overrides(words: list[str]) -> list[str]:
 # ---- train
 
 
-def _train(asked: Asked) -> int:
-    end = datetime.datetime.fromtimestamp(asked.began + asked.session_seconds - MARGIN_SECONDS, datetime.timezone.utc)
+def _train(request: SegmentRequest) -> int:
+    end = datetime.datetime.fromtimestamp(
+        request.began + request.session_seconds - MARGIN_SECONDS, datetime.timezone.utc
+    )
     environment = env.child_environment({env.DEADLINE.name: end.isoformat(timespec="seconds")})
-    command = [sys.executable, "-X", "utf8", "-m", "stoker", *asked.words]
+    command = starting.command("stoker", *request.words)
     return subprocess.call(command, env=environment)  # noqa: S603  # our own program, no shell
 
 

@@ -1,8 +1,8 @@
 """SkyPilot: writes `runs/<name>/sky.yaml`, a task with our own resume inside, and the command that starts it.
 
-Nothing of SkyPilot is imported or run here: the user runs `sky`. SkyPilot replaces a machine that was taken away, and
-the same `stoker train` goes on there from the store; so a run without a store off the machine is refused. SkyPilot asks
-nobody before it gives a machine back: the task ends only once the copy in the store was read back.
+Nothing of SkyPilot is imported or run here: the user runs `sky`. SkyPilot replaces a preempted machine, and the same
+`stoker train` resumes there from the store; so a run without a remote store is refused. SkyPilot releases a machine
+without asking: the task ends only after the copy in the store was verified.
 """
 
 import functools
@@ -28,9 +28,9 @@ from stoker.launch import plan_inputs
 from stoker.launch.tools import Tool
 from stoker.places import package as packages
 from stoker.places import wheel
-from stoker.places.box import EXTRAS, SETUP
+from stoker.places.box_scripts import EXTRAS, SETUP
 from stoker.places.package import Package
-from stoker.places.place import Place
+from stoker.places.place import Place, Terminal
 from stoker.plan import compare
 from stoker.plan.compare import Row
 from stoker.rundir import files
@@ -45,9 +45,9 @@ _USUAL_DISK_GB = 256
 _SYSTEM_DISK_GB = 60
 _IDLE_MINUTES = 5
 _TRIES = 60
-"""A minute each, until the copy stands; then the machine may be stopped, which keeps its disk."""
+"""A minute each, for the copy in the store to verify; then the machine may be stopped, which keeps its disk."""
 _STORES = ("s3", "hf")
-"""Stores a machine reaches with what stands in its environment."""
+"""Stores a machine reaches with credentials from its environment."""
 _MACHINE = ("accelerators", "instance_type", "any_of", "ordered")
 """Options of SkyPilot that say which machine."""
 
@@ -65,7 +65,7 @@ run=~/stoker/runs/{name}
 code=0
 stoker {words} || code=$?
 
-# SkyPilot gives the machine back when this has ended. So it does not, until what was made stands in the store.
+# SkyPilot gives the machine back when this has ended. So it waits until the store has a verified copy of everything.
 made() {{ [ "$(ls -d "$run"/checkpoints/step-* "$run"/artifacts/final 2>/dev/null)" ]; }}
 tries=0
 until ! made || {{ stoker push {name} && stoker verify {name} --from {store}; }}; do
@@ -79,12 +79,29 @@ exit "$code"
 
 
 class Task(Place):
-    """The place `sky`: there is nobody to speak with, SkyPilot has commands of its own for that."""
+    """The place `sky`: writes a task for SkyPilot, which has commands of its own for everything after that."""
 
     name = "sky"
+    started_by_user = True
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def check(self, run_file: RunFile) -> None:
+        """Refuse a run that could not resume after its machine is gone."""
+        store = run_file.run.save.store
+        if store is None or address.parse(store, run_file.folder).kind not in _STORES:
+            raise StokerError("STK768", store=store or "-")
+
+    def hand_over(self, run_file: RunFile, package: Package, run_dir: RunDir, terminal: Terminal) -> None:
+        """Choose a card, write the task, and print the command that starts it."""
+        run = run_file.run
+        row = machine(run_file, run_dir)
+        if row is not None:
+            terminal.talk("sky.card", card=row.card, count=row.devices)
+        path = write(run_file, package, run_dir, row)
+        if run.where.after == "release" and not run.where.spot:
+            verify, down = release(run_dir.name, str(run.save.store))
+            terminal.talk("sky.release", verify=verify, down=down)
+        terminal.talk("sky.written", path=path)
+        terminal.data(shlex.join(command(run, path)))
 
     def facts(self) -> BoxFacts | None:
         """SkyPilot finds a machine later."""
@@ -93,14 +110,14 @@ class Task(Place):
     def status(self, run: str) -> dict[str, Any] | None:
         """Only SkyPilot knows."""
         del run
-        return None  # a place that says nothing
+        return None
 
     def put(self, package: Package) -> None:
-        """See `write`."""
+        """See `hand_over`."""
         raise StokerError("STK769", words=_words("launch", package.name, FILE))
 
     def start(self, package: Package) -> None:
-        """See `command`."""
+        """See `hand_over`."""
         raise StokerError("STK769", words=_words("launch", package.name, FILE))
 
     def follow(self, words: Sequence[str]) -> int:
@@ -112,19 +129,13 @@ class Task(Place):
         raise StokerError("STK769", words=_words("cancel", run))
 
     def get(self, run: str) -> RunDir:
-        """What was made is in the run's store."""
-        raise StokerError("STK769", words=f"stoker pull {run} --from {self.run.save.store or 'ADDRESS'}")
+        """The run's store has what it made."""
+        store = self._run.save.store if self._run else None
+        raise StokerError("STK769", words=f"stoker pull {run} --from {store or 'ADDRESS'}")
 
     def stop_meter(self) -> None:
         """SkyPilot stops its machines."""
         raise StokerError("STK769", words="sky stop")
-
-
-def check(run: Run, folder: Path) -> None:
-    """Refuse what could not go on after the machine is gone."""
-    store = run.save.store
-    if store is None or address.parse(store, folder).kind not in _STORES:
-        raise StokerError("STK768", store=store or "-")
 
 
 def machine(run_file: RunFile, run_dir: RunDir) -> Row | None:
@@ -142,7 +153,7 @@ def machine(run_file: RunFile, run_dir: RunDir) -> Row | None:
 
 
 def write(run_file: RunFile, package: Package, run_dir: RunDir, row: Row | None) -> Path:
-    """Write the task, and beside it the folder SkyPilot sends along."""
+    """Write the task, and beside it the folder that SkyPilot uploads."""
     run = run_file.run
     stage = run_dir.path / "sky"
     _lay_out(package, stage)
@@ -163,7 +174,7 @@ def write(run_file: RunFile, package: Package, run_dir: RunDir, row: Row | None)
 
 
 def resources(run: Run, row: Row | None) -> dict[str, Any]:
-    """What SkyPilot is asked for: the user's own words first, then what the plan says."""
+    """What SkyPilot is asked for: by the plan, overridden by `native.sky`."""
     found: dict[str, Any] = {}
     if row is not None:
         found["accelerators"] = f"{accelerators()[row.card]}:{row.devices}"
@@ -184,7 +195,7 @@ def release(name: str, store: str) -> tuple[str, str]:
 
 
 def command(run: Run, path: Path) -> list[str]:
-    """What the user types. A machine that may be taken away is a managed job: SkyPilot then finds another one."""
+    """What the user types. A spot machine needs a managed job: SkyPilot then finds another one."""
     secrets = [word for name in packages.secrets(run) for word in ("--secret", name)]
     name = task_name(path.parent.name)
     if run.where.spot:
@@ -229,7 +240,7 @@ def _called(package: Package) -> str:
 
 
 def _lay_out(package: Package, stage: Path) -> None:
-    """The package's files under their names there, as links where the disk has them: nothing is copied twice."""
+    """Lay out the package's files under their names there, hard-linked where the disk allows."""
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     wheel.build(stage / "wheels")
@@ -243,7 +254,7 @@ def _lay_out(package: Package, stage: Path) -> None:
 
 
 def _setup(stage: Path) -> str:
-    """What a box gets, too: an environment around the image's own torch."""
+    """The same environment as on a box: around the image's own torch."""
     (made,) = (stage / "wheels").glob("*.whl")
     name = shlex.quote(made.relative_to(stage).as_posix())
     mark = files.sha256(made)[:16]
@@ -256,7 +267,7 @@ def _words(verb: str, run: str, *more: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Scripts stand in the file as they are read."""
+    """Writes scripts as block text."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

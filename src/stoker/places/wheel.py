@@ -1,4 +1,4 @@
-"""The Stoker that runs here as a wheel, so that a box gets the very same one: whatever it was installed from."""
+"""Builds a wheel of the running Stoker, so that a box gets the same code, however it was installed here."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 import stoker
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Equal content, equal bytes: a box that has this wheel is sent none."""
+"""Fixed times make equal content equal bytes: a box that has this wheel is not sent another."""
 _WHEEL = "Wheel-Version: 1.0\nGenerator: stoker\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -39,7 +39,7 @@ def _sources(package: Path) -> list[Path]:
 
 
 def _record(content: dict[str, bytes], own_name: str) -> str:
-    """RECORD of PEP 376: name, digest and size of every file; its own line has neither."""
+    """RECORD of PEP 376: name, digest and size of every file, without the last two for itself."""
     lines = []
     for name in sorted(content):
         digest = base64.urlsafe_b64encode(hashlib.sha256(content[name]).digest()).rstrip(b"=").decode()

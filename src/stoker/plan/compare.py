@@ -18,12 +18,12 @@ from stoker.plan import choices, clocks, make, money
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found, Inputs
 from stoker.plan.plan import Cost
-from stoker.plan.search import Verdict
+from stoker.plan.search import Fits
 
 Goal = Literal["money", "speed"]
 
 COUNTS = (1, 2, 4, 8)
-_VERDICTS: tuple[Verdict, ...] = ("yes", "tight", "no")
+_VERDICTS: tuple[Fits, ...] = ("yes", "tight", "no")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Row:
     cost: Cost | None
 
     @property
-    def fits(self) -> Verdict:
+    def fits(self) -> Fits:
         """Whether it runs there."""
         return self.found.fits if self.found else "no"
 
@@ -98,8 +98,8 @@ def here(inputs: Inputs, name: str, count: int) -> Row:
         found = make.find(inputs)
     except StokerError as refused:
         return Row(card=name, devices=count, found=None, refused=refused, cost=None)
-    cost = money.cost(found.seconds, found.asked.devices, inputs.offer, inputs.machine.nodes)
-    return Row(card=name, devices=found.asked.devices, found=found, refused=None, cost=cost)
+    cost = money.cost(found.seconds, found.constraints.devices, inputs.offer, inputs.machine.nodes)
+    return Row(card=name, devices=found.constraints.devices, found=found, refused=None, cost=cost)
 
 
 def ranked(rows: Iterable[Row], goal: Goal) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.config import values
 from stoker.config.run import Run, Shape
 from stoker.plan import strategy
-from stoker.plan.plan import Batch, Native, Steps
+from stoker.plan.plan import BatchSplit, EngineOptions, StepCounts
 
 _OPTIMIZERS = {
     "adamw": "adamw_torch_fused",
@@ -46,8 +46,8 @@ class Decisions:
     """What the plan decided that upstream must be told."""
 
     device: str
-    batch: Batch
-    steps: Steps
+    batch: BatchSplit
+    steps: StepCounts
     precision: str
     attention: str
     gradient_checkpointing: bool
@@ -63,10 +63,10 @@ def warmup_steps(run: Run, total: int) -> int:
     return warmup if isinstance(warmup, int) else round(values.share(warmup) * total)
 
 
-def options(run: Run, decisions: Decisions) -> Native:
+def options(run: Run, decisions: Decisions) -> EngineOptions:
     """All options for the engines."""
     share = decisions.batch.micro * decisions.batch.accumulation
-    return Native(
+    return EngineOptions(
         trainer={**_trainer(run, decisions), **run.native.trainer},
         model={**_model(run, decisions), **run.native.model},
         lora={**_lora(run), **run.native.lora} if run.tune.method != "full" else {},

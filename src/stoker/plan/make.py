@@ -21,9 +21,9 @@ from stoker.plan.data import DataFacts
 from stoker.plan.moves import Earlier
 from stoker.plan.order import Order
 from stoker.plan.plan import (
-    Batch,
+    BatchSplit,
     DataPlan,
-    Guard,
+    GuardPlan,
     Intervals,
     Memory,
     ModelPlan,
@@ -31,9 +31,9 @@ from stoker.plan.plan import (
     Reason,
     Rung,
     Speed,
-    Steps,
+    StepCounts,
 )
-from stoker.plan.search import Asked, Verdict, Way
+from stoker.plan.search import Constraints, Fits, Way
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
@@ -76,13 +76,13 @@ class Found:
 
     inputs: Inputs
     """With the part of the machine that trains, and the vocabulary that is trained."""
-    asked: Asked
+    constraints: Constraints
     way: Way
     choices: tuple[Choice[Any], ...]
     """What was decided before the way, with reasons."""
     workers: int
     intervals: Intervals
-    steps: Steps
+    steps: StepCounts
 
     @property
     def supported(self) -> bool:
@@ -91,7 +91,7 @@ class Found:
         return machine.kind != "cuda" or machine.compute_capability >= choices.OLDEST_SUPPORTED_CAPABILITY
 
     @property
-    def fits(self) -> Verdict:
+    def fits(self) -> Fits:
         """Whether it runs there."""
         return self.way.verdict if self.supported else "no"
 
@@ -142,7 +142,7 @@ def find(inputs: Inputs) -> Found:
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)
-    asked = Asked(
+    constraints = Constraints(
         run=run,
         machine=machine,
         shape=inputs.shape.shape,
@@ -156,14 +156,14 @@ def find(inputs: Inputs) -> Found:
         earlier=inputs.earlier,
         out_of_memory=tuple(rung for rung in inputs.out_of_memory if rung.card == machine.name),
     )
-    way = search.find(asked)
+    way = search.find(constraints)
     strategy.check(run, machine, way.strategy, devices, precision.value)
     _check_host(machine, way)
     exact = choices.exact(run, way.strategy)
     background = choices.background(machine, memory.checkpoint_bytes(way.step))
     return Found(
         inputs=inputs,
-        asked=asked,
+        constraints=constraints,
         way=way,
         choices=(trains, precision, attention, arrange, exact, workers, save, background),
         workers=workers.value,
@@ -180,17 +180,17 @@ def find(inputs: Inputs) -> Found:
 def make_plan(inputs: Inputs) -> Plan:
     """Decide everything the run file left open, and write it down."""
     found = find(inputs)
-    inputs, asked, way, steps = found.inputs, found.asked, found.way, found.steps
+    inputs, constraints, way, steps = found.inputs, found.constraints, found.way, found.steps
     run, data, machine = inputs.run, inputs.data, inputs.machine
-    micro, devices = way.micro, asked.devices
-    batch = Batch(effective=run.train.batch, micro=micro, accumulation=asked.share // micro, devices=devices)
+    micro, devices = way.micro, constraints.devices
+    batch = BatchSplit(effective=run.train.batch, micro=micro, accumulation=constraints.share // micro, devices=devices)
     disk = found.disk
     decisions = engine_options.Decisions(
         device=machine.kind,
         batch=batch,
         steps=steps,
-        precision=asked.precision,
-        attention=asked.attention,
+        precision=constraints.precision,
+        attention=constraints.attention,
         gradient_checkpointing=way.checkpointing,
         workers=found.workers,
         vocab=inputs.shape.shape.vocab,
@@ -208,11 +208,11 @@ def make_plan(inputs: Inputs) -> Plan:
         nodes=list(inputs.nodes),
         elastic=run.where.elastic,
         batch=batch,
-        precision=asked.precision,
+        precision=constraints.precision,
         strategy=way.strategy,
         gradient_checkpointing=way.checkpointing,
-        attention=asked.attention,
-        arrange=asked.arrange,
+        attention=constraints.attention,
+        arrange=constraints.arrange,
         exact=strategy.exact(run, way.strategy),
         deterministic=run.train.deterministic,
         threads=machine.threads,
@@ -228,7 +228,7 @@ def make_plan(inputs: Inputs) -> Plan:
         after=ending.after(run, inputs.platform),
         platform=inputs.platform.name if inputs.platform else "",
         spot=taken,
-        guard=Guard(on_bad_step=run.train.on_bad_step, spike=run.train.spike),
+        guard=GuardPlan(on_bad_step=run.train.on_bad_step, spike=run.train.spike),
         store=run.save.store,
         out_of_memory=list(inputs.out_of_memory),
         memory=_memory(way, machine),
@@ -243,8 +243,8 @@ def make_plan(inputs: Inputs) -> Plan:
         reasons=[
             _batch_reason(batch),
             *(choice.reason for choice in found.choices),
-            *_way_reasons(inputs, asked, way),
-            strategy.reason(run, way.strategy, kept=search.keeps_bits(asked, way)),
+            *_way_reasons(inputs, constraints, way),
+            strategy.reason(run, way.strategy, kept=search.keeps_bits(constraints, way)),
             *_machine_reasons(machine),
             *budget.reasons(run, limits, cost),
             *ending.reasons(run, inputs.platform),
@@ -310,14 +310,14 @@ def _pace(found: Found) -> Speed:
     )
 
 
-def _way_reasons(inputs: Inputs, asked: Asked, way: Way) -> list[Reason]:
+def _way_reasons(inputs: Inputs, constraints: Constraints, way: Way) -> list[Reason]:
     before = inputs.earlier.micro if inputs.earlier else 0
-    fields = {"micro": way.micro, "word": "where.micro", "before": before, "share": asked.share}
-    key = _micro_key(inputs, asked, way)
+    fields = {"micro": way.micro, "word": "where.micro", "before": before, "share": constraints.share}
+    key = _micro_key(inputs, constraints, way)
     reasons = [Reason(about="batch.micro", key=key, fields={**fields, "card": inputs.machine.name})]
     if inputs.run.where.gradient_checkpointing != "auto":
         key = "why.asked"
-    elif search.keeps_bits(asked, way):
+    elif search.keeps_bits(constraints, way):
         key = "why.checkpointing.as_before" if way.checkpointing else "why.checkpointing.off_as_before"
     else:
         key = "why.checkpointing.on" if way.checkpointing else "why.checkpointing.off"
@@ -326,17 +326,18 @@ def _way_reasons(inputs: Inputs, asked: Asked, way: Way) -> list[Reason]:
         key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
         reasons.append(Reason(about="fits", key=key, fields=_gib(way, inputs.machine)))
     return reasons + [
-        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump()) for rung in asked.out_of_memory
+        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump())
+        for rung in constraints.out_of_memory
     ]
 
 
-def _micro_key(inputs: Inputs, asked: Asked, way: Way) -> str:
+def _micro_key(inputs: Inputs, constraints: Constraints, way: Way) -> str:
     if inputs.run.where.micro != "auto":
         return "why.asked"
     if way.verdict == "no":
         return "why.micro.smallest"
     if inputs.earlier and inputs.earlier.micro:
-        return _moved_micro_key(inputs.earlier.micro, asked.share, way.micro)
+        return _moved_micro_key(inputs.earlier.micro, constraints.share, way.micro)
     return "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.fastest"
 
 
@@ -351,11 +352,11 @@ def _gib(way: Way, machine: Machine) -> dict[str, str]:
     return {"needed": f"{needed / 2**30:.1f}", "high": f"{high / 2**30:.1f}", "available": f"{there / 2**30:.1f}"}
 
 
-def _steps(run: Run, data: DataFacts) -> Steps:
+def _steps(run: Run, data: DataFacts) -> StepCounts:
     order = Order(data.digest, run.train.seed, data.sequences, run.train.batch)
     total = run.train.steps or run.train.epochs * order.steps_per_epoch
     epochs = -(-total // order.steps_per_epoch)
-    return Steps(
+    return StepCounts(
         total=total, per_epoch=order.steps_per_epoch, epochs=epochs, warmup=engine_options.warmup_steps(run, total)
     )
 
@@ -375,7 +376,7 @@ def _estimated(data: DataFacts) -> list[str]:
     return [*physics, "data", "steps"] if data.estimated else physics
 
 
-def _batch_reason(batch: Batch) -> Reason:
+def _batch_reason(batch: BatchSplit) -> Reason:
     return Reason(about="batch", key="why.batch", fields=batch.model_dump())
 
 

@@ -80,11 +80,11 @@ ROUNDING: dict[str, Rounding] = {
 """Sums are kept in fp32 everywhere, so the shorter types lose fewer of their own units on the way."""
 
 
-class _Part(BaseModel):
+class _ParityRecord(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Prompt(_Part):
+class Prompt(_ParityRecord):
     """One prompt, and what the trained model answers to it."""
 
     source: Literal["data", "shipped", "random"]
@@ -102,7 +102,7 @@ class Prompt(_Part):
     """Their log-probabilities."""
 
 
-class Reference(_Part):
+class Reference(_ParityRecord):
     """`artifacts/reference.json`: the trained model's side of every comparison."""
 
     format: int = FORMAT
@@ -128,7 +128,7 @@ class Reference(_Part):
     corpus_loss: float
 
 
-class Observation(_Part):
+class Observation(_ParityRecord):
     """What was seen of an artifact or an endpoint. None: it cannot be seen this way."""
 
     through: str

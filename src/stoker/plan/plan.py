@@ -12,12 +12,12 @@ from stoker import messages
 FORMAT = 1
 
 
-class _Part(BaseModel):
+class _PlanPart(BaseModel):
     # Read leniently: a plan written by another version stays readable.
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
-class Batch(_Part):
+class BatchSplit(_PlanPart):
     """How the effective batch is split: effective = micro x accumulation x devices, exactly."""
 
     effective: int
@@ -30,7 +30,7 @@ class Batch(_Part):
     """Devices that train."""
 
 
-class Memory(_Part):
+class Memory(_PlanPart):
     """Memory of one device."""
 
     peak_allocated_bytes: int
@@ -53,7 +53,7 @@ class Memory(_Part):
     """Sums of gradients that live beside those of a micro batch."""
 
 
-class Speed(_Part):
+class Speed(_PlanPart):
     """Expected pace."""
 
     tokens_per_second: float
@@ -66,7 +66,7 @@ class Speed(_Part):
     """Seconds of a step by part."""
 
 
-class Cost(_Part):
+class Cost(_PlanPart):
     """Expected money."""
 
     amount: float
@@ -85,7 +85,7 @@ class Cost(_Part):
     """How old the price is."""
 
 
-class Steps(_Part):
+class StepCounts(_PlanPart):
     """Optimizer steps."""
 
     total: int
@@ -98,7 +98,7 @@ class Steps(_Part):
     """Steps of rising learning rate."""
 
 
-class DataPlan(_Part):
+class DataPlan(_PlanPart):
     """The data as far as it is known."""
 
     sequences: int
@@ -111,7 +111,7 @@ class DataPlan(_Part):
     """Digest of the prepared set; empty before `prepare`."""
 
 
-class ModelPlan(_Part):
+class ModelPlan(_PlanPart):
     """The model as far as it is known."""
 
     parameters: int
@@ -122,7 +122,7 @@ class ModelPlan(_Part):
     """Where its shape was read."""
 
 
-class Intervals(_Part):
+class Intervals(_PlanPart):
     """When things happen."""
 
     save: str
@@ -135,7 +135,7 @@ class Intervals(_Part):
     """`epoch`, `200 steps` or `never`."""
 
 
-class Limits(_Part):
+class Limits(_PlanPart):
     """What ends the run early, with a committed checkpoint."""
 
     time_seconds: float | None = None
@@ -149,7 +149,7 @@ class Limits(_Part):
 After = Literal["stay", "stop", "release"]
 
 
-class Spot(_Part):
+class Spot(_PlanPart):
     """What the run is expected to cost on machines that may be taken away."""
 
     amount: float
@@ -168,7 +168,7 @@ class Spot(_Part):
     """Whether that is less than on demand."""
 
 
-class Guard(_Part):
+class GuardPlan(_PlanPart):
     """What a bad step is, and what is done about it."""
 
     on_bad_step: Literal["stop", "skip"] = "stop"
@@ -177,7 +177,7 @@ class Guard(_Part):
     """How many times the median of recent losses is a jump; none: only what is not finite is bad."""
 
 
-class Rung(_Part):
+class Rung(_PlanPart):
     """A rung of the ladder that ran out of memory when it was tried."""
 
     strategy: str
@@ -192,7 +192,7 @@ class Rung(_Part):
     """The step it got to."""
 
 
-class Resume(_Part):
+class Resume(_PlanPart):
     """How the run goes on from its newest checkpoint, as far as a plan can know. The trainer has the last word."""
 
     step: int
@@ -205,7 +205,7 @@ class Resume(_Part):
     """Parts of the fingerprint that are compared only when it starts."""
 
 
-class Reason(_Part):
+class Reason(_PlanPart):
     """Why something was decided."""
 
     about: str
@@ -221,7 +221,7 @@ class Reason(_Part):
         return messages.text(self.key, **self.fields)
 
 
-class Native(_Part):
+class EngineOptions(_PlanPart):
     """Options handed to the engines, under their own names."""
 
     trainer: dict[str, Any]
@@ -238,7 +238,7 @@ class Native(_Part):
     """DeepSpeed's configuration; empty unless zero2 or zero3."""
 
 
-class Plan(_Part):
+class Plan(_PlanPart):
     """What will happen, and why."""
 
     format: int = FORMAT
@@ -253,7 +253,7 @@ class Plan(_Part):
     """The machines that train together, the deciding one first; empty for a run of one machine."""
     elastic: bool = False
     """Whether the run goes on with those that remain when a machine is lost."""
-    batch: Batch
+    batch: BatchSplit
     """How the batch is split."""
     precision: Literal["bf16", "fp16", "fp32"]
     """Arithmetic of the forward and backward pass."""
@@ -271,7 +271,7 @@ class Plan(_Part):
     """Whether only deterministic kernels run."""
     threads: int
     """CPU threads per process."""
-    steps: Steps
+    steps: StepCounts
     """Optimizer steps."""
     data: DataPlan
     """The data."""
@@ -290,7 +290,7 @@ class Plan(_Part):
     """The platform this was planned on; empty for a machine of one's own."""
     spot: Spot | None = None
     """Where `where.spot` allows it: the expected cost on machines that may be taken away."""
-    guard: Guard = Guard()
+    guard: GuardPlan = GuardPlan()
     """What is done about a bad step."""
     store: str | None = None
     """Where committed copies go off the box."""
@@ -320,5 +320,5 @@ class Plan(_Part):
     """The training program, without the run directory."""
     env: dict[str, str]
     """Environment variables it is started with."""
-    native: Native
+    native: EngineOptions
     """Options handed to the engines."""

@@ -23,20 +23,20 @@ from stoker.plan import choices, moves, strategy
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
 
-Verdict = Literal["yes", "tight", "no"]
+Fits = Literal["yes", "tight", "no"]
 
 USABLE_SHARE = 0.98
 """Share of a device's memory that a process gets: the driver keeps the rest (81,050 of 81,920 MiB on an A100)."""
 _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 """The same of main memory: about what macOS lets a GPU hold, and what other programs leave a processor."""
 _AS_FAST = 0.99
-_BEST_FIRST: tuple[Verdict, ...] = ("yes", "tight")
+_BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Constraints:
     """What stays the same however the step is cut."""
 
     run: Run
@@ -89,7 +89,7 @@ class Way:
         return self.memory.allocated + self.memory.runtime <= self.room
 
     @functools.cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Fits:
         """Whether it fits: surely, as expected but not surely, or not."""
         if not self.may_fit:
             return "no"
@@ -98,64 +98,73 @@ class Way:
         return "tight" if self.memory.device <= self.room else "no"
 
 
-def find(asked: Asked) -> Way:
+def find(constraints: Constraints) -> Way:
     """The fastest way that surely fits; else one that may; else the smallest.
 
     A way that keeps the bits of an earlier attempt goes before all others, one that keeps its micro batch before those
     that fit as well: random streams are numbered by micro batches.
     """
-    ways = list(_ways(asked))
-    if asked.out_of_memory:
-        return _next_rung(asked, ways)
-    exact = [way for way in ways if keeps_bits(asked, way)]
+    ways = list(_ways(constraints))
+    if constraints.out_of_memory:
+        return _next_rung(constraints, ways)
+    exact = [way for way in ways if keeps_bits(constraints, way)]
     if found := _fastest(exact, "yes") or _fastest(exact, "tight"):
         return found
-    earlier = [way for way in ways if asked.earlier and way.micro == asked.earlier.micro]
+    earlier = [way for way in ways if constraints.earlier and way.micro == constraints.earlier.micro]
     for verdict in _BEST_FIRST:
         if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
             return found
     return min(ways, key=lambda way: way.memory.allocated)
 
 
-def keeps_bits(asked: Asked, way: Way) -> bool:
+def keeps_bits(constraints: Constraints, way: Way) -> bool:
     """Whether a way computes the bits that the earlier attempt would have, on the same device."""
     parts = moves.cut(
         strategy=way.strategy,
-        exact=strategy.exact(asked.run, way.strategy),
-        devices=asked.devices,
+        exact=strategy.exact(constraints.run, way.strategy),
+        devices=constraints.devices,
         micro=way.micro,
         checkpointing=way.checkpointing,
     )
-    earlier = _comparable(asked)
+    earlier = _comparable(constraints)
     return earlier is not None and earlier.keeps(parts)
 
 
-def _comparable(asked: Asked) -> Earlier | None:
+def _comparable(constraints: Constraints) -> Earlier | None:
     """The earlier attempt, if all that is decided before the way is as it was and equal settings mean equal bits."""
-    machine, earlier = asked.machine, asked.earlier
+    machine, earlier = constraints.machine, constraints.earlier
     device = machine.devices[0].name if machine.kind == "cuda" else machine.name
-    parts = {"device": device, "precision": asked.precision, "attention": asked.attention, "arrange": asked.arrange}
+    parts = {
+        "device": device,
+        "precision": constraints.precision,
+        "attention": constraints.attention,
+        "arrange": constraints.arrange,
+    }
     same = (
-        moves.provable(machine.kind, deterministic=asked.run.train.deterministic) and earlier and earlier.keeps(parts)
+        moves.provable(machine.kind, deterministic=constraints.run.train.deterministic)
+        and earlier
+        and earlier.keeps(parts)
     )
     return earlier if same else None
 
 
-def _next_rung(asked: Asked, ways: list[Way]) -> Way:
+def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
     """The first way of the ladder that fits and needs less than all that ran out of memory."""
     tried = (
-        describe(asked, rung.strategy, min(rung.micro, asked.share), checkpointing=rung.gradient_checkpointing)
-        for rung in asked.out_of_memory
+        describe(
+            constraints, rung.strategy, min(rung.micro, constraints.share), checkpointing=rung.gradient_checkpointing
+        )
+        for rung in constraints.out_of_memory
     )
-    too_much = min(memory.estimate(step, asked.machine.kind).allocated for step in tried)
+    too_much = min(memory.estimate(step, constraints.machine.kind).allocated for step in tried)
     for way in ways:
         if way.memory.allocated < too_much and way.verdict != "no":
             return way
-    last = asked.out_of_memory[-1]
-    raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(asked.out_of_memory))
+    last = constraints.out_of_memory[-1]
+    raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(constraints.out_of_memory))
 
 
-def _fastest(ways: list[Way], verdict: Verdict) -> Way | None:
+def _fastest(ways: list[Way], verdict: Fits) -> Way | None:
     """Of those that fit so well, the first that is about as fast as the fastest. The fastest are looked at first."""
     able = [way for way in ways if way.may_fit]
     by_pace = sorted(able, key=lambda way: -way.pace.tokens_per_second)
@@ -178,26 +187,28 @@ def hardware(machine: Machine) -> Hardware:
     return speed.hardware(machine.card, per_node=len(machine.devices))
 
 
-def _ways(asked: Asked) -> Iterator[Way]:
-    run, machine = asked.run, asked.machine
+def _ways(constraints: Constraints) -> Iterator[Way]:
+    run, machine = constraints.run, constraints.machine
     stated = run.where.gradient_checkpointing
     recompute = (False, True) if stated == "auto" else (bool(stated),)
-    sizes = choices.micro_candidates(run, machine, asked.share, asked.earlier.micro if asked.earlier else None)
-    strategies = strategy.candidates(run, machine, asked.devices, asked.precision)
-    earlier = _comparable(asked)
+    sizes = choices.micro_candidates(
+        run, machine, constraints.share, constraints.earlier.micro if constraints.earlier else None
+    )
+    strategies = strategy.candidates(run, machine, constraints.devices, constraints.precision)
+    earlier = _comparable(constraints)
     if strategies == ["single"] and run.where.strategy == "auto" and earlier and earlier.keeps(_SHARDED):
         strategies = ["single", "fsdp2"]  # shards on one device keep the bits of shards on several
     for chosen, checkpointing in itertools.product(strategies, recompute):
-        yield from reversed(_sizes(asked, chosen, sizes, checkpointing=checkpointing))
+        yield from reversed(_sizes(constraints, chosen, sizes, checkpointing=checkpointing))
 
 
-def _sizes(asked: Asked, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
+def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
     """Micro batches from the smallest on, up to one whose activations alone fill the device."""
-    machine = asked.machine
+    machine = constraints.machine
     card, on, room = machine.card, hardware(machine), machine.memory_per_device * usable_share(machine)
     ways = []
     for micro in sorted(sizes):
-        step = describe(asked, chosen, micro, checkpointing=checkpointing)
+        step = describe(constraints, chosen, micro, checkpointing=checkpointing)
         way = Way(
             strategy=chosen,
             micro=micro,
@@ -214,35 +225,35 @@ def _sizes(asked: Asked, chosen: str, sizes: list[int], *, checkpointing: bool) 
     return ways
 
 
-def describe(asked: Asked, chosen: str, micro: int, *, checkpointing: bool) -> Step:
+def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing: bool) -> Step:
     """A step of ours: what `engine.train` will do with these choices."""
-    run, precision = asked.run, asked.precision
-    accumulation = asked.share // micro
+    run, precision = constraints.run, constraints.precision
+    accumulation = constraints.share // micro
     exact = strategy.exact(run, chosen)
     sets = memory.gradient_sets(accumulation, exact=exact)
     return Step(
-        shape=asked.shape,
+        shape=constraints.shape,
         micro=micro,
-        length=asked.longest,
-        mean_length=asked.mean,
+        length=constraints.longest,
+        mean_length=constraints.mean,
         accumulation=accumulation,
-        adapter=_adapter(run, asked.shape),
+        adapter=_adapter(run, constraints.shape),
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
         autocast=precision != "fp32",
-        attention=_kernel(asked),
-        masked=asked.attention != "flash_attention_2" and asked.arrange == "rows" and run.data.pack,
+        attention=_kernel(constraints),
+        masked=constraints.attention != "flash_attention_2" and constraints.arrange == "rows" and run.data.pack,
         recompute="full" if checkpointing else "none",
         loss="fused" if run.native.trainer.get("use_liger_kernel") else "logits_fp32",
         optimizer=_OPTIMIZERS[run.train.optimizer],
         gradient_sets=sets,
         strategy=_STRATEGIES[chosen],
-        devices=asked.devices,
-        shard_devices=asked.devices,
-        devices_per_node=asked.devices // asked.machine.nodes,
+        devices=constraints.devices,
+        shard_devices=constraints.devices,
+        devices_per_node=constraints.devices // constraints.machine.nodes,
         canonical=exact,
-        expandable=asked.machine.kind == "cuda",
+        expandable=constraints.machine.kind == "cuda",
     )
 
 
@@ -280,9 +291,9 @@ def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_d
     return "fp32" if run.tune.method == "full" else _DTYPES[precision]
 
 
-def _kernel(asked: Asked) -> Attention:
+def _kernel(constraints: Constraints) -> Attention:
     """Which kernel the attention's name leads to: torch's own has flash from Ampere on, in 16 bits."""
-    if asked.attention == "eager":
+    if constraints.attention == "eager":
         return "eager"
-    able = asked.machine.kind == "cuda" and asked.machine.compute_capability >= _FLASH_CAPABILITY
-    return "flash" if able and asked.precision != "fp32" else "efficient"
+    able = constraints.machine.kind == "cuda" and constraints.machine.compute_capability >= _FLASH_CAPABILITY
+    return "flash" if able and constraints.precision != "fp32" else "efficient"

@@ -61,7 +61,7 @@ class Serving(BaseModel):
 
 
 @dataclass(frozen=True)
-class Adapter:
+class ServedAdapter:
     """An adapter that is served beside its base."""
 
     rank: int
@@ -71,7 +71,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServingInputs:
     """Everything a serving follows from."""
 
     name: str
@@ -83,45 +83,45 @@ class Asked:
     """What the model was saved in, or its base was loaded in."""
     length: int
     """The trained length: at least so long must a conversation be."""
-    adapter: Adapter | None = None
+    adapter: ServedAdapter | None = None
     """Served beside its base."""
     native: dict[str, Any] = field(default_factory=dict)
     """`native.vllm`."""
 
 
-def make_serving(asked: Asked) -> Serving:
+def make_serving(inputs: ServingInputs) -> Serving:
     """Decide how to serve."""
-    dtype, why_dtype = _dtype(asked)
-    weights = asked.shape.parameters() * _BYTES[dtype]
-    parallel, room_tokens, why_parallel = _tensor_parallel(asked, dtype)
-    longest, why_longest = _longest(asked, room_tokens)
-    cache = _cache_bytes(asked, dtype, parallel, longest)
+    dtype, why_dtype = _dtype(inputs)
+    weights = inputs.shape.parameters() * _BYTES[dtype]
+    parallel, room_tokens, why_parallel = _tensor_parallel(inputs, dtype)
+    longest, why_longest = _longest(inputs, room_tokens)
+    cache = _cache_bytes(inputs, dtype, parallel, longest)
     options: dict[str, Any] = {
         "tensor_parallel_size": parallel,
         "dtype": dtype,
         "max_model_len": longest,
         "load_format": "safetensors",
-        **_memory(asked, cache),
-        **({"enforce_eager": True} if asked.machine.kind == "cpu" else {}),
-        **_adapter(asked.adapter, asked.name),
-        **asked.native,
+        **_memory(inputs, cache),
+        **({"enforce_eager": True} if inputs.machine.kind == "cpu" else {}),
+        **_adapter(inputs.adapter, inputs.name),
+        **inputs.native,
     }
     return Serving(
-        engine=asked.engine,
-        device=asked.machine.kind,
+        engine=inputs.engine,
+        device=inputs.machine.kind,
         tensor_parallel=parallel,
-        gpus=[device.index for device in asked.machine.devices[:parallel]] if asked.machine.kind == "cuda" else [],
+        gpus=[device.index for device in inputs.machine.devices[:parallel]] if inputs.machine.kind == "cuda" else [],
         dtype=dtype,
         max_model_len=longest,
         weights_bytes=weights,
         cache_bytes=cache,
-        options=options if asked.engine == "vllm" else {},
+        options=options if inputs.engine == "vllm" else {},
         reasons=[
-            _reason("engine", _WHY_ENGINE[asked.engine]),
+            _reason("engine", _WHY_ENGINE[inputs.engine]),
             why_parallel,
             why_dtype,
             why_longest,
-            *_memory_reasons(asked, cache),
+            *_memory_reasons(inputs, cache),
         ],
     )
 
@@ -147,93 +147,95 @@ def _reason(about: str, key: str, **fields: Any) -> Reason:
     return Reason(about=about, key=key, fields=fields)
 
 
-def _dtype(asked: Asked) -> tuple[str, Reason]:
-    machine = asked.machine
-    if asked.dtype == "bfloat16" and machine.kind == "cuda" and machine.compute_capability < _BFLOAT16_CAPABILITY:
+def _dtype(inputs: ServingInputs) -> tuple[str, Reason]:
+    machine = inputs.machine
+    if inputs.dtype == "bfloat16" and machine.kind == "cuda" and machine.compute_capability < _BFLOAT16_CAPABILITY:
         return "float16", _reason("dtype", "why.serve.dtype.old", capability=machine.compute_capability)
-    return asked.dtype, _reason("dtype", "why.serve.dtype", dtype=asked.dtype)
+    return inputs.dtype, _reason("dtype", "why.serve.dtype", dtype=inputs.dtype)
 
 
-def _share(asked: Asked) -> float:
-    if asked.machine.kind == "cuda":
-        return float(asked.native.get("gpu_memory_utilization", _GPU_SHARE))
+def _share(inputs: ServingInputs) -> float:
+    if inputs.machine.kind == "cuda":
+        return float(inputs.native.get("gpu_memory_utilization", _GPU_SHARE))
     return _CPU_SHARE
 
 
-def _room_bytes(asked: Asked, dtype: str, parallel: int) -> int:
+def _room_bytes(inputs: ServingInputs, dtype: str, parallel: int) -> int:
     """Bytes left for keys and values on one device."""
-    machine = asked.machine
-    there = int(machine.memory_per_device * _share(asked))
-    return there - _own_bytes(machine) - asked.shape.parameters() * _BYTES[dtype] // parallel
+    machine = inputs.machine
+    there = int(machine.memory_per_device * _share(inputs))
+    return there - _own_bytes(machine) - inputs.shape.parameters() * _BYTES[dtype] // parallel
 
 
 def _own_bytes(machine: Machine) -> int:
     return _RUNTIME_BYTES if machine.kind == "cuda" else 0
 
 
-def _needed_bytes(asked: Asked, dtype: str, parallel: int) -> int:
+def _needed_bytes(inputs: ServingInputs, dtype: str, parallel: int) -> int:
     """What one device must have for a single conversation of the trained length."""
-    weights = asked.shape.parameters() * _BYTES[dtype] // parallel
-    return _own_bytes(asked.machine) + weights + asked.length * cache_bytes_per_token(asked.shape, dtype, parallel)
+    weights = inputs.shape.parameters() * _BYTES[dtype] // parallel
+    return _own_bytes(inputs.machine) + weights + inputs.length * cache_bytes_per_token(inputs.shape, dtype, parallel)
 
 
-def _tensor_parallel(asked: Asked, dtype: str) -> tuple[int, int, Reason]:
+def _tensor_parallel(inputs: ServingInputs, dtype: str) -> tuple[int, int, Reason]:
     """The smallest number of devices with room enough, and the tokens that find room there."""
-    sizes = parallel_sizes(asked.shape, max(1, len(asked.machine.devices)))
-    room = {size: _room_bytes(asked, dtype, size) // cache_bytes_per_token(asked.shape, dtype, size) for size in sizes}
-    enough = [size for size in sizes if room[size] >= _ROOM_SEQUENCES * asked.length]
+    sizes = parallel_sizes(inputs.shape, max(1, len(inputs.machine.devices)))
+    room = {
+        size: _room_bytes(inputs, dtype, size) // cache_bytes_per_token(inputs.shape, dtype, size) for size in sizes
+    }
+    enough = [size for size in sizes if room[size] >= _ROOM_SEQUENCES * inputs.length]
     chosen = enough[0] if enough else max(sizes, key=lambda size: room[size])
-    if room[chosen] < asked.length:
+    if room[chosen] < inputs.length:
         raise StokerError(
             "STK624",
-            needed=f"{_needed_bytes(asked, dtype, chosen) / 2**30:.1f}",
-            available=f"{asked.machine.memory_per_device * _share(asked) / 2**30:.1f}",
-            card=asked.machine.name,
+            needed=f"{_needed_bytes(inputs, dtype, chosen) / 2**30:.1f}",
+            available=f"{inputs.machine.memory_per_device * _share(inputs) / 2**30:.1f}",
+            card=inputs.machine.name,
         )
-    if len(asked.machine.devices) <= 1:
+    if len(inputs.machine.devices) <= 1:
         why = _reason("tensor_parallel", "why.serve.parallel.one")
     else:
         key = "why.serve.parallel.fits" if enough else "why.serve.parallel.most"
-        why = _reason("tensor_parallel", key, size=chosen, devices=len(asked.machine.devices))
+        why = _reason("tensor_parallel", key, size=chosen, devices=len(inputs.machine.devices))
     return chosen, room[chosen], why
 
 
-def _longest(asked: Asked, room_tokens: int) -> tuple[int, Reason]:
-    stated = asked.native.get("max_model_len")
+def _longest(inputs: ServingInputs, room_tokens: int) -> tuple[int, Reason]:
+    stated = inputs.native.get("max_model_len")
     if isinstance(stated, int) and stated > 0:
         return stated, _reason("max_model_len", "why.asked", word="native.vllm.max_model_len")
-    context = asked.shape.context or asked.length
+    context = inputs.shape.context or inputs.length
     if context <= room_tokens:
         return context, _reason("max_model_len", "why.serve.length.context", tokens=context)
     tokens = room_tokens // _BLOCK_TOKENS * _BLOCK_TOKENS
     return tokens, _reason("max_model_len", "why.serve.length.memory", tokens=tokens, context=context)
 
 
-def _cache_bytes(asked: Asked, dtype: str, parallel: int, longest: int) -> int:
+def _cache_bytes(inputs: ServingInputs, dtype: str, parallel: int, longest: int) -> int:
     """Of a GPU all that is left; of main memory, which others need too, room for some conversations."""
-    room = _room_bytes(asked, dtype, parallel)
-    if asked.machine.kind == "cuda":
+    room = _room_bytes(inputs, dtype, parallel)
+    if inputs.machine.kind == "cuda":
         return room * parallel
-    wanted = _CPU_SEQUENCES * longest * cache_bytes_per_token(asked.shape, dtype)
+    wanted = _CPU_SEQUENCES * longest * cache_bytes_per_token(inputs.shape, dtype)
     return min(room, max(wanted, _SMALLEST_CACHE_BYTES))
 
 
-def _memory(asked: Asked, cache: int) -> dict[str, Any]:
-    return {"gpu_memory_utilization": _GPU_SHARE} if asked.machine.kind == "cuda" else {"kv_cache_memory_bytes": cache}
+def _memory(inputs: ServingInputs, cache: int) -> dict[str, Any]:
+    return {"gpu_memory_utilization": _GPU_SHARE} if inputs.machine.kind == "cuda" else {"kv_cache_memory_bytes": cache}
 
 
-def _memory_reasons(asked: Asked, cache: int) -> list[Reason]:
-    if asked.engine != "vllm":
+def _memory_reasons(inputs: ServingInputs, cache: int) -> list[Reason]:
+    if inputs.engine != "vllm":
         return []
-    word = "gpu_memory_utilization" if asked.machine.kind == "cuda" else "kv_cache_memory_bytes"
-    if word in asked.native:
+    word = "gpu_memory_utilization" if inputs.machine.kind == "cuda" else "kv_cache_memory_bytes"
+    if word in inputs.native:
         return [_reason("memory", "why.asked", word=f"native.vllm.{word}")]
-    if asked.machine.kind == "cuda":
+    if inputs.machine.kind == "cuda":
         return [_reason("memory", "why.serve.memory.cuda", share=f"{_GPU_SHARE:.0%}")]
     return [_reason("memory", "why.serve.memory.cpu", mib=cache >> 20), _reason("enforce_eager", "why.serve.eager")]
 
 
-def _adapter(adapter: Adapter | None, name: str) -> dict[str, Any]:
+def _adapter(adapter: ServedAdapter | None, name: str) -> dict[str, Any]:
     if adapter is None:
         return {}
     room = next((size for size in _RANKS if size >= adapter.rank), None)

@@ -38,6 +38,7 @@ Kinds and their fields (a reader ignores what it does not know):
 After a resume, steps since the checkpoint are written again: the last line of a step counts.
 """
 
+import contextlib
 import datetime
 import json
 import threading
@@ -60,6 +61,8 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "end": {"status": str},
 }
 """What readers count on."""
+AT_WORK = {"attempt", "rehearsal", "step", "eval", "checkpoint", "save_failed"}
+"""Kinds a trainer writes once it has its model; before that it may still be downloading one."""
 _PENDING_BYTES = 1 << 26
 """Lines that wait for a full disk to have room again; more than a day of steps."""
 
@@ -106,6 +109,12 @@ class EventLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def append(path: Path, kind: str, **fields: Any) -> None:
+    """One event from a process that does not keep the log open; a line cut short by a kill is kept apart from it."""
+    with contextlib.closing(EventLog(path)) as log:
+        log.write(kind, **fields)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -178,6 +187,6 @@ def skim(path: Path) -> Iterator[dict[str, Any]]:
 def _parse(raw: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and "event" in event else None

@@ -1,14 +1,14 @@
 """Small files, written so that a reader or a crash never sees half of one, and digests of large ones."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Protocol, TypeVar
 
 from stoker.errors import StokerError
 
@@ -28,28 +28,53 @@ _CHUNK_BYTES = 1 << 22
 _WHOLE_BYTES = 1 << 26
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 20
 
-Record = TypeVar("Record", bound=BaseModel)
+FOREIGN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What reading a record that is not ours may raise: a run directory comes from a store, a message from a socket."""
+_ENDLESS_SECONDS = 1e9
+"""No step, save or run lasts longer."""
+
+Record = TypeVar("Record", bound="Validating")
+
+
+class Validating(Protocol):
+    """A kind of record that checks what it is made of, as pydantic's models do; this file needs no pydantic."""
+
+    @classmethod
+    def model_validate(cls: type[Record], obj: Any) -> Record:
+        """The record, or a ValueError."""
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` with `text` in one step: written aside, synced, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    _replace(path, text, write_through)
     sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` with `value` as JSON in one step."""
     write_text(path, json_text(value))
+
+
+def write_unsynced(path: Path, value: Any) -> None:
+    """Replace `path` with `value` as JSON in one step, without waiting for the disk: for a heartbeat."""
+    _replace(path, json_text(value), _write_unsynced)
+
+
+def _replace(path: Path, text: str, write: Callable[[Path, str], None]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(aside, text)
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def _write_unsynced(path: Path, text: str) -> None:
+    """Write `text` under its own name, and leave the rest to the system."""
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def json_text(value: Any) -> str:
@@ -68,6 +93,20 @@ def write_through(path: Path, text: str) -> None:
 def read_json(path: Path) -> Any:
     """The JSON value in `path`."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_if_any(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file or it holds something else."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: Any) -> float:
+    """A count or a duration in a record; 0 for anything else."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < _ENDLESS_SECONDS else 0.0
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -21,21 +21,21 @@ else:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-_LOOKER_SECONDS = 0.2
-"""Who looks whether a lock is held takes it for less."""
+_PROBE_SECONDS = 0.2
+"""Probing a lock (`is_held`) holds it for less than this."""
 
 
 @contextmanager
 def held(path: Path, tries: int = 1, wait: Callable[[float], None] = time.sleep) -> Iterator[bool]:
-    """Hold the lock for the block; says whether it could be had.
+    """Hold the lock for the block; yields whether it could be taken.
 
     Args:
         path: The lock.
-        tries: How often it is asked for: who only looks (`is_held`) has it for a moment.
-        wait: How time passes in between.
+        tries: Attempts to take it: probing it (`is_held`) holds it for a moment.
+        wait: How time passes between two attempts.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         yield _taken(descriptor, tries, wait)
     finally:
@@ -48,7 +48,7 @@ def _taken(descriptor: int, tries: int, wait: Callable[[float], None]) -> bool:
             _take(descriptor)
         except OSError:  # noqa: PERF203  # the loop waits anyway
             if left:
-                wait(_LOOKER_SECONDS)
+                wait(_PROBE_SECONDS)
         else:
             return True
     return False

@@ -1,87 +1,68 @@
-"""Ends well: result committed -> a copy verified off the box -> the meter stopped by the platform's own command.
+"""Shutdown sequence: result committed -> copy verified off the box -> meter stopped by the platform's own command.
 
-    settled.json    how far that is: state, copy, reason, what is spent, which end of the run and start of the machine
-It may be started at any time and as often as one likes: the records say whether there is anything to do.
-Before a verified copy no command runs, but for one case: in a budget's last minute the one that can be undone, if the
-run directory lies on a disk that survives it. What cannot be undone runs only where the run file says `release`. A
-machine that another run needs stays on.
+    settled.json    how far that is: state, copy, reason, what is spent, which end of the run and boot of the machine
+It is idempotent: the records say whether there is anything to do. No command runs before a copy is verified, with one
+exception: in the last minute of a budget a reversible one may, if the run directory is on a disk that survives it. An
+irreversible one runs only where the run file says `release`. A machine that another run needs stays on.
 """
 
 import contextlib
-import datetime
 import os
-import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from stoker import env, messages
 from stoker.errors import StokerError
 from stoker.facts.platforms import Platform, Verb
 from stoker.launch import training
-from stoker.rundir import checkpoints, events, files, lock, pulled
-from stoker.rundir.events import EventLog
+from stoker.rundir import events, files, lock
 from stoker.rundir.layout import RunDir
-from stoker.settle import notify
+from stoker.settle import notify, other_runs, settled_record
 from stoker.settle.notify import News
+from stoker.settle.platform_command import own_interpreter, run_command
 from stoker.settle.reasons import reason
-from stoker.settle.verified_copy import Copied
+from stoker.settle.settled_record import ENDED, end_of
+from stoker.settle.verified_copy import VerifiedCopy
+from stoker.supervise import limits
+from stoker.supervise.limits import Clock, SpentTime
 
 Outcome = Literal["verified", "last_minute", "again"]
 Act = Callable[[list[str], dict[str, str]], str]
 """Runs a command with variables; returns what went wrong, or an empty string."""
-_ENDED = ("done", "stopped", "failed")
-_SETTLED = ("verified", "last_minute", "stopping", "stayed")
-"""Whoever has come so far needs the machine no more."""
 _LIMITS = ("time", "money", "deadline", "notice")
-"""What stops a run by itself; whoever else does wants the machine left on."""
+"""What stops a run by itself; after a stop by the user the machine stays on."""
 _STAYING = ("user", "notice", "plan")
-"""Why a machine stays on; whatever else keeps it on may be mended."""
+"""Final reasons for a machine to stay on; others may be fixed."""
 _ENDLESS = float("inf")
-_COMMAND_SECONDS = 120.0
-_LOOKERS = 5
-"""Who looks whether a lock is held takes it for less."""
-_HEAD_BYTES = 4
-_SAID_LETTERS = 300
+_LOCK_TRIES = 5
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How patient settling is. Tests are less so."""
+class SettleSettings:
+    """How patient settling is; tests are less patient."""
 
     look_seconds: float = 5.0
     start_seconds: float = 60.0
-    """For the supervisor to end, and for a program to begin after it: longer, and the machine was off meanwhile."""
+    """For the supervisor to exit, and for settling to begin after it: after longer, the machine was off meanwhile."""
     first_wait_seconds: float = 30.0
     longest_wait_seconds: float = 600.0
-    """Between two looks into the store, and two tries of a command."""
+    """Between two looks into the store, and between two runs of a command."""
     failed_seconds: float = 600.0
-    """A run that failed leaves the machine on so long: it may be mended and started again."""
+    """For how long a failed run leaves the machine on: somebody may fix it and start it again."""
     last_seconds: float = 60.0
-    """The last minute of a budget; and how long the first look into the store is waited for, whatever is left."""
+    """The last minute of a budget; also how long to wait for the first look into the store, whatever is left."""
     unsettled_seconds: float = 600.0
-    """Another run that has ended has so long to begin with settling before a stop that loses nothing."""
+    """For another run that has ended to begin with settling, before a stop that loses nothing."""
     again_seconds: float = 3600.0
-    """Until the user is told again that a copy is missing; then twice as long."""
+    """Until the user is reminded that a copy is missing; then twice as long."""
     gone_seconds: float = 180.0
     """For a machine to go off after its command."""
     tries_most: int = 50
 
     def pause_seconds(self, times: int) -> float:
         """Before the try that follows so many failures."""
-        return min(self.longest_wait_seconds, self.first_wait_seconds * 2.0 ** min(times - 1, 20))
-
-
-@dataclass(frozen=True)
-class Clock:
-    """How time passes; a campaign has one of its own."""
-
-    now: Callable[[], float] = time.time
-    wait: Callable[[float], None] = time.sleep
-    own: Callable[[], float] = time.monotonic
-    """Seconds that nobody sets back or forth."""
+        return limits.backoff_seconds(times, self.first_wait_seconds, self.longest_wait_seconds)
 
 
 class Settling:
@@ -92,7 +73,7 @@ class Settling:
         run_dir: RunDir,
         platform: Platform | None,
         tell: Callable[[News], Any] = notify.tell,
-        settings: Settings | None = None,
+        settings: SettleSettings | None = None,
         clock: Clock | None = None,
         act: Act | None = None,
     ) -> None:
@@ -108,11 +89,11 @@ class Settling:
         """
         self.run_dir = run_dir
         self.platform = platform
-        self.settings = settings or Settings()
+        self.settings = settings or SettleSettings()
         self._tell, self._clock, self._act = tell, clock or Clock(), act or run_command
-        self._plan = _object(run_dir.plan_file)
+        self._plan = files.read_if_any(run_dir.plan_file)
         self._count()
-        self._copy = Copied(run_dir, platform, self._clock.now, self.settings.pause_seconds)
+        self._copy = VerifiedCopy(run_dir, platform, self._clock.now, self.settings.pause_seconds)
         self._record: dict[str, Any] = {}
         self._told_at, self._told_pause = 0.0, 0.0
         self._said_lost = False
@@ -133,9 +114,9 @@ class Settling:
             return self._end("again", "started")
 
     def _is_alone(self, stack: contextlib.ExitStack) -> bool:
-        """Whether nobody else settles this run; a disk that takes no lock does not keep the meter running."""
+        """Whether nobody else settles this run; where the disk takes no lock, the meter is stopped all the same."""
         try:
-            return stack.enter_context(lock.held(settle_lock(self.run_dir), _LOOKERS, self._clock.wait))
+            return stack.enter_context(lock.held(settled_record.lock_path(self.run_dir), _LOCK_TRIES, self._clock.wait))
         except OSError:
             return True
 
@@ -147,29 +128,28 @@ class Settling:
         self._count()
         if self._is_training():
             return False
-        if self._state not in _ENDED and self._was_done():
-            self._supervision["state"] = "done"  # its supervisor went with a reboot before it could say so
-        return self._state in _ENDED
+        if self._state not in ENDED and self._was_done():
+            self._supervision["state"] = "done"  # a reboot killed its supervisor before it wrote that
+        return self._state in ENDED
 
     def _count(self) -> None:
-        """Read the supervisor's record, and count what is spent from here on; a machine that was off cost nothing."""
-        self._supervision, before = training.supervision(self.run_dir), settled(self.run_dir)
-        passed = self._clock.now() - self._seconds(self._supervision.get("beat"))
-        spent = [_figure(record.get("spent_seconds")) for record in (self._supervision, before)]
-        self._spent_before = max(spent) + (passed if 0 < passed <= self.settings.start_seconds else 0.0)
-        self._began = self._clock.own()
+        """Read the supervisor's record, and count spent time from here on; a machine that was off cost nothing."""
+        self._supervision, before = training.supervision(self.run_dir), settled_record.read(self.run_dir)
+        passed = limits.seconds_since(self._supervision, self._clock.now())
+        since = passed if passed <= self.settings.start_seconds else 0.0
+        self._spent = SpentTime(self._clock, limits.counted_seconds(self._supervision, before) + since)
 
     def _is_settled(self) -> bool:
-        """Whether this very end is: decided, or the machine went off and whoever switched it on wants it on."""
-        record = settled(self.run_dir)
-        if record.get("end") != _end_of(self._supervision):
+        """Whether this end of the run was settled: decided, or the machine was off and is on again."""
+        record = settled_record.read(self.run_dir)
+        if record.get("end") != end_of(self._supervision):
             return False
         if record.get("state") == "stopping":
-            return record.get("boot") != boot()
+            return record.get("boot") != settled_record.boot()
         return record.get("state") == "stayed" and record.get("reason") in _STAYING
 
     def _was_done(self) -> bool:
-        """Whether the newest attempt came to its end."""
+        """Whether the newest attempt finished."""
         marks = [event for event in events.read(self.run_dir.events_file) if event["event"] in ("attempt", "end")]
         return bool(marks) and marks[-1].get("status") == "done"
 
@@ -183,7 +163,7 @@ class Settling:
         return "plan" if self.platform is None or self._after == "stay" else ""
 
     def _until_decided(self) -> Outcome:
-        """Look until a copy is verified, a budget's last minute has come, or the run was started again."""
+        """Wait until a copy is verified, the last minute of a budget begins, or the run was started again."""
         began = self._clock.now()
         grace = self.settings.failed_seconds if self._state == "failed" else 0.0
         while not self._is_training():
@@ -207,7 +187,7 @@ class Settling:
         return "again"
 
     def _may_stop_unverified(self) -> bool:
-        """Whether the stop that can be undone loses nothing; where it does, the user is told, once."""
+        """Whether the reversible command loses nothing; where it does, the user is notified, once."""
         assert self.platform is not None
         if self._survives("stop") and self.platform.meter.reversible:
             return True
@@ -223,22 +203,13 @@ class Settling:
 
     def left(self) -> float:
         """Seconds until the nearest limit; without one, no end."""
-        limits = self._plan.get("limits") or {}
-        spent = self._spent_seconds()
-        given = [limits.get(f"{word}_seconds") for word in ("time", "money")]
-        ends = [limit - spent for limit in given if limit is not None]
-        if limits.get("deadline"):
-            ends.append(self._seconds(limits["deadline"]) - self._clock.now())
-        return min(ends, default=_ENDLESS)
-
-    def _spent_seconds(self) -> float:
-        """The machine is billed while it waits."""
-        return self._spent_before + self._clock.own() - self._began
+        left = limits.left_seconds(self._plan.get("limits") or {}, self._spent.seconds, self._clock.now())
+        return min(left.values(), default=_ENDLESS)
 
     # ---- the end of the meter
 
     def _stop(self, outcome: Outcome) -> str:
-        """Have the command run; how that ended, or nothing where another run needs the machine by now."""
+        """Run the command; how that ended, or nothing where another run needs the machine by now."""
         word, verb = self._verb(outcome)
         expanded = verb.expanded(env.of_machine()) if verb else None
         if verb is None or expanded is None:
@@ -269,7 +240,7 @@ class Settling:
             return False
 
     def _until_gone(self, word: str, words: list[str], variables: dict[str, str]) -> str:
-        """Run the command; as long as we are still here it has not worked, and is tried again, ever later."""
+        """Run the command; while we are still running it had no effect, and is tried again, ever later."""
         for times in range(self.settings.tries_most):
             if self._is_training():
                 return self._end("again", "started")
@@ -334,13 +305,13 @@ class Settling:
     def _beat(self, state: str, reason: str, verb: str = "") -> None:
         before = {key: self._record.get(key) for key in ("state", "reason", "copy", "verb")}
         said = {"state": state, "reason": reason, "copy": self._copy.where, "verb": verb}
-        spent, beat = self._spent_seconds(), _stamp(self._clock.now())
-        self._record = {**said, "spent_seconds": spent, "beat": beat, "end": _end_of(self._supervision), "boot": boot()}
+        counted = {"spent_seconds": self._spent.seconds, "beat": limits.stamp(self._clock.now())}
+        which = {"end": end_of(self._supervision), "boot": settled_record.boot()}
+        self._record = {**said, **counted, **which}
         with contextlib.suppress(OSError):  # a full disk must not keep the meter running
-            files.write_json(settled_file(self.run_dir), self._record)
+            files.write_json(settled_record.path(self.run_dir), self._record)
             if said != before:
-                with contextlib.closing(EventLog(self.run_dir.events_file)) as log:
-                    log.write("settled", **said)
+                events.append(self.run_dir.events_file, "settled", **said)
 
     def _end(self, state: str, reason: str, verb: str = "") -> str:
         self._beat(state, reason, verb)
@@ -359,159 +330,26 @@ class Settling:
         """What becomes of the machine; a launch that failed has no plan, or an older one."""
         return str(self._supervision.get("after") or self._plan.get("after") or "stay")
 
-    def _seconds(self, stamp: object) -> float:
-        """A time of a record; now where it has none."""
-        try:
-            return datetime.datetime.fromisoformat(str(stamp)).timestamp()
-        except ValueError:
-            return self._clock.now()
-
     def _is_training(self) -> bool:
-        """Whether it goes on, or is about to; a lock that cannot be looked at is nobody's."""
-        for path in _working(self.run_dir):
+        """Whether it goes on, or is about to; a lock that cannot be probed counts as free."""
+        for path in other_runs.working_locks(self.run_dir):
             with contextlib.suppress(OSError):
                 if lock.is_held(path):
                     return True
         return False
 
     def _others(self, word: str) -> list[str]:
-        """Other runs that need this machine on, or would lose their only copy by a command; unreadable ones do, too."""
-        here = self.run_dir.path.resolve()
-        try:
-            inner = sorted(one for one in here.parent.iterdir() if one.is_dir() and one.resolve() != here)
-        except OSError:
-            return [here.parent.name]
-        is_lossy = not self._survives(word)
-        return [one.name for one in inner if self._hinders(RunDir(one), is_lossy=is_lossy)]
-
-    def _hinders(self, other: RunDir, *, is_lossy: bool) -> bool:
-        try:
-            return self._needs_it(other) or (is_lossy and not _stands_elsewhere(other))
-        except OSError:
-            return True
-
-    def _needs_it(self, other: RunDir) -> bool:
-        """It works here, or has ended and is not settled yet: its settling may just be starting, or was killed."""
-        if any(lock.is_held(path) for path in _working(other)):
-            return True
-        seen, record = training.supervision(other), settled(other)
-        if record.get("end") == _end_of(seen) and record.get("state") in _SETTLED:
-            return False
-        if lock.is_held(settle_lock(other)):
-            return True
-        after = seen.get("after") or _object(other.plan_file).get("after") or "stay"
-        passed = self._clock.now() - self._seconds(seen.get("beat"))
-        return seen.get("state") in _ENDED and after != "stay" and passed < self.settings.unsettled_seconds
-
-
-def _working(run_dir: RunDir) -> tuple[Path, ...]:
-    """Locks of whoever prepares, watches or trains a run."""
-    return run_dir.launch_lock, run_dir.supervisor_lock, run_dir.lock_file
-
-
-def _stands_elsewhere(run_dir: RunDir) -> bool:
-    """Whether a run has nothing that only this machine has, by the records of who has looked."""
-    names = [path.name for path in run_dir.checkpoints.iterdir()] if run_dir.checkpoints.is_dir() else []
-    has_final = run_dir.final.is_dir()
-    if not has_final and not any(name.startswith("step-") for name in names):
-        return True
-    record = settled(run_dir)
-    if record.get("end") == _end_of(training.supervision(run_dir)) and record.get("copy") in ("store", "pulled"):
-        return True
-    there, home = checkpoints.committed(run_dir.checkpoints), pulled.read(run_dir)
-    if home is None or has_final != bool(home.final):
-        return False
-    return home.commit == (there[-1].commit.digest if there else "")
-
-
-def _end_of(supervision: dict[str, Any]) -> str:
-    """Which end of a run: another attempt, or another verdict, is another end."""
-    return f"{supervision.get('attempt', 0)} {supervision.get('beat', '')}"
-
-
-def boot() -> str:
-    """Which start of this machine or container it is; empty where the system does not say."""
-    try:
-        started = Path("/proc/1/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='utf-8').strip()} {started}"
-    except (OSError, LookupError):
-        return ""
-
-
-def settled_file(run_dir: RunDir) -> Path:
-    """How far settling is."""
-    return run_dir.path / "settled.json"
-
-
-def settle_lock(run_dir: RunDir) -> Path:
-    """Held while the end of a run is being settled."""
-    return run_dir.path / "settle.lock"
-
-
-def settled(run_dir: RunDir) -> dict[str, Any]:
-    """`settled.json`; empty where there is none."""
-    return _object(settled_file(run_dir))
+        """Other runs that need this machine on, or would lose their only copy by a command."""
+        now, seconds = self._clock.now(), self.settings.unsettled_seconds
+        return other_runs.needing(self.run_dir, now, seconds, is_lossy=not self._survives(word))
 
 
 def warn(run_dir: RunDir, word: str, tell: Callable[[News], Any] = notify.tell) -> None:
-    """Tell that most of a budget is spent."""
+    """Notify the user that most of a budget is spent."""
     left = Settling(run_dir, None).left()
     if left == _ENDLESS:
-        return  # the plan has lost its limit meanwhile
+        return  # the plan has no limit any more
     minutes = round(left / 60)
     title = messages.text("settle.title", name=run_dir.name)
     text = messages.text("settle.warning", budget=messages.text(f"settle.budget.{word}"), minutes=minutes)
     tell(News(run_dir.name, "warning", title, text))
-
-
-# ---- commands
-
-
-def own_interpreter(words: list[str]) -> list[str]:
-    """`/bin/sh FILE` is for a script that names no interpreter; a program, or a script that does, runs as it is."""
-    if words[0] != "/bin/sh":
-        return words
-    try:
-        with Path(words[1]).open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return words
-    return words[1:] if head.startswith((b"\x7fELF", b"#!")) else words
-
-
-def run_command(words: list[str], variables: dict[str, str]) -> str:
-    """Run a platform's command; what went wrong, without the values of its variables."""
-    try:
-        done = subprocess.run(  # noqa: S603  # a command of the platform's profile, no shell string
-            words,
-            input=b"y\n",  # vastai asks whether we are sure
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env.child_environment(variables),
-            timeout=_COMMAND_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{type(error).__name__}: {words[0]}"
-    if not done.returncode:
-        return ""
-    said = done.stdout.decode("utf-8", "replace").strip()
-    for value in variables.values():
-        said = said.replace(value, "***")
-    return env.without_secrets(f"exit {done.returncode}: {said[-_SAID_LETTERS:]}")
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none."""
-    try:
-        return dict(files.read_json(path))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _figure(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _stamp(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")

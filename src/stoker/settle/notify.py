@@ -1,7 +1,7 @@
-"""Tells the user what became of a run, by hooks of the environment: a webhook, AutoDL's WeChat message, a command.
+"""Notifies the user how a run ended, by hooks of the environment: a webhook, AutoDL's WeChat message, a command.
 
-Addresses and tokens are secrets: nothing here writes them down, and what failed is named by the hook alone. No
-redirect is followed: it would take a token elsewhere.
+Addresses and tokens are secrets: nothing here writes them anywhere, and a failure names the hook alone. No redirect is
+followed: it could send a token elsewhere.
 """
 
 import json
@@ -15,23 +15,23 @@ from urllib import error, request
 from urllib.parse import urlsplit
 
 from stoker import env
-from stoker.hosts.autodl import NoRedirect
+from stoker.hosts import no_redirect
 
 AUTODL_ADDRESS = "https://www.autodl.com/api/v1/wechat/message/send"
 _ANSWER_SECONDS = 10.0
 _COMMAND_SECONDS = 25.0
 _HOOK_SECONDS = 30.0
-"""For one hook, whatever it does: a server that answers by drops must not hold the meter up."""
+"""For one hook, whatever it does: a server that answers byte by byte must not delay the meter."""
 _ANSWER_BYTES = 1 << 16
 
 
-class _Refused(Exception):
-    """A hook that said no; our own words, without a secret."""
+class _HookRefused(Exception):
+    """A hook that refused; the message is ours and has no secret."""
 
 
 @dataclass(frozen=True)
 class News:
-    """One message: what about, and in words."""
+    """One message."""
 
     run: str
     kind: str
@@ -41,7 +41,7 @@ class News:
 
 
 def tell(news: News) -> dict[str, str]:
-    """Send it by every hook that is set; hooks that failed with the reason."""
+    """Send it by every hook that is set; returns the hooks that failed, each with the reason."""
     problems = {}
     for variable, send in _HOOKS.items():
         if (value := env.read(variable)) and (problem := _sent(send, value, news)):
@@ -50,14 +50,14 @@ def tell(news: News) -> dict[str, str]:
 
 
 def _sent(send: Callable[[str, News], None], value: str, news: News) -> str:
-    """Send it in a thread that is not waited for too long; what went wrong, or nothing."""
+    """Send it in a thread, with a time limit; what went wrong, or nothing."""
     found = ["no answer"]
 
     def run() -> None:
         try:
             send(value, news)
             found[0] = ""
-        except (_Refused, OSError, HTTPException, ValueError, subprocess.SubprocessError) as problem:
+        except (_HookRefused, OSError, HTTPException, ValueError, subprocess.SubprocessError) as problem:
             found[0] = _reason(problem)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -75,7 +75,7 @@ def _autodl(token: str, news: News) -> None:
     content = {"title": news.title, "name": news.run, "content": news.text}
     answer = _post(AUTODL_ADDRESS, content, {"Authorization": token})
     if '"Success"' not in answer.decode("utf-8", "replace"):
-        raise _Refused("not accepted")
+        raise _HookRefused("not accepted")
 
 
 def _command(words: str, news: News) -> None:
@@ -89,7 +89,7 @@ def _command(words: str, news: News) -> None:
         check=False,
     )
     if done.returncode:
-        raise _Refused(f"exit {done.returncode}")
+        raise _HookRefused(f"exit {done.returncode}")
 
 
 _HOOKS: dict[env.Variable, Callable[[str, News], None]] = {
@@ -101,22 +101,22 @@ _HOOKS: dict[env.Variable, Callable[[str, News], None]] = {
 
 def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> bytes:
     if urlsplit(address).scheme not in ("http", "https"):
-        raise _Refused("not http or https")
+        raise _HookRefused("not http or https")
     asked = request.Request(  # noqa: S310  # the scheme is checked above
         address,
         data=json.dumps(content, ensure_ascii=False).encode(),
         headers={"Content-Type": "application/json; charset=utf-8", **headers},
         method="POST",
     )
-    send = request.build_opener(NoRedirect).open
+    send = no_redirect.opener().open
     with send(asked, timeout=_ANSWER_SECONDS) as answer:
         return bytes(answer.read(_ANSWER_BYTES))
 
 
 def _reason(problem: Exception) -> str:
-    """Why, without a word of the address, the token or the command: libraries put them into theirs."""
+    """Why, without address, token or command, which libraries put into their messages."""
     if isinstance(problem, error.HTTPError):
         return f"HTTP {problem.code}"
-    if isinstance(problem, _Refused):
+    if isinstance(problem, _HookRefused):
         return str(problem)
     return type(problem).__name__

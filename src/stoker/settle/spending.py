@@ -1,13 +1,13 @@
-"""What a run has cost so far and will have at its end, by the price in its plan and the time its machine was on."""
+"""What a run has cost so far and will have cost at its end: the price in its plan times the time its machine was on."""
 
-import datetime
+import time
 from dataclasses import dataclass
-from typing import Any
 
 from stoker.launch import training
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
-from stoker.settle import meter
+from stoker.settle import settled_record
+from stoker.supervise import limits
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,9 @@ def price(run_dir: RunDir) -> Price | None:
 
 def spent(run_dir: RunDir, known: Price, seconds_left: float, *, running: bool) -> Spent:
     """By the supervisor's count, or the one of whoever settled the run after it."""
-    records = [training.supervision(run_dir), meter.settled(run_dir)]
-    seconds = max(_counted(record) for record in records)
+    supervision = training.supervision(run_dir)
+    seconds = limits.counted_seconds(supervision, settled_record.read(run_dir))
     if running:
-        seconds = _counted(records[0]) + _since(records[0])
+        seconds = limits.counted_seconds(supervision) + limits.seconds_since(supervision, time.time())
     hours, left = seconds / 3600, seconds_left / 3600
     return Spent(hours * known.per_hour, (hours + left) * known.per_hour, known.currency)
-
-
-def _counted(record: dict[str, Any]) -> float:
-    seconds = record.get("spent_seconds")
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
-
-
-def _since(record: dict[str, Any]) -> float:
-    """Seconds since a record was written."""
-    try:
-        then = datetime.datetime.fromisoformat(record["beat"])
-        return max(0.0, (datetime.datetime.now(datetime.timezone.utc) - then).total_seconds())
-    except (LookupError, TypeError, ValueError):
-        return 0.0

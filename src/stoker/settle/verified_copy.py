@@ -1,4 +1,4 @@
-"""Whether a run stands verified elsewhere: brought home by a laptop, or in its store; what lacks there is copied."""
+"""Whether a verified copy of a run is elsewhere, pulled by a laptop or in its store; missing files are copied."""
 
 import threading
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from stoker.store import address, opening, push, verification
 from stoker.store.shelf import Fault
 
 Where = Literal["nowhere", "store", "pulled", "nothing"]
-"""`nothing`: there is nothing that a copy could be of."""
+"""`nothing`: the run has nothing to copy."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What must stand elsewhere before the machine may go."""
+    """What must be elsewhere before the machine may be stopped."""
 
     record: Pulled
     commit: Commit | None
-    """Of the newest checkpoint, also where its files do not verify here any more: the store may have it whole."""
+    """Of the newest checkpoint, even where its files no longer verify here: the copy in the store may be intact."""
     damage: str
-    """What is wrong with checkpoints that were committed here; empty where nothing is."""
+    """What is wrong with checkpoints committed here; empty where nothing is."""
 
     @property
     def is_nothing(self) -> bool:
@@ -36,8 +36,8 @@ class Wanted:
         return not self.record.commit and not self.record.final and not self.damage
 
 
-class Copied:
-    """Looks for a verified copy, again and again, ever later."""
+class VerifiedCopy:
+    """Looks for a verified copy of a run that has ended; after each failure it waits longer."""
 
     def __init__(
         self, run_dir: RunDir, platform: Platform | None, now: Callable[[], float], pause: Callable[[int], float]
@@ -62,11 +62,11 @@ class Copied:
 
     @property
     def was_looked_for(self) -> bool:
-        """Whether a look into the store has come to an end."""
+        """Whether the store was examined at least once."""
         return self._failures > 0
 
     def wanted(self) -> Wanted:
-        """What stands here, every file read; once, as nothing is written any more."""
+        """What this machine has, every file read; once, as nothing is written any more."""
         if self._wanted is None:
             record, damaged = pulled.examined(self._run_dir)
             there = checkpoints.committed(self._run_dir.checkpoints)
@@ -96,7 +96,7 @@ class Copied:
         return "store" if self._is_stored() else "nowhere"
 
     def _is_stored(self) -> bool:
-        """Looks in a thread: what hangs there must not keep a budget from ending."""
+        """Look in a thread: a store that hangs must not overrun a budget."""
         if self._looking is None:
             if self._now() >= self._again_at:
                 self._found = messages.text("settle.surprise")
@@ -125,7 +125,7 @@ class Copied:
             self._found = env.without_secrets(str(error)) or type(error).__name__
 
     def _problem(self) -> str:
-        """What is wrong with the copy in the store; where it lacks, it is made. Nothing there is ever deleted."""
+        """What is wrong with the copy in the store; a missing one is made. Nothing there is ever deleted."""
         run, wanted = self._run_dir.run(), self.wanted()
         if run.save.store is None:
             return messages.text("settle.no_store")
@@ -148,6 +148,6 @@ class Copied:
 
 
 def outlives(folder: Path, platform: Platform | None) -> bool:
-    """Whether a folder of the machine is still there when the machine is given back."""
+    """Whether a folder of the machine survives its release."""
     store = platform.storage_of(folder.resolve().as_posix()) if platform else None
     return store is not None and store.survives_release

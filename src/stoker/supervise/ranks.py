@@ -1,7 +1,7 @@
-"""The ranks of an attempt, as their pulses tell: who is gone, silent, behind the others, or slower.
+"""The ranks of an attempt by their pulses: which is gone, silent, behind the others, or slower.
 
-A pulse is what every rank writes each second (`engine/pulse.py`), and whether its process lives and what it has used so
-far, which whoever reads it adds. This file knows nothing of processes and nodes. Standard library only.
+A pulse is what every rank writes each second (`engine/pulse.py`); its reader adds whether the process lives and what it
+has used so far. This file knows nothing of processes and nodes.
 """
 
 import statistics
@@ -10,7 +10,7 @@ from typing import Any
 _MARKS = ("join", "open", "build", "rehearsal", "data", "micro", "sum", "update", "eval", "save")
 """What a rank does, in the order of a run and of a step."""
 _ENDED = {"end", "failed"}
-"""Last marks: such a rank says by itself how it ended, after a failure in words or by its code."""
+"""Last marks: such a rank reports itself how it ended, by an error or its exit code."""
 _LEAST_STEPS = 10
 _SLOWER_TIMES = 1.5
 _SLOWER_SECONDS = 0.05
@@ -22,15 +22,15 @@ _CAUSES = {"compute": "own_seconds", "data": "data_seconds"}
 Pulse = dict[str, Any]
 
 
-class Ranks:
-    """What pulses have told so far."""
+class RankWatch:
+    """What the pulses of an attempt have shown so far."""
 
     def __init__(self, silent_seconds: float, unseen_seconds: float) -> None:
         """Watch ranks.
 
         Args:
             silent_seconds: A rank without a pulse that computes nothing either is lost after so long.
-            unseen_seconds: The same where the system does not say what a process uses: it may compute.
+            unseen_seconds: The same where the system does not show CPU time: it may compute.
         """
         self._silent_seconds = silent_seconds
         self._unseen_seconds = unseen_seconds
@@ -47,9 +47,9 @@ class Ranks:
         self._newest = {pulse["rank"]: pulse for pulse in pulses}
 
     def lost(self) -> tuple[Pulse, str] | None:
-        """A rank whose process is gone, the one that is silent for too long, or one that failed, and others go on.
+        """A rank whose process is gone, that is silent for too long, or that failed while others go on.
 
-        One that failed may merely have `lost` the others.
+        One that failed may merely have `lost` the others: it could not reach them.
         """
         working = [pulse for pulse in self._newest.values() if pulse["mark"] not in _ENDED]
         for pulse in working:
@@ -71,14 +71,14 @@ class Ranks:
         return int(pulse["pid"]) if pulse and pulse["alive"] and not self._is_silent(pulse) else None
 
     def behind(self) -> Pulse | None:
-        """The one that all others wait for; None where no single one stands behind the others."""
+        """The rank that all others wait for; None where no single one is behind."""
         places = sorted((_place(pulse), rank) for rank, pulse in self._newest.items())
         if len(places) < 2 or places[0][0] == places[1][0]:
             return None
         return self._newest[places[0][1]]
 
     def straggler(self) -> Pulse | None:
-        """One that takes longer than the others, with the cause and the times of both; once in a while."""
+        """A rank that takes longer than the others, with the cause and both times; once in a while."""
         for cause, key in _CAUSES.items():
             medians = {rank: _median(pulse[key]) for rank, pulse in self._newest.items()}
             known = {rank: seconds for rank, seconds in medians.items() if seconds is not None}

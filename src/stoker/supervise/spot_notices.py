@@ -1,8 +1,8 @@
-"""Spot notices: `python spot_notices.py ADDRESS SECONDS`, asks a cloud whether it takes this machine back.
+"""Spot notices: `python spot_notices.py ADDRESS SECONDS` asks a cloud whether it takes this machine back.
 
-Standard library only; the supervisor starts it, so that whatever hangs here does not hang there. Where no cloud answers
-the first time it ends at once and says nothing. A notice is one line, when the machine ends in seconds since 1970, and
-the end. It knows nothing of runs, follows no redirect and uses no proxy: `http.client` does neither.
+The supervisor starts it as a file of its own, so that what hangs here does not hang there; it imports nothing of ours.
+Where no cloud answers the first time it exits silently. On a notice it prints one line, the machine's end in seconds
+since 1970, and exits. It knows nothing of runs, and uses neither redirects nor proxies: `http.client` has none.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from http.client import HTTPConnection, HTTPException
 _ANSWER_SECONDS = 2.0
 _LARGEST_BYTES = 1 << 16
 _LEAST_SECONDS = 30.0
-"""What Google and Azure leave, and what is assumed where a notice names no time to come."""
+"""What Google and Azure leave; assumed where a notice names no time in the future."""
 _NO_ANSWER = (OSError, HTTPException, ValueError, LookupError, TypeError)
-"""Nobody there, somebody else, or another day's format: no notice."""
+"""Nobody there, another service, or an unknown format: no notice."""
 
 
 def ask(address: str, path: str, headers: dict[str, str], method: str = "GET") -> str:
@@ -37,11 +37,11 @@ def ask(address: str, path: str, headers: dict[str, str], method: str = "GET") -
         connection.close()
 
 
-# ---- what tells each cloud, and its notice: the time it names, None for no notice
+# ---- for each cloud: what it is recognised by, and its notice (the time it names, None for no notice)
 
 
 def amazon_token(address: str) -> str:
-    """IMDSv2: every question shows a token that was fetched before."""
+    """IMDSv2: every request needs a token that was fetched before."""
     return ask(address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
 
 
@@ -66,12 +66,12 @@ def google(address: str) -> str | None:
 
 
 def azure_name(address: str) -> str:
-    """This machine's name: a notice goes to all machines of a set and names those it means."""
+    """This machine's name: a notice goes to all machines of a set and names the affected ones."""
     return ask(address, "/metadata/instance/compute/name?api-version=2021-02-01&format=text", {"Metadata": "true"})
 
 
 def azure(address: str) -> str | None:
-    """Azure takes up to two minutes for the first answer on a machine: it is not what tells that this is Azure."""
+    """Azure may take two minutes for the first answer on a machine, so that Azure is recognised by something else."""
     name = azure_name(address).lower()
     told = json.loads(ask(address, "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}))
     for event in told["Events"]:
@@ -87,7 +87,7 @@ _CLOUDS = ((amazon_token, amazon), (google_word, google), (azure_name, azure))
 
 
 def find(address: str) -> Callable[[str], str | None] | None:
-    """How the cloud this machine stands in is asked for a notice; None where none answers."""
+    """How to ask the cloud this machine is in for a notice; None where none answers."""
     for tells, notice in _CLOUDS:
         with contextlib.suppress(*_NO_ANSWER):
             tells(address)
@@ -105,7 +105,7 @@ def ends(named: str, now: float) -> float:
 
 
 def main() -> None:
-    """Ask until there is a notice, or the supervisor is gone: then the other end of stdin is closed."""
+    """Ask until there is a notice, or the supervisor is gone, which closes stdin."""
     address, seconds = sys.argv[1], float(sys.argv[2])
     threading.Thread(target=_leave_with_the_supervisor, daemon=True).start()
     notice = find(address)

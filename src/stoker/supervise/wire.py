@@ -1,8 +1,8 @@
-"""The lines between the head of a run of several nodes and the others. Standard library only.
+"""Connections between the head of a run of several nodes and the others: mutual authentication, signed messages.
 
-Both ends prove that they have the run's key, each for a number the other one drew; afterwards every message is signed
-with its direction and its number: nobody else can join, pose as the head, change, leave out or repeat one. Nothing is
-encrypted: no secret is said here. This file knows lines and who is on them, nothing of what is said.
+Both ends prove that they have the run's key, each for a nonce of the other's; afterwards every message is signed with
+its direction and its number: nobody else can join, pose as the head, or change, drop, reorder or replay a message.
+Nothing is encrypted: no secret is sent here. This file knows connections, nothing of what the messages mean.
 """
 
 import contextlib
@@ -18,32 +18,32 @@ import time
 from typing import Any
 
 LOST_SECONDS = 15.0
-"""A line without a message for so long is lost; both ends say something every `BEAT_SECONDS`."""
+"""A connection without a message for so long is lost; both ends send one every `BEAT_SECONDS`."""
 BEAT_SECONDS = 1.0
 _GREETING_SECONDS = 10.0
 """To prove to have the key."""
 _LIVING_SECONDS = 3.0
-"""A node that was heard within this time has its line: a second agent of its name is turned away."""
+"""A node that sent something within this time is connected: a second agent of its name is turned away."""
 _LARGEST_BYTES = 1 << 22
 _GREETING_BYTES = 1 << 12
 _STRANGERS = 64
-"""Who may be greeted at a time."""
+"""How many may authenticate at a time."""
 _ACCEPT_SECONDS = 1.0
 
 Said = dict[str, Any]
 
 
-class Refused(ConnectionError):
-    """The other end does not have the key, does not know the name, or has a line of this name already."""
+class WireRefused(ConnectionError):
+    """The other end does not have the key, does not know the name, or has a connection of this name already."""
 
 
-class Line:
-    """One end of a line: JSON objects, one a text line, each behind its signature."""
+class WireLine:
+    """One end of a connection: JSON objects, one a text line, each after its signature."""
 
     def __init__(self, connection: socket.socket, ours: str, theirs: str) -> None:
         self._connection = connection
         self._ours, self._theirs = ours, theirs
-        self._key = b""  # until both have proved that they have the run's
+        self._key = b""  # until both have authenticated
         self._sent = self._received = 0
         self._largest_bytes = _GREETING_BYTES
         self._rest = bytearray()
@@ -53,11 +53,11 @@ class Line:
         _keep_alive(connection)
 
     def trust(self, key: bytes) -> None:
-        """From now on sign, and take what is signed, with the key of this line."""
+        """From now on sign messages, and accept signed ones, with the key of this connection."""
         self._key, self._largest_bytes = key, _LARGEST_BYTES
 
     def send(self, said: Said) -> None:
-        """Say something; an error means that the line is lost."""
+        """Send a message; an error means that the connection is lost."""
         text = json.dumps(said)
         with self._sending:
             line = f"{_proof(self._key, self._ours, self._sent, text)} {text}\n".encode()
@@ -67,11 +67,11 @@ class Line:
             try:
                 self._connection.sendall(line)
             except OSError:
-                self.close()  # half of it may have gone
+                self.close()  # half of it may have been sent
                 raise
 
     def receive(self, seconds: float) -> Said:
-        """The next message; TimeoutError where none comes, another OSError or a ValueError where the line is lost."""
+        """The next message; TimeoutError where none comes, another OSError or ValueError where it is lost."""
         until = time.monotonic() + seconds
         while (end := self._rest.find(b"\n")) < 0:
             if len(self._rest) > self._largest_bytes:
@@ -85,7 +85,7 @@ class Line:
         del self._rest[: end + 1]
         wanted = _proof(self._key, self._theirs, self._received, text)
         if not hmac.compare_digest(proof.encode(), wanted.encode()):
-            raise Refused(self._theirs)
+            raise WireRefused(self._theirs)
         self._received += 1
         self.heard_at = time.monotonic()
         try:
@@ -97,24 +97,24 @@ class Line:
         return said
 
     def close(self) -> None:
-        """End it; whoever waits at either end learns so."""
+        """Close it; readers at both ends get an error."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
-def connect(record: Said, name: str) -> Line:
-    """A node's line to the head that has the run's key."""
+def connect(record: Said, name: str) -> WireLine:
+    """A node's connection to the head that has the run's key."""
     address = record["nodes"][0]["address"]
     connection = socket.create_connection((address, record["port"]), timeout=_GREETING_SECONDS)
-    line = Line(connection, "node", "head")
+    line = WireLine(connection, "node", "head")
     try:
         nonces = [str(line.receive(_GREETING_SECONDS)["nonce"]), secrets.token_hex(32)]
         key, bound = bytes.fromhex(record["key"]), [record["meeting"], name, *nonces]
         line.send({"name": name, "nonce": nonces[1], "proof": _proof(key, "node", *bound)})
         answer = line.receive(_GREETING_SECONDS)
         if not hmac.compare_digest(str(answer.get("proof", "")).encode(), _proof(key, "head", *bound).encode()):
-            raise Refused(str(answer.get("refused", "key")))
+            raise WireRefused(str(answer.get("refused", "key")))
         line.trust(bytes.fromhex(_proof(key, "line", *bound)))
     except BaseException:
         line.close()
@@ -123,26 +123,26 @@ def connect(record: Said, name: str) -> Line:
 
 
 class Head:
-    """Where the nodes of a run report: it listens on the head's own address, and takes whom the record names."""
+    """Where the nodes of a run report: listens on the head's own address, and accepts the nodes of the record."""
 
     def __init__(self, record: Said) -> None:
-        """Take what `nodes.json` says: meeting, port, key, and nodes, of which the first is the head itself."""
+        """Take `nodes.json`: meeting, port, key, and nodes, of which the first is the head itself."""
         first, *others = record["nodes"]
         self.address = str(first["address"])
         self.port = int(record["port"])
         self._meeting = str(record["meeting"])
         self._key = bytes.fromhex(record["key"])
         self._names = {str(node["name"]) for node in others}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, WireLine] = {}
         self._lock = threading.RLock()
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
-        self._answers: dict[int, tuple[Line, queue.SimpleQueue[Said]]] = {}
+        self._answers: dict[int, tuple[WireLine, queue.SimpleQueue[Said]]] = {}
         self._numbers = itertools.count(1)
         self._greeting = threading.Semaphore(_STRANGERS)
         self._strangers: set[str] = set()
         self._open = False
 
-    # ---- the life of it
+    # ---- opening and closing
 
     def open(self) -> "Head":
         """Listen; OSError where the address is not this machine's, or the port is taken."""
@@ -156,13 +156,13 @@ class Head:
         return self
 
     def close(self) -> None:
-        """Listen no more, and end every line."""
+        """Stop listening, and close every connection."""
         if not self._open:
             return
         with self._lock:
-            self._open = False  # whoever is being greeted gets no line any more
+            self._open = False  # nobody who is authenticating is accepted any more
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts, where the system knows this
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`, where the system supports this
         self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -176,20 +176,20 @@ class Head:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- for who decides
+    # ---- for the supervisor
 
     def joined(self) -> set[str]:
-        """The nodes that are on the line."""
+        """The nodes that are connected."""
         with self._lock:
             return set(self._lines)
 
     def strangers(self) -> set[str]:
-        """Addresses from which somebody came without the key."""
+        """Addresses from which somebody tried to connect without the key."""
         with self._lock:
             return set(self._strangers)
 
     def look(self) -> list[Said]:
-        """What nodes said since the last look, each with its `node`; `joined` where one came, `lost` where one went."""
+        """Messages since the last look, each with its `node`; `joined` when it connected, `lost` when it was lost."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -197,11 +197,11 @@ class Head:
         return found
 
     def tell(self, name: str, order: Said) -> None:
-        """Give an order; ConnectionError where the node is not on the line."""
+        """Send an order; ConnectionError where the node is not connected."""
         self._line(name).send(order)
 
     def ask(self, name: str, question: Said, seconds: float) -> Said:
-        """A node's answer; ConnectionError where it is not on the line or goes, TimeoutError where it takes longer."""
+        """A node's answer; ConnectionError where its connection is lost, TimeoutError where it takes longer."""
         line, number, answer = self._line(name), next(self._numbers), queue.SimpleQueue[Said]()
         with self._lock:
             self._answers[number] = line, answer
@@ -217,7 +217,7 @@ class Head:
             raise ConnectionError(name)
         return dict(said["answer"])
 
-    def _line(self, name: str) -> Line:
+    def _line(self, name: str) -> WireLine:
         with self._lock:
             if name not in self._lines:
                 raise ConnectionError(name)
@@ -229,7 +229,7 @@ class Head:
         while self._open:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody came, one went again, or no file is to be had: a moment later, again
+            except OSError:  # timed out, aborted, or no file descriptor left: try again in a moment
                 time.sleep(0.01)
                 continue
             if self._greeting.acquire(blocking=False):
@@ -238,8 +238,8 @@ class Head:
                 connection.close()
 
     def _attend(self, connection: socket.socket) -> None:
-        """A line from its greeting to its end."""
-        line = Line(connection, "head", "node")
+        """Serve a connection from its authentication to its end."""
+        line = WireLine(connection, "head", "node")
         try:
             name = self._greet(line, str(connection.getpeername()[0]))
         except (OSError, ValueError, LookupError, TypeError):  # a stranger, whatever it sent
@@ -257,8 +257,8 @@ class Head:
             pass
         self._lose(name, line, reason)
 
-    def _greet(self, line: Line, address: str) -> str:
-        """Who it is, if it has the key, is listed, and has no living line; it learns that we have the key, too."""
+    def _greet(self, line: WireLine, address: str) -> str:
+        """Authenticate both ends; the node's name, if it has the key, is listed, and has no live connection."""
         nonce = secrets.token_hex(32)
         line.send({"nonce": nonce})
         said = line.receive(_GREETING_SECONDS)
@@ -269,15 +269,15 @@ class Head:
                 if len(self._strangers) < _STRANGERS:
                     self._strangers.add(address)
             line.send({"refused": "key"})
-            raise Refused(name)
+            raise WireRefused(name)
         with self._lock:
             if not self._open:
-                raise Refused(name)
+                raise WireRefused(name)
             before = self._lines.get(name)
             is_living = before is not None and time.monotonic() - before.heard_at < _LIVING_SECONDS
             if name not in self._names or is_living:
                 line.send({"refused": "twice" if is_living else "name"})
-                raise Refused(name)
+                raise WireRefused(name)
             line.send({"proof": _proof(self._key, "head", *bound)})
             line.trust(bytes.fromhex(_proof(self._key, "line", *bound)))
             if before:
@@ -286,7 +286,7 @@ class Head:
             self._said.put({"joined": True, "node": name})
         return name
 
-    def _hear(self, name: str, line: Line, said: Said) -> None:
+    def _hear(self, name: str, line: WireLine, said: Said) -> None:
         if "answered" in said:
             with self._lock:
                 _, answer = self._answers.get(int(said["answered"]), (None, None))
@@ -297,8 +297,8 @@ class Head:
             line.send({"beat": said["beat"]})
         self._said.put({**said, "node": name})
 
-    def _lose(self, name: str, line: Line, reason: str) -> None:
-        """Once for each line: whoever waits for an answer on it learns so."""
+    def _lose(self, name: str, line: WireLine, reason: str) -> None:
+        """Once for each connection: whoever waits for an answer on it is woken."""
         line.close()
         with self._lock:
             if self._lines.get(name) is not line:
@@ -315,7 +315,7 @@ def _proof(key: bytes, *words: str | int) -> str:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """A machine that is gone without a word ends the connection, also while it has nothing to say."""
+    """A machine that vanishes silently ends the connection, even while it is idle."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     wanted = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": int(1000 * LOST_SECONDS)}

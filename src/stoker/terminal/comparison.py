@@ -150,7 +150,7 @@ def _why(row: Row) -> str:
 def _way(found: Found) -> str:
     """`ddp 2x8x4 recompute`."""
     step = found.way
-    split = f"{step.micro}x{step.step.accumulation}x{found.asked.devices}"
+    split = f"{step.micro}x{step.step.accumulation}x{found.constraints.devices}"
     words = [] if step.strategy == "single" else [step.strategy]
     words.append(split)
     if step.checkpointing:
@@ -260,7 +260,7 @@ def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
         "micro": found.way.micro,
         "accumulation": found.way.step.accumulation,
         "gradient_checkpointing": found.way.checkpointing,
-        "precision": found.asked.precision,
+        "precision": found.constraints.precision,
         "disk_bytes": sum(found.disk.values()),
         "platforms": [_stay_json(stay) for stay in row.stays],
     }

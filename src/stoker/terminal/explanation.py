@@ -21,7 +21,7 @@ _SECTIONS = ("batch", "memory", "speed", "time", "money", "disk", "platforms")
 def show(found: Found) -> None:
     """Print every section."""
     name, card = found.inputs.run.name, found.inputs.machine.name
-    console.data(messages.text("explain.title", name=name, card=card, count=found.asked.devices))
+    console.data(messages.text("explain.title", name=name, card=card, count=found.constraints.devices))
     table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     for section, lines in sections(found).items():
         for number, line in enumerate(lines):
@@ -43,14 +43,14 @@ def named(kind: str, key: str) -> str:
 def _batch(found: Found) -> list[str]:
     way, run = found.way, found.inputs.run
     fields = {"effective": run.train.batch, "micro": way.micro, "accumulation": way.step.accumulation}
-    said = [messages.text("why.batch", devices=found.asked.devices, **fields)]
+    said = [messages.text("why.batch", devices=found.constraints.devices, **fields)]
     recompute = messages.text("explain.recompute.on" if way.checkpointing else "explain.recompute.off")
     said.append(
         messages.text(
             "explain.way",
             strategy=way.strategy,
-            precision=found.asked.precision,
-            attention=found.asked.attention,
+            precision=found.constraints.precision,
+            attention=found.constraints.attention,
             recompute=recompute,
         )
     )
@@ -155,7 +155,7 @@ def _term(found: Found, part: str, seconds: float) -> str:
 
 
 def _link(found: Found) -> dict[str, str]:
-    if found.asked.devices == 1:
+    if found.constraints.devices == 1:
         return {"link": ""}
     on = search.hardware(found.inputs.machine)
     said = ""
@@ -188,7 +188,7 @@ def _time(found: Found) -> list[str]:
 
 def _money(found: Found) -> list[str]:
     offer = found.inputs.offer
-    cost = money.cost(found.seconds, found.asked.devices, offer, found.inputs.machine.nodes)
+    cost = money.cost(found.seconds, found.constraints.devices, offer, found.inputs.machine.nodes)
     if offer is None or cost is None:
         return [messages.text("compare.no_price")]
     return [
@@ -201,7 +201,7 @@ def _money(found: Found) -> list[str]:
             low=f"{cost.amount_range[0]:,.2f}",
             high=f"{cost.amount_range[1]:,.2f}",
         ),
-        _price(cost, offer, found.asked.devices),
+        _price(cost, offer, found.constraints.devices),
     ]
 
 
@@ -221,7 +221,7 @@ def _disk(found: Found) -> list[str]:
 
 
 def _platforms(found: Found) -> list[str]:
-    name, devices = found.inputs.machine.name, found.asked.devices
+    name, devices = found.inputs.machine.name, found.constraints.devices
     nodes = found.inputs.machine.nodes
     return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes)]
 

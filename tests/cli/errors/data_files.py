@@ -17,8 +17,8 @@ def talk(*turns: tuple[str, Any]) -> dict[str, Any]:
 ROW_CASES: dict[str, tuple[str | dict[str, Any], str]] = {
     "cut off": ('{"messages": [{"role": "us', "not JSON"),
     "single quotes": ("{'messages': []}", "not JSON"),
-    "a list": ("[1, 2]", "not an object"),
-    "a number": ("5", "not an object"),
+    "a list": ("[1, 2]", "expected an object"),
+    "a number": ("5", "expected an object"),
     "another layout": ({"text": "a"}, "`messages` is missing"),
     "messages as text": ({"messages": "hello"}, "`messages` is not a list"),
     "a message as text": ({"messages": ["hello"]}, "is not a mapping"),
@@ -29,11 +29,11 @@ ROW_CASES: dict[str, tuple[str | dict[str, Any], str]] = {
     "an empty answer": (talk(("user", "a"), ("assistant", " ")), "is empty"),
     "a role nobody has": (talk(("user", "a"), ("bot", "a")), "unknown role `bot`"),
     "an assistant who starts": (talk(("assistant", "a"), ("user", "a")), "starts with `assistant`"),
-    "no assistant": (talk(("user", "a")), "no message of the assistant"),
+    "no assistant": (talk(("user", "a")), "no assistant message"),
     "half a character": ('{"messages": [{"role": "user", "content": "\\ud83d"}]}', "surrogate"),
     "what the template refuses": (
         talk(("user", "a"), ("tool", "a"), ("assistant", "a")),
-        "template refuses it: no tools",
+        "template rejects it: no tools",
     ),
 }
 

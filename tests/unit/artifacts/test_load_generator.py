@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.artifacts import load_generator
-from stoker.artifacts.load_generator import Answer, Work
+from stoker.artifacts.load_generator import LoadSpec, RequestTiming
 
 TOKEN = "a-token-of-some-length"
 
@@ -31,7 +31,7 @@ def test_percentiles_are_numpys() -> None:
 
 
 def test_throughput_is_all_tokens_over_the_whole_time() -> None:
-    found = load_generator.figures([Answer(0.0, 0.5, 1.0, 10), Answer(0.0, 1.0, 2.0, 30)])
+    found = load_generator.figures([RequestTiming(0.0, 0.5, 1.0, 10), RequestTiming(0.0, 1.0, 2.0, 30)])
     assert (found["tokens"], found["seconds"], found["tokens_per_second"]) == (40, 2.0, 20.0)
     assert found["first_token_ms"]["p50"] == 750.0
     assert found["latency_ms"]["p50"] == 1500.0
@@ -75,7 +75,7 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def work(url: str, **facts: Any) -> Work:
+def work(url: str, **facts: Any) -> LoadSpec:
     known = {
         "url": url,
         "token": TOKEN,
@@ -87,7 +87,7 @@ def work(url: str, **facts: Any) -> Work:
         "in_turn": False,
         "extra": {"ignore_eos": True},
     }
-    return Work(**{**known, **facts})
+    return LoadSpec(**{**known, **facts})
 
 
 def test_so_many_clients_ask_at_once_and_no_more(url: str) -> None:

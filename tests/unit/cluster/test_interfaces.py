@@ -70,7 +70,7 @@ def test_the_interface_that_is_asked_for_may_lead_through_a_router() -> None:
 
 def test_one_machine_by_two_names_is_named() -> None:
     machines = {"a": [LO, private(1)], "b": [LO, private(1)]}
-    with pytest.raises(StokerError, match="b and a are one machine") as caught:
+    with pytest.raises(StokerError, match="b and a are the same machine") as caught:
         interfaces.common(machines, None)
     assert caught.value.code == "STK793"
 

@@ -87,10 +87,10 @@ def test_only_those_that_are_present_are_asked(run_dir: RunDir, record: Nodes) -
     ("what", "there", "code", "words"),
     [
         ("stoker", "0.0.1 abc", "STK785", "third has Stoker 0.0.1 abc, head has "),
-        ("architecture", "riscv64", "STK794", "third has riscv64 processors, head has "),
+        ("architecture", "riscv64", "STK794", "third has riscv64 CPUs, head has "),
         ("packages", {"torch": "1.0", "peft": "0.1"}, "STK786", "third has .*peft 0.1.*torch 1.0"),
-        ("data", "0123", "STK787", "third has another prepared set: 0123; head has -"),
-        ("model", "local 0123", "STK788", "third has another base model: local 0123; head has -"),
+        ("data", "0123", "STK787", "third has a different prepared set: 0123; head has -"),
+        ("model", "local 0123", "STK788", "third has a different base model: local 0123; head has -"),
         ("devices", "2 x NVIDIA A100 80 GiB", "STK791", "third trains on 2 x NVIDIA A100 80 GiB, head on "),
     ],
 )
@@ -114,7 +114,9 @@ def test_a_run_file_that_differs_is_named_with_the_words_that_do(run_dir: RunDir
             said["run"] = {**said["run"], "train.steps": "5"}
 
     head.change = change
-    with pytest.raises(StokerError, match=r"box has another run file: train.steps 5; head has train.steps 4") as caught:
+    with pytest.raises(
+        StokerError, match=r"box has a different run file: train.steps 5; head has train.steps 4"
+    ) as caught:
         preflight.check(head, run_dir, record, Told())
     assert caught.value.code == "STK790"
 
@@ -127,7 +129,7 @@ def test_where_the_run_is_done_may_differ(run_dir: RunDir) -> None:
 def test_a_clock_that_is_off_is_named(run_dir: RunDir, record: Nodes, off: float) -> None:
     head = Answering(run_dir)
     head.change = lambda name, question, said: said.update({"now": said["now"] + off} if "now" in said else {})
-    with pytest.raises(StokerError, match=rf"the clock of box is \{off:+.1f} s off that of head") as caught:
+    with pytest.raises(StokerError, match=rf"the clock of box differs from that of head by \{off:+.1f} s") as caught:
         preflight.check(head, run_dir, record, Told())
     assert caught.value.code == "STK789"
 
@@ -169,7 +171,7 @@ def test_one_machine_by_two_names_is_named(run_dir: RunDir, record: Nodes, monke
     found = [Interface("eth0", "127.0.0.1", 24)]  # a loopback address that is told as one of a network
     monkeypatch.setattr(Interface, "is_loopback", False)
     monkeypatch.setattr(preflight.interfaces, "here", lambda: found)
-    with pytest.raises(StokerError, match=r"box and head are one machine: 127.0.0.1") as caught:
+    with pytest.raises(StokerError, match=r"box and head are the same machine: 127.0.0.1") as caught:
         preflight.check(Answering(run_dir), run_dir, record, Told())
     assert caught.value.code == "STK793"
 
@@ -192,7 +194,7 @@ def test_a_node_without_an_answer_is_named(run_dir: RunDir, record: Nodes) -> No
             raise TimeoutError(name)
 
     head.change = gone
-    with pytest.raises(StokerError, match=r"third does not answer \(facts\)") as caught:
+    with pytest.raises(StokerError, match=r"third did not respond \(facts\)") as caught:
         preflight.check(head, run_dir, record, Told())
     assert caught.value.code == "STK783"
 
@@ -224,8 +226,8 @@ def test_a_machine_without_the_interface_of_the_record_says_so() -> None:
 
 def test_a_node_that_cannot_join_says_why(record: Nodes) -> None:
     closed = preflight.unreachable(record, "box", TimeoutError("timed out"))
-    assert closed.what == "box does not reach head at 127.0.0.1:29400: timed out"
-    assert preflight.stranger(record, "box").what.startswith("head at 127.0.0.1:29400 does not let box in")
+    assert closed.what == "box cannot reach head at 127.0.0.1:29400: timed out"
+    assert preflight.stranger(record, "box").what.startswith("head at 127.0.0.1:29400 did not let box join")
 
 
 def test_a_local_model_is_told_by_its_content_and_one_of_a_hub_by_its_commit(

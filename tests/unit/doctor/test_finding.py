@@ -26,7 +26,7 @@ def test_finding_speaks_the_users_language(monkeypatch: pytest.MonkeyPatch) -> N
         "name": "bf16",
         "status": "warn",
         "what": "bf16: no (compute capability 7.5 is below 8.0)",
-        "hint": "the plan takes fp16 with a loss scaler; a model that overflows in fp16 needs a newer card",
+        "hint": "the plan uses fp16 with a loss scaler; a model that overflows in fp16 needs a newer card",
     }
 
 

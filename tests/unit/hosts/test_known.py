@@ -311,7 +311,7 @@ def test_runs_on_a_disk_that_does_not_outlive_it_are_not_switched_off_by_the_way
         done = CliRunner().invoke(app, words, input="y\n")
         assert done.exit_code == 0, done.output
         assert "runpodctl" in scripts[-1]
-        assert "under way there: night;" in done.output, "also a `--yes` is told"
+        assert "in progress there: night;" in done.output, "also a `--yes` is told"
         assert ("/root/stoker" in done.output) == ("--yes" in words)
         known.save(_rented("/hy-net/stoker"))
 

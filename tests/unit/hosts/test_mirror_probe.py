@@ -253,7 +253,7 @@ def test_a_plan_writes_down_which_way_is_taken_and_why() -> None:
     )
     plan = make_plan(there)
     said = {reason.about: reason.text for reason in plan.reasons if reason.key.startswith("why.mirror.")}
-    assert said["env.hub"] == "huggingface.co does not answer from there, hf-mirror.com does in 83 ms"
+    assert said["env.hub"] == "huggingface.co does not respond from there, hf-mirror.com does in 83 ms"
     assert set(said) == {"env.hub", "env.pip"}
     assert plan.env["HF_ENDPOINT"] == "https://hf-mirror.com"
     assert make_plan(dataclasses.replace(there, network=Network())).env.keys() == plan.env.keys() - network.environment

@@ -38,8 +38,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Let every engine program be this one."""
     code = WRITES.replace("{body}", body)
 
-    def command(_: str, run_dir: RunDir, *arguments: str) -> list[str]:
-        return [sys.executable, "-X", "utf8", "-c", code, str(run_dir.path), *arguments]
+    def command(_: str, folder: Path, *arguments: str) -> list[str]:
+        return [sys.executable, "-X", "utf8", "-c", code, str(folder), *arguments]
 
     monkeypatch.setattr(programs, "_command", command)
 

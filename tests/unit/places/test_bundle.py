@@ -127,8 +127,8 @@ def test_the_notebook_has_three_cells_of_python(
 # ---- unpack
 
 
-def _box(tmp_path: Path, path: Path) -> bundle_main.Box:
-    return bundle_main.Box(bundle_main.Bundle(path), tmp_path / "base", tmp_path / "elsewhere" / "runs")
+def _box(tmp_path: Path, path: Path) -> bundle_main.Installation:
+    return bundle_main.Installation(bundle_main.BundleFiles(path), tmp_path / "base", tmp_path / "elsewhere" / "runs")
 
 
 def test_everything_is_unpacked_once(tmp_path: Path, run_file: Path) -> None:

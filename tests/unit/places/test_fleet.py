@@ -22,7 +22,7 @@ class Box:
         self.name = f"box-{number}"
         self.node = ""
         self.host = SimpleNamespace(python="python3", platform="autodl" if number > 1 else "")
-        self.line = SimpleNamespace(run=self._run)
+        self.shell = SimpleNamespace(run=self._run)
         self.files: dict[str, str] = {}
         self.is_serving = False
         self._number, self._diary, self._code, self._state = number, diary, code, state

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,29 @@ import pytest
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.places import kernels, segment
-from stoker.places.kernels import Chain, Kernel, Link
+from stoker.places.kaggle_chain import Chain, ChainLink
+from stoker.places.kaggle_cli import KaggleCommand
+from stoker.places.kernels import Kernel
 from stoker.places.package import Package
-from stoker.places.segment import Report
+from stoker.places.segment import SegmentReport
 from stoker.rundir import checkpoints, layout, pulled
 from stoker.rundir.layout import RunDir
 
 FACTS = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {"micro": "1"}}
 
 
-def _link(number: int, state: str, **fields: Any) -> Link:
-    return Link(number=number, kernel=f"me/stoker-tiny-{number}", source=None, state=state, pushed="", **fields)
+def _link(number: int, state: str, **fields: Any) -> ChainLink:
+    return ChainLink(number=number, kernel=f"me/stoker-tiny-{number}", source=None, state=state, pushed="", **fields)
 
 
 _REASONS = {"down": "no line", "none": "403 Client Error: Forbidden for url"}
+
+
+class Scripted(KaggleCommand):
+    """`kaggle` that is answered by a function."""
+
+    def __init__(self, answer: Callable[..., str]) -> None:
+        self.call = answer  # type: ignore[method-assign]
 
 
 class Told(Kernel):
@@ -36,7 +46,7 @@ class Told(Kernel):
 
     def __init__(
         self,
-        *links: Link,
+        *links: ChainLink,
         states: tuple[str, ...] = (),
         output: Path | None = None,
         bad: tuple[str | None, ...] = (),
@@ -46,7 +56,7 @@ class Told(Kernel):
         run = Run.model_validate(
             {"name": "tiny", "model": "m", "data": {"train": "a"}, "where": {"gpus": 0}, "native": {"kaggle": native}}
         )
-        super().__init__(run, look_seconds=0)
+        super().__init__(run, look_seconds=0, cli=Scripted(self._say))
         self.states, self.output, self.bad, self.said = list(states), output, list(bad), []
         self.push_fails = False
         self._keep("tiny", Chain(id="c", user="me", bundle="b", links=list(links)))
@@ -79,7 +89,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _output(folder: Path, number: int = 1, chain: str = "c", **fields: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    report = Report(chain=chain, number=number, **fields)
+    report = SegmentReport(chain=chain, number=number, **fields)
     (folder / segment.REPORT).write_text(json.dumps(report.sealed()))
     return folder
 
@@ -144,7 +154,7 @@ def test_metadata_names_the_segment_before_and_keeps_the_users_fields() -> None:
     assert said["title"] == "stoker-tiny-2"
 
 
-def _finished(folder: Path) -> Report:
+def _finished(folder: Path) -> SegmentReport:
     """An output with a checkpoint and a finished model, and the report of both."""
     source = RunDir(folder / "runs" / "tiny")
     with checkpoints.writing(source.checkpoints, 9, **FACTS) as aside:
@@ -152,7 +162,7 @@ def _finished(folder: Path) -> Report:
     source.final.mkdir(parents=True)
     (source.final / "model.safetensors").write_bytes(b"weights")
     (source.path / "events.jsonl").write_text("{}\n")
-    return Report(chain="c", number=1, state="done", step=9, standing=pulled.standing(source))
+    return SegmentReport(chain="c", number=1, state="done", step=9, standing=pulled.standing(source))
 
 
 def test_what_is_brought_home_is_compared_with_the_report(tmp_path: Path) -> None:
@@ -227,13 +237,13 @@ def test_the_clock_of_a_segment_starts_with_the_kernel(tmp_path: Path, monkeypat
     script = Told()._script("tiny", chain, _link(1, "pushed"), 3600)
     before = time.time()
     subprocess.run([sys.executable, "-c", script], check=True)
-    asked = segment.Asked.model_validate({**json.loads((tmp_path / "asked").read_text()), "words": []})
+    asked = segment.SegmentRequest.model_validate({**json.loads((tmp_path / "asked").read_text()), "words": []})
     assert before <= asked.began <= time.time() - 1
     assert script.splitlines()[0].startswith("import time; BEGAN = time.time()")
     # Another program beside the same record is not run.
     (bundle / "__main__.py").write_text(program + "# changed")
     subprocess.run([sys.executable, "-c", script], check=True)
-    assert segment.Report.read(tmp_path / segment.REPORT).state == "lost"
+    assert segment.SegmentReport.read(tmp_path / segment.REPORT).state == "lost"
 
 
 def _cut_off(*states: str) -> Told:

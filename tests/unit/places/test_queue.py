@@ -16,13 +16,13 @@ from stoker.errors import StokerError
 from stoker.hosts import known
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
-from stoker.places import place
+from stoker.places import registry
 from stoker.places.box import Box
 from stoker.places.package import Package
 from stoker.places.queue import Queue
 from stoker.rundir import nodes
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group
+from stoker.supervise import processes
 
 PACKAGE = Package("night", {}, "inputs/night", ("train", "run.yaml", "--set", "x=a b", "--detach"), {}, prepared=True)
 RUN_FILE = "model: a/b\ndata: {train: rows.jsonl}\n"
@@ -155,7 +155,7 @@ def test_a_host_with_a_queue_gets_jobs_unless_the_machine_itself_is_meant(
     known.save(Host(name="box", host="b", facts=BoxFacts(tools=("rsync",))))
 
     def kind(words: str, on: str | None) -> type:
-        return type(place.find(load.parse(RUN_FILE + words, "run.yaml"), on))
+        return type(registry.find(load.parse(RUN_FILE + words, "run.yaml"), on))
 
     assert [kind("", on) for on in ("cluster", "box")] == [Queue, Box]
     assert kind("where: {place: ssh, host: cluster}\n", None) is Box
@@ -366,7 +366,7 @@ def test_a_job_of_two_nodes_trains_on_the_first_and_somebody_takes_part_on_the_o
     assert job_of_two.who("train")[1:] == ["n1", "17.3"]
     assert job_of_two.who("join")[1:] == ["n2", "17.3"]
     until = time.monotonic() + 10
-    while (lives := bool(group.words(int(job_of_two.who("join")[0])))) and time.monotonic() < until:
+    while (lives := bool(processes.words_of(int(job_of_two.who("join")[0])))) and time.monotonic() < until:
         time.sleep(0.02)
     assert not lives
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import StokerError
 from stoker.places import segment
-from stoker.places.segment import Asked, Report
+from stoker.places.segment import SegmentReport, SegmentRequest
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 from stoker.store import copies, opening
@@ -27,13 +27,15 @@ def _left(folder: Path, *steps: int, step: int | None = None, chain: str = "c", 
     run_dir.path.mkdir(parents=True, exist_ok=True)
     run_dir.events_file.write_text('{"event": "step"}\n')
     newest = max(steps, default=0) if step is None else step
-    report = Report(chain=chain, number=number, state="stopped", exit_code=75, step=newest)
+    report = SegmentReport(chain=chain, number=number, state="stopped", exit_code=75, step=newest)
     (folder / segment.REPORT).write_text(json.dumps(report.sealed()))
     return run_dir
 
 
-def _asked(tmp_path: Path, source: int | None = 1, words: tuple[str, ...] = (), began: float | None = None) -> Asked:
-    return Asked(
+def _asked(
+    tmp_path: Path, source: int | None = 1, words: tuple[str, ...] = (), began: float | None = None
+) -> SegmentRequest:
+    return SegmentRequest(
         name="tiny",
         chain="c",
         number=2,
@@ -143,8 +145,8 @@ def test_a_segment_ends_with_0_and_a_report_whatever_happened(tmp_path: Path) ->
     assert (report["chain"], report["number"]) == ("c", 2)
 
 
-def _report(tmp_path: Path) -> Report:
-    return Report.read(tmp_path / "working" / segment.REPORT)
+def _report(tmp_path: Path) -> SegmentReport:
+    return SegmentReport.read(tmp_path / "working" / segment.REPORT)
 
 
 def test_the_session_s_end_is_counted_from_the_kernel_s_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +187,9 @@ def test_a_segment_whose_end_cannot_be_read_is_one_to_go_on_from(
 @pytest.mark.parametrize("change", [lambda text: text[:-9], lambda text: text.replace("75", "76"), lambda _: "{}"])
 def test_a_report_that_is_not_what_was_written_is_none(tmp_path: Path, change: Any) -> None:
     path = tmp_path / segment.REPORT
-    written = Report(chain="c", number=1, state="stopped", exit_code=75)
+    written = SegmentReport(chain="c", number=1, state="stopped", exit_code=75)
     path.write_text(json.dumps(written.sealed()))
-    assert Report.read(path) == written
+    assert SegmentReport.read(path) == written
     path.write_text(change(path.read_text()))
     with pytest.raises(ValueError, match=r"char|stoker-segment"):
-        Report.read(path)
+        SegmentReport.read(path)

@@ -1,4 +1,4 @@
-"""The task file for SkyPilot. What SkyPilot itself makes of it is tested in tests/places/test_sky.py."""
+"""The task file for SkyPilot. What SkyPilot itself makes of it is tested in tests/nightly/places/test_sky.py."""
 
 import os
 import subprocess

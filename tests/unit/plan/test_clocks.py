@@ -23,9 +23,9 @@ def test_a_long_run_is_counted_in_kaggle_sessions(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("STOKER_LANG", "en")
     kaggle = stay("T4", 2, 25)["Kaggle"]
     assert (kaggle.sessions, kaggle.session_hours, kaggle.weeks, kaggle.free) == ((3, 3), 8.5, (1, 1), True)
-    assert said("T4", 2, 25)[0] == "3 Kaggle sessions of 8.5 h, within the 30 h of a week"
-    assert said("T4", 2, 70)[0] == "9 Kaggle sessions of 8.5 h; 30 h a week are given, so over 3 weeks"
-    assert said("T4", 2, 2)[0] == "one Kaggle session of 8.5 h, within the 30 h of a week"
+    assert said("T4", 2, 25)[0] == "3 Kaggle sessions of 8.5 h, within the weekly quota of 30 h"
+    assert said("T4", 2, 70)[0] == "9 Kaggle sessions of 8.5 h; the weekly quota is 30 h, so this takes 3 weeks"
+    assert said("T4", 2, 2)[0] == "one Kaggle session of 8.5 h, within the weekly quota of 30 h"
 
 
 def test_sessions_follow_the_whole_interval() -> None:
@@ -48,16 +48,16 @@ def test_what_is_free_comes_first() -> None:
 def test_colab_says_when_it_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_LANG", "en")
     assert "3 Colab sessions of 12 h" in said("L4", 1, 30)
-    assert "Colab ends a session after 90 min without you" in said("L4", 1, 30)
+    assert "Colab ends a session after 90 min without interaction" in said("L4", 1, 30)
 
 
 def test_autodl_s_release_clock_and_disk_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_LANG", "en")
     large = {"data": 10 * 10**9, "checkpoints": 60 * 10**9, "base": 10**9}
     words = said("RTX4090", 1, 5, large)
-    assert "AutoDL deletes a machine with all its data 15 days after it was stopped" in words
+    assert "AutoDL deletes a machine and all its data 15 days after it was stopped" in words
     assert any(
-        line.startswith("data, checkpoints and artifacts need 70 GB, AutoDL keeps 50 GB at /root/autodl-tmp")
+        line.startswith("data, checkpoints and artifacts need 70 GB, AutoDL has 50 GB at /root/autodl-tmp")
         for line in words
     )
     assert not any("autodl-tmp" in line for line in said("RTX4090", 1, 5))

@@ -146,8 +146,8 @@ def test_what_would_fit_changes_method_count_or_card_and_nothing_else() -> None:
         assert change.row.fits != "no"
         found = change.row.found
         assert found is not None
-        assert found.asked.run.train == full.run.train
-        assert found.asked.run.data == full.run.data
+        assert found.constraints.run.train == full.run.train
+        assert found.constraints.run.data == full.run.data
 
 
 def test_the_smallest_card_that_fits_is_proposed() -> None:

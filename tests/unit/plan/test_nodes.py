@@ -65,16 +65,6 @@ def test_sums_that_one_rank_holds(leaves: int, ranks: int, most: int) -> None:
     assert communication.most_sums(leaves, ranks) == most
 
 
-@pytest.mark.engine
-def test_sums_are_counted_as_the_engine_makes_them() -> None:
-    from stoker.engine import exact
-
-    for leaves in range(1, 20):
-        for ranks in (1, 2, 3, 8):
-            made = max(len(exact.aligned_nodes(rank * leaves, (rank + 1) * leaves)) for rank in range(ranks))
-            assert communication.most_sums(leaves, ranks) == made
-
-
 @pytest.mark.parametrize("text", [FULL, LORA, f"{LORA}\nwhere: {{strategy: fsdp2}}"])
 @pytest.mark.parametrize("card", ["H100-SXM", "A100-80-PCIe", "RTX4090"])
 def test_a_step_takes_no_less_time_on_more_nodes_and_more_over_a_thin_line(text: str, card: str) -> None:

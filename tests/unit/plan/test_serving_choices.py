@@ -10,7 +10,7 @@ from stoker.errors import StokerError
 from stoker.facts import shapes
 from stoker.facts.machine import Machine
 from stoker.plan import serving_choices
-from stoker.plan.serving_choices import Adapter, Asked, Serving
+from stoker.plan.serving_choices import ServedAdapter, Serving, ServingInputs
 
 SEVEN_B = "Qwen/Qwen2.5-7B"
 
@@ -18,7 +18,7 @@ SEVEN_B = "Qwen/Qwen2.5-7B"
 def make(on: Machine, model: str = SEVEN_B, **asked: Any) -> Serving:
     shape = shapes.shipped()[model]
     return serving_choices.make_serving(
-        Asked(
+        ServingInputs(
             **{
                 "name": "x",
                 "shape": shape,
@@ -121,14 +121,14 @@ def test_a_processor_gets_a_bounded_cache_and_no_compilation() -> None:
 
 @pytest.mark.parametrize(("rank", "room"), [(4, 8), (16, 16), (33, 64), (320, 320), (500, 512)])
 def test_an_adapter_gets_the_next_larger_rank(rank: int, room: int) -> None:
-    made = make(machine("A100-80-SXM4"), adapter=Adapter(rank, ("q_proj",)))
+    made = make(machine("A100-80-SXM4"), adapter=ServedAdapter(rank, ("q_proj",)))
     assert (made.options["enable_lora"], made.options["max_lora_rank"]) == (True, room)
     assert made.options["lora_target_modules"] == ["q_proj"]
 
 
 def test_a_rank_beyond_vllm_is_refused() -> None:
     with pytest.raises(StokerError) as caught:
-        make(machine("A100-80-SXM4"), adapter=Adapter(513))
+        make(machine("A100-80-SXM4"), adapter=ServedAdapter(513))
     assert caught.value.code == "STK625"
 
 

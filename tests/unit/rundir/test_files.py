@@ -108,3 +108,30 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -
 def test_a_record_that_is_not_there_is_left_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.read_record(tmp_path / "record.json", _Counted)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "1", "[" * 100_000])
+def test_what_holds_no_object_reads_as_an_empty_one(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    assert files.read_if_any(path) == {}
+    path.write_text(text, encoding="utf-8")
+    assert files.read_if_any(path) == {}
+
+
+def test_a_record_replaced_without_a_sync_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    files.write_unsynced(path, {"词": 1})
+    assert files.read_if_any(path) == {"词": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_numbers_of_a_record_are_durations_and_counts() -> None:
+    assert [files.number(value) for value in (1, 2.5, -1, "3", None, float("inf"), float("nan"))] == [
+        1,
+        2.5,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]

@@ -43,24 +43,24 @@ def test_every_tensor_of_every_file_is_listed(tmp_path: Path) -> None:
 
 def test_a_cut_file_is_named_with_its_bytes(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"a": [1000]}, cut=100)
-    assert "need 4,000 bytes, there are 3,900" in reason(tmp_path)
+    assert "need 4,000 bytes, the file has 3,900" in reason(tmp_path)
 
 
 def test_a_file_cut_in_its_header_is_no_safetensors(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"a": [4]}, cut=60)
-    assert "does not start as a safetensors file does" in reason(tmp_path)
+    assert "does not start with a safetensors header" in reason(tmp_path)
 
 
 def test_an_empty_file_is_no_safetensors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert "does not start as a safetensors file does" in reason(tmp_path)
+    assert "does not start with a safetensors header" in reason(tmp_path)
 
 
 def test_a_shard_the_index_names_must_be_there(tmp_path: Path) -> None:
     write(tmp_path / "one.safetensors", {"a": [2]})
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (tmp_path / safetensors_headers.INDEX_NAME).write_text(json.dumps(index))
-    assert "`two.safetensors` is damaged or not whole: the file is not there" in reason(tmp_path)
+    assert "`two.safetensors` is damaged or incomplete: the file does not exist" in reason(tmp_path)
 
 
 def test_a_tensor_the_index_names_must_be_there(tmp_path: Path) -> None:
@@ -85,4 +85,4 @@ def test_an_index_without_a_map_is_refused(tmp_path: Path, content: str) -> None
 
 def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
     (tmp_path / safetensors_headers.INDEX_NAME).write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
-    assert "pickles are not read" in reason(tmp_path)
+    assert "pickle files are not loaded" in reason(tmp_path)

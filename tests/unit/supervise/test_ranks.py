@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stoker.supervise.ranks import Ranks
+from stoker.supervise.ranks import RankWatch
 
 
 def pulse(rank: int, at: float = 0.0, **fields: Any) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def pulse(rank: int, at: float = 0.0, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_rank_without_a_pulse_is_lost_after_the_stated_time_and_not_before() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     for second in range(40):
         ranks.see([pulse(0, at=second), pulse(1, at=0)], passed_seconds=1)
         assert (ranks.lost() is not None) == (second > 30)
@@ -23,21 +23,21 @@ def test_a_rank_without_a_pulse_is_lost_after_the_stated_time_and_not_before() -
 
 def test_a_rank_that_computes_is_not_silent_also_where_nobody_writes_its_pulse() -> None:
     """Some library holds Python's lock: the process works, its other threads wait."""
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     for second in range(100):
         ranks.see([pulse(0, at=second), pulse(1, at=0, used=second)], passed_seconds=1)
     assert ranks.lost() is None
 
 
 def test_where_nobody_says_what_a_process_uses_a_rank_without_a_pulse_may_compute() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     for second in range(1000):
         ranks.see([pulse(0, at=second, used=0), pulse(1, used=0)], passed_seconds=1)
         assert (ranks.lost() is not None) == (second > 900)
 
 
 def test_a_rank_that_is_gone_or_silent_shows_no_life() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     for second in range(40):
         ranks.see([pulse(0, at=second), pulse(1, at=0), pulse(2, alive=False)], passed_seconds=1)
         assert [ranks.living(rank) for rank in range(4)] == [100, 101 if second <= 30 else None, None, None]
@@ -45,7 +45,7 @@ def test_a_rank_that_is_gone_or_silent_shows_no_life() -> None:
 
 def test_ranks_of_a_node_that_has_ended_in_order_are_not_missed() -> None:
     """The head may go on for long, to write the finished model."""
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     ranks.see([pulse(0), pulse(1)], passed_seconds=1)
     for second in range(100):
         ranks.see([pulse(0, at=second)], passed_seconds=1)
@@ -53,20 +53,20 @@ def test_ranks_of_a_node_that_has_ended_in_order_are_not_missed() -> None:
 
 
 def test_a_rank_whose_process_is_gone_is_lost_at_once() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     ranks.see([pulse(0), pulse(1, alive=False)], passed_seconds=1)
     assert ranks.lost() == (pulse(1, alive=False), "dead")
 
 
 def test_a_rank_that_ended_in_order_is_not_lost() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     for _ in range(100):
         ranks.see([pulse(1, mark="end", alive=False)], passed_seconds=1)
     assert ranks.lost() is None
 
 
 def test_a_rank_that_failed_may_merely_have_lost_the_others() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     ranks.see([pulse(0, mark="failed"), pulse(1, mark="failed", alive=False)], passed_seconds=1)
     assert ranks.lost() == (pulse(1, mark="failed", alive=False), "lost")
     ranks.see([pulse(0, mark="sum", alive=False), pulse(1, mark="failed", alive=False)], passed_seconds=1)
@@ -86,15 +86,15 @@ def test_a_rank_that_failed_may_merely_have_lost_the_others() -> None:
     ],
 )
 def test_who_stands_behind_the_others_is_the_one_they_wait_for(places: list[Any], behind: int | None) -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     ranks.see([pulse(rank, step=step, mark=mark) for rank, (step, mark) in enumerate(places)], 1)
     found = ranks.behind()
     assert (found["rank"] if found else None) == behind
 
 
-def slow(cause: str, seconds: list[float], steps: int = 12) -> Ranks:
+def slow(cause: str, seconds: list[float], steps: int = 12) -> RankWatch:
     key = {"compute": "own_seconds", "data": "data_seconds"}[cause]
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     ranks.see([pulse(rank, **{key: [one] * steps}) for rank, one in enumerate(seconds)], 1)
     return ranks
 
@@ -128,7 +128,7 @@ def test_without_a_straggler_none_is_named(seconds: list[float], steps: int) -> 
 
 
 def test_one_slow_step_makes_no_straggler() -> None:
-    ranks = Ranks(30, 900)
+    ranks = RankWatch(30, 900)
     ranks.see([pulse(0, own_seconds=[0.1] * 20), pulse(1, own_seconds=[0.1] * 19 + [60.0])], 1)
     assert ranks.straggler() is None
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.supervise import wire as lines
-from stoker.supervise.wire import Head, Line, Refused, connect
+from stoker.supervise.wire import Head, WireLine, WireRefused, connect
 
 KEY = "00112233445566778899aabbccddeeff" * 2
 NODES = [{"name": name, "address": "127.0.0.1", "interface": "lo"} for name in ("a", "b", "c")]
@@ -100,16 +100,16 @@ def test_who_waits_for_an_answer_learns_that_the_node_is_gone_or_slow(head: Head
 
 
 def test_another_key_is_refused_and_its_address_is_remembered(head: Head) -> None:
-    with pytest.raises(Refused, match="key"):
+    with pytest.raises(WireRefused, match="key"):
         connect(record(head.port, key="ff" * 32), "b")
-    with pytest.raises(Refused, match="key"):
+    with pytest.raises(WireRefused, match="key"):
         connect(record(head.port, meeting="an earlier one"), "b")
     assert (head.joined(), head.strangers()) == (set(), {"127.0.0.1"})
 
 
 @pytest.mark.parametrize("name", ["d", "a", ""])
 def test_a_name_that_is_not_listed_is_refused(head: Head, name: str) -> None:
-    with pytest.raises(Refused, match="name"):
+    with pytest.raises(WireRefused, match="name"):
         connect(record(head.port), name)
     assert (head.joined(), head.strangers()) == (set(), set())
 
@@ -120,7 +120,7 @@ def test_who_poses_as_the_head_is_found_out() -> None:
 
         def pose() -> None:
             for reflect in (False, True):
-                with closing(Line(server.accept()[0], "head", "node")) as line:
+                with closing(WireLine(server.accept()[0], "head", "node")) as line:
                     line.send({"nonce": "00" * 32})
                     said = line.receive(5)
                     line.send({"proof": said["proof"] if reflect else "00" * 32})
@@ -128,7 +128,7 @@ def test_who_poses_as_the_head_is_found_out() -> None:
         posing = threading.Thread(target=pose)
         posing.start()
         for _ in range(2):
-            with pytest.raises(Refused):
+            with pytest.raises(WireRefused):
                 connect(record(server.getsockname()[1]), "b")
         posing.join()
 
@@ -214,7 +214,7 @@ def test_a_second_line_replaces_a_dead_one_and_not_a_living_one(head: Head, monk
     with closing(connect(record(head.port), "b")) as first:
         first.send({"beat": 0})
         assert first.receive(5) == {"beat": 0}
-        with pytest.raises(Refused, match="twice"):
+        with pytest.raises(WireRefused, match="twice"):
             connect(record(head.port), "b")
         monkeypatch.setattr(lines, "_LIVING_SECONDS", 0.1)
         time.sleep(0.2)

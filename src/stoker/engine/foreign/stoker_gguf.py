@@ -43,7 +43,7 @@ _PRE_TYPES = {
 other scripts than Latin llama.cpp cuts otherwise."""
 
 
-class Refused(Exception):
+class ConversionRefused(Exception):
     """llama.cpp has no equal of something in the model."""
 
     def __init__(self, what: str, detail: str) -> None:
@@ -85,7 +85,7 @@ def _register(turn_end: int | None) -> None:
         try:
             return stated_type(tokenizer) or by_digest(self, tokenizer)
         except NotImplementedError as unknown:
-            raise Refused("pre_tokenizer", json.dumps(_does(tokenizer)["pre_tokenizer"])) from unknown
+            raise ConversionRefused("pre_tokenizer", json.dumps(_does(tokenizer)["pre_tokenizer"])) from unknown
 
     def prepare_metadata(self: Any, vocab_only: bool) -> None:  # noqa: FBT001  # upstream's signature
         with_vocab(self, vocab_only)
@@ -199,7 +199,7 @@ def q4_k_m_types(reader: Any) -> dict[str, Type]:
             few = {"attn_k": Type.Q8_0, "attn_output": Type.Q5_K} if experts == 8 else {}
             kind = few.get(tensor.name.split(".")[2], Type.Q4_K)
         else:
-            raise Refused("tensor", tensor.name)
+            raise ConversionRefused("tensor", tensor.name)
         found[tensor.name] = _fitting(tensor, kind)
     return found
 
@@ -208,7 +208,7 @@ def _numbers(reader: Any) -> Callable[[str], int]:
     """The model's sizes by name; 0 where one is not stated."""
     family = reader.fields["general.architecture"].contents()
     if family == "falcon":
-        raise Refused("tensor", family)  # has a rule of its own
+        raise ConversionRefused("tensor", family)  # has a rule of its own
 
     def number(key: str) -> int:
         field = reader.fields.get(f"{family}.{key}")
@@ -288,7 +288,7 @@ if __name__ == "__main__":
     end = int(sys.argv[6]) if len(sys.argv) > 6 else None
     try:
         told = main(Path(model), Path(made), wanted, title, end)
-    except Refused as refused:
+    except ConversionRefused as refused:
         Path(answer).write_text(json.dumps({"refused": refused.what, "detail": refused.detail}), encoding="utf-8")
         sys.exit(1)
     Path(answer).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")

@@ -11,11 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from stoker import messages
+from stoker.engine.tracing import private_names
+from stoker.engine.tracing.dtypes import DTYPES
 from stoker.estimate.memory import Linear, linear_layers
 from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import ModelShape
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DROPOUT = 0.05
 """Any share above zero costs the same memory."""
 
@@ -56,8 +57,7 @@ def kind(shape: ModelShape) -> tuple[str, list[str]]:
 
 def has_kernels(shape: ModelShape) -> bool:
     """Whether the family's attention can be left to a kernel; gemma2's soft cap cannot."""
-    kind_of_config = type(config(shape, 1))
-    return bool(AutoModelForCausalLM._model_mapping[kind_of_config]._supports_sdpa)
+    return private_names.supports_sdpa(config(shape, 1))
 
 
 def notes(step: Step) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.engine.exact import local
+from stoker.engine.tracing.private_names import CAST, TorchDispatchMode, is_view, storage_key
 from stoker.estimate.allocator import Entry
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "logits", "temporaries"]
@@ -23,7 +23,6 @@ Workspace = Callable[[tuple[Any, ...], Any], list[int]]
 
 _DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
-_CAST = torch.ops.aten._to_copy.default
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Ledger(TorchDispatchMode):
             for one in out:
                 if isinstance(one, torch.Tensor):
                     self.record(one)
-        if func is _CAST:
+        if func is CAST:
             self._name_like(args[0], out)
         workspace = self.workspaces.get(func)
         if workspace is not None:
@@ -100,7 +99,7 @@ class Ledger(TorchDispatchMode):
         """Write a tensor's storage down, unless it is known."""
         self._settle()
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._numbers:
             return
         size = storage.nbytes()
@@ -113,7 +112,7 @@ class Ledger(TorchDispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now; that is a free and an allocation. Only gathered weights are treated so."""
         self._settle()
-        key = storage._cdata
+        key = storage_key(storage)
         number = self._numbers.get(key)
         if number is None:
             return
@@ -129,7 +128,7 @@ class Ledger(TorchDispatchMode):
         """Say what tensors are for; those not seen yet are recorded."""
         for tensor in map(local, tensors):
             self.record(tensor)
-            self.births[self._numbers[tensor.untyped_storage()._cdata]].part = part
+            self.births[self._numbers[storage_key(tensor.untyped_storage())]].part = part
 
     def hold(self, size: int, part: Part) -> None:
         """Memory that is taken once and kept to the end."""
@@ -162,12 +161,12 @@ class Ledger(TorchDispatchMode):
         While a dispatch mode is active autograd makes a third tensor instead (InputBuffer::accumulate); if the first
         one is dropped at once, the sum takes its place here.
         """
-        if kwargs or len(args) != 2 or not isinstance(args[1], torch.Tensor) or args[0]._is_view():
+        if kwargs or len(args) != 2 or not isinstance(args[1], torch.Tensor) or is_view(args[0]):
             return False  # a view holds the tensor it was made from
         storage, new = args[0].untyped_storage(), out.untyped_storage()
-        if storage._cdata not in self._numbers or storage.nbytes() != new.nbytes():
+        if storage_key(storage) not in self._numbers or storage.nbytes() != new.nbytes():
             return False
-        self._sum = (storage._cdata, new._cdata, new.nbytes())
+        self._sum = (storage_key(storage), storage_key(new), new.nbytes())
         self._watch(new)
         return True
 
@@ -179,14 +178,14 @@ class Ledger(TorchDispatchMode):
             self._numbers[key] = self._add(size)
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
 
     def _name_like(self, weight: torch.Tensor, cast: torch.Tensor) -> None:
         """A weight in another type is part of the weights."""
-        number = self._numbers.get(weight.untyped_storage()._cdata)
+        number = self._numbers.get(storage_key(weight.untyped_storage()))
         if number is not None and self.births[number].part == "weights":
-            self.births[self._numbers[cast.untyped_storage()._cdata]].part = "weights"
+            self.births[self._numbers[storage_key(cast.untyped_storage())]].part = "weights"
 
     def _add(self, size: int) -> int:
         self._last += 1

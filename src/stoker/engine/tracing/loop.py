@@ -12,7 +12,8 @@ from accelerate.utils.operations import convert_outputs_to_fp32
 from torch.distributed.device_mesh import DeviceMesh
 
 from stoker.engine import exact
-from stoker.engine.tracing import building, kernels, losses, recompute, rules, sharded
+from stoker.engine.tracing import building, cuda_kernels, losses, private_names, recompute, rules, sharded
+from stoker.engine.tracing.dtypes import DTYPES
 from stoker.engine.tracing.ledger import Ledger
 from stoker.estimate.step import Step
 
@@ -89,7 +90,7 @@ class Loop:
         """Memory beside the model that stays: products' workspaces, buffers of the strategy."""
         if on == "cuda":
             for _ in ("the forward thread's", "the backward thread's"):
-                self.ledger.hold(kernels.CUBLAS_WORKSPACE, "temporaries")
+                self.ledger.hold(cuda_kernels.CUBLAS_WORKSPACE, "temporaries")
         for size in rules.buffers(self.step, [exact.local(parameter).nbytes for parameter in self.trained]):
             self.ledger.hold(size, "gradients")
         self.ledger.hold(rules.gathered(self.step), "weights")
@@ -135,18 +136,19 @@ class Loop:
         """As the Trainer does it; only other tools have replicas of shards."""
         gradients: list[Any] = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         if self.step.strategy == "fsdp2" and self.step.devices == self.step.shard_devices:
-            exact.clip_shards(gradients, exact.sharded_norm(gradients), 1.0)
+            norm = (exact.whole_norm if self.step.canonical else exact.sharded_norm)(gradients)
+            exact.clip_shards(gradients, norm, 1.0)
             return
         parts = [exact.local(gradient) for gradient in gradients]
         norm = torch.nn.utils.get_total_norm(parts, foreach=True)
-        torch._foreach_mul_(parts, torch.clamp(1.0 / (norm + 1e-6), max=1.0))
+        private_names.multiply_in_place(parts, torch.clamp(1.0 / (norm + 1e-6), max=1.0))
 
     def _mix(self) -> None:
         """Mixed precision: around the model as accelerate does it, which returns fp32; around a loss of one's own."""
         self.outside: Any = nullcontext()
         if not self.step.autocast or self.step.compute == "fp32":
             return
-        context = torch.autocast("cpu", dtype=building.DTYPES[self.step.compute])
+        context = torch.autocast("cpu", dtype=DTYPES[self.step.compute])
         if self.step.loss == "logits" or self.step.shifted_logits:
             self.outside = context
         else:

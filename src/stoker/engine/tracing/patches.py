@@ -1,6 +1,6 @@
-"""Everything a trace changes in other packages, as context managers: nothing of it stays once `trace()` returns.
+"""Public names of other packages that a trace replaces, as context managers: undone when `trace()` returns.
 
-Each says under which condition it can go.
+Each says under which condition it can go; private names are in `private_names.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,8 +9,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
+
+from stoker.engine.tracing import private_names
 
 _FP32_ON_CUDA = (
     "layer_norm",
@@ -64,7 +65,7 @@ def cuda_autocast() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled("cuda", before)
-        library._destroy()
+        private_names.destroy(library)
 
 
 @contextmanager
@@ -94,44 +95,9 @@ def resizing(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def convertible_modules() -> Iterator[None]:
-    """`Module.to` on fake parameters, which torch 2.13 cannot swap. Remove when it can."""
-
-    def converted(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: FBT001
-        for one in module.modules() if recurse else (module,):
-            for name, parameter in one._parameters.items():
-                if parameter is not None:
-                    with torch.no_grad():
-                        changed = fn(parameter)
-                    if changed is not parameter:
-                        one._parameters[name] = torch.nn.Parameter(changed, parameter.requires_grad)
-            for name, buffer in one._buffers.items():
-                if buffer is not None:
-                    one._buffers[name] = fn(buffer)
-        return module
-
-    with replaced(torch.nn.Module, "_apply", converted):
-        yield
-
-
-@contextmanager
-def copies_of_fakes() -> Iterator[None]:
-    """A deep copy of a fake tensor belongs to the same mode, not to a copy of it: PEFT copies layers it trains whole.
-
-    Remove when torch's `FakeTensorMode` copies itself so.
-    """
-    with mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True):  # noqa: ARG005
-        yield
-
-
 def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
-def _without_autocast() -> Any:
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
 
 
 def _in_fp32(operation: Any) -> Any:
@@ -140,7 +106,7 @@ def _in_fp32(operation: Any) -> Any:
         return value.float() if lower else value
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast():
+        with private_names.without_autocast():
             return operation(*map(cast, args), **kwargs)
 
     return run
@@ -153,7 +119,7 @@ def _to_fp32(operation: Any) -> Any:
             said = args_left.pop()
         if said is None and value.dtype in (torch.float16, torch.bfloat16):
             said = torch.float32
-        with _without_autocast():
+        with private_names.without_autocast():
             return operation(value, *args_left, dtype=said, **kwargs)
 
     return run

@@ -10,7 +10,7 @@ from typing import Any
 import bitsandbytes
 import torch
 
-from stoker.engine.tracing.building import DTYPES
+from stoker.engine.tracing.dtypes import DTYPES
 from stoker.estimate.step import Step
 
 _BLOCK = 64

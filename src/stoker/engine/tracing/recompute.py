@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from stoker.engine.tracing.private_names import EFFICIENT_ATTENTION, FLASH_ATTENTION, FLASH_ATTENTION_ON_CPU
 from stoker.estimate.step import Step
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 _KEPT = _PRODUCTS | {
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    FLASH_ATTENTION.default,
+    EFFICIENT_ATTENTION.default,
+    FLASH_ATTENTION_ON_CPU.default,
 }
 
 

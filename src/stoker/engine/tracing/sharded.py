@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.engine.exact import CanonicalReduceScatter
-from stoker.engine.tracing.building import DTYPES
+from stoker.engine.tracing import private_names
+from stoker.engine.tracing.dtypes import DTYPES
 from stoker.estimate.step import Step
 
 
@@ -29,7 +28,7 @@ def joined(step: Step) -> Iterator[DeviceMesh | None]:
         return
     replicas = step.devices // step.shard_devices
     hook = sys.excepthook  # torch puts one of its own around it
-    dist.init_process_group("fake", rank=0, world_size=step.devices, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=step.devices, store=private_names.FakeStore())
     try:
         if replicas > 1:
             yield init_device_mesh("cpu", (replicas, step.shard_devices), mesh_dim_names=("replicate", "shard"))
@@ -38,7 +37,7 @@ def joined(step: Step) -> Iterator[DeviceMesh | None]:
     finally:
         dist.destroy_process_group()
         # What DTensor remembers of a sharding holds this mesh; the process may be another rank of the next one.
-        _clear_sharding_prop_cache()
+        private_names.forget_shardings()
         sys.excepthook = hook
 
 
@@ -49,7 +48,7 @@ def shard(model: Any, step: Step, mesh: DeviceMesh) -> None:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[step.compute], reduce_dtype=torch.float32)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for module in list(model.modules()):
-        if type(module).__name__ in set(base._no_split_modules or ()):
+        if type(module).__name__ in private_names.block_names(base):
             fully_shard(module, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     reduction = CanonicalReduceScatter() if step.gradient_sets > 1 else None

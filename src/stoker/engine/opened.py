@@ -1,0 +1,144 @@
+"""A run directory as a training process opens it: run, plan and data checked, and the numeric fingerprint.
+
+The fingerprint is everything that decides the bits of a step. Ranks on different machines must agree on what they
+train; where only their hardware differs, the fingerprint lists each value.
+"""
+
+import hashlib
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker import env
+from stoker.config.run import Run
+from stoker.engine import models
+from stoker.engine.parallel import Ranks
+from stoker.engine.pulse import Pulse
+from stoker.errors import StokerError
+from stoker.facts import machine
+from stoker.plan import moves, order
+from stoker.plan.plan import Plan
+from stoker.rundir import files, prepared
+from stoker.rundir.events import EventLog
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+READ_AT_START_BYTES = 2 << 30
+"""Prepared data up to this size is verified before the first step, in a few seconds; larger data during training."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An opened run directory."""
+
+    run_dir: RunDir
+    run: Run
+    plan: Plan
+    report: Report
+    ranks: Ranks
+    pulse: Pulse
+    events: EventLog
+    """Written by the first rank; the others write to the null device."""
+
+    fingerprint: dict[str, str]
+    """Everything that decides the bits of a step."""
+
+    def commit_facts(self, tokens: int, due: list[str]) -> dict[str, Any]:
+        """What a checkpoint records about the training it belongs to.
+
+        Args:
+            tokens: Tokens seen so far.
+            due: What a stop postponed.
+        """
+        return {
+            "data_digest": self.report.digest,
+            "order_version": order.VERSION,
+            "world": self.ranks.world,
+            "fingerprint": self.fingerprint,
+            "tokens": tokens,
+            "events_bytes": self.events.offset,
+            "due": due,
+        }
+
+
+def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
+    """Read and check everything the training needs."""
+    pulse.mark = "open"
+    run = run_dir.run()
+    report = prepared.read_report(run_dir.data)
+    if report is None:
+        raise StokerError("STK206")
+    prepared.check_sizes(run_dir.data, "train", report.train)
+    if report.eval is not None:
+        prepared.check_sizes(run_dir.data, "eval", report.eval)
+    if ranks.first_here and files.folder_bytes(run_dir.data) <= READ_AT_START_BYTES:
+        prepared.check_digests(run_dir.data, report)
+    _check_machine(plan, report)
+    events = EventLog(run_dir.events_file if ranks.first else Path(os.devnull))
+    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan))
+    return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint)
+
+
+def _check_machine(plan: Plan, report: Report) -> None:
+    """The machine and the data are those the plan was made for."""
+    found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if plan.device not in (found, "cpu"):
+        raise StokerError("STK404", difference=f"{plan.device} planned, {found} found")
+    if (
+        plan.device == "cuda"
+        and plan.precision == "bf16"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise StokerError("STK404", difference=f"bf16 planned, {torch.cuda.get_device_name()} has none")
+    if plan.data.digest != report.digest:
+        raise StokerError("STK410", reason="the data was prepared anew after the plan was made")
+
+
+def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
+    """This rank's."""
+    cuda = plan.device == "cuda"
+    libraries = (*moves.LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
+    return {
+        "device": torch.cuda.get_device_name() if cuda else plan.card,
+        "instructions": _instructions(plan),
+        "driver": machine.examine().driver if cuda else "",
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        **machine.installed(libraries),
+        "base": models.base_digest(run, run_dir.folder()),
+        **moves.decided(plan),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _instructions(plan: Plan) -> str:
+    """What kernels are chosen by: ATen's level and, on a CPU, oneDNN's: its bf16 kernels round otherwise with AMX."""
+    has = {"AVX512_BF16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
+    found = [name for name, there in has.items() if there] if plan.device == "cpu" else []
+    if plan.device == "cpu" and (lowered := env.read(env.ONEDNN_MAX_CPU_ISA)):
+        found.append(f"<={lowered}")
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *found])
+
+
+def _of_all(ranks: Ranks, plan: Plan, report: Report, fingerprint: dict[str, str]) -> dict[str, str]:
+    """The fingerprint of all ranks: one value where they agree, else a list. All must train the same run."""
+    decided = json.dumps(plan.model_dump(mode="json", exclude={"env", "argv"}), sort_keys=True)
+    trains = {
+        "Stoker": machine.own_build(),
+        "plan.json": hashlib.sha256(decided.encode()).hexdigest(),
+        "data": report.digest,
+        "model": fingerprint["base"],
+    }
+    own = json.dumps({"node": env.read(env.NODE, socket.gethostname()), "trains": trains, "fingerprint": fingerprint})
+    everyone = [json.loads(ranks.hear(own, leader)) for leader in range(ranks.world)]
+    for rank, one in enumerate(everyone):
+        for what, digest in one["trains"].items():
+            if digest != everyone[0]["trains"][what]:
+                raise StokerError("STK425", rank=rank, node=one["node"], what=what)
+    parts = {name: [one["fingerprint"][name] for one in everyone] for name in fingerprint}
+    return {name: one[0] if len(set(one)) == 1 else ", ".join(one) for name, one in parts.items()}

@@ -1,0 +1,96 @@
+"""The rehearsal (law 11): before step 0, the longest batch, an eval batch and, in a new run, a save; all undone.
+
+What would fail in the third hour fails in the first minute. The save also measures what saves will cost.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+import torch
+
+from stoker import messages
+from stoker.engine import guard, models, parallel, saving
+from stoker.engine.dataset import MicroBatch
+from stoker.engine.opened import Opened
+from stoker.engine.saving import Saver
+from stoker.engine.trainer import ExactTrainer
+from stoker.errors import StokerError
+from stoker.rundir import checkpoints, files
+
+
+def rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
+    """Run every part of the rehearsal; `first`: the run has no checkpoint yet."""
+    opened.pulse.mark = "rehearsal"
+    micro = _synthetic(opened, opened.report.train.longest)
+    _part(opened, "step", lambda: _step(opened, trainer, micro, first=first))
+    if opened.report.eval is not None:
+        micro_eval = _synthetic(opened, opened.report.eval.longest)
+        _part(opened, "eval", lambda: _eval(trainer, micro_eval))
+    if first:
+        _part(opened, "save", lambda: _save(opened, trainer, saver))
+
+
+def _part(opened: Opened, name: str, run: Callable[[], None]) -> None:
+    started = time.perf_counter()
+    try:
+        run()
+    except (RuntimeError, ValueError, OSError, MemoryError) as error:
+        if guard.is_out_of_memory(error):
+            raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
+        if parallel.is_lost(error) or saving.error_number(error) in files.DISK_ERRORS:
+            raise
+        advice = messages.text("advice.rehearsal", name=opened.run_dir.name)
+        raise StokerError("STK402", part=name, reason=str(error).splitlines()[0], advice=advice) from error
+    opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
+
+
+def _synthetic(opened: Opened, longest: int) -> MicroBatch:
+    """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
+    plan = opened.plan
+    flat = plan.attention == "flash_attention_2"
+    count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
+    ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
+    micro = {"input_ids": ids, "labels": ids.clone()}
+    if plan.arrange == "rows" and (flat or opened.report.packed):
+        micro["position_ids"] = (torch.arange(length) % max(1, longest // 2)).expand(count, length)
+    return micro
+
+
+def _step(opened: Opened, trainer: ExactTrainer, micro: MicroBatch, *, first: bool) -> None:
+    # Reserve what later steps hold and this one does not: gradient sums and, in a new run, optimizer state.
+    used, cuda = opened.plan.memory, opened.plan.device == "cuda"
+    room = used.gradient_sum_bytes + (used.optimizer_bytes if first else 0)
+    reserved = torch.empty(max(0, room) if cuda else 0, dtype=torch.uint8, device=trainer.args.device)
+    trainer.model.train()
+    if trainer.is_deepspeed_enabled:
+        # The gradients of a backward pass would stay in DeepSpeed's own accumulation.
+        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
+    else:
+        trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
+        trainer.model_wrapped.zero_grad()
+    del reserved
+
+
+def _eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
+    with models.evaluating(trainer.model):
+        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
+
+
+def _save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
+    """Write a checkpoint into a temporary folder; its duration and size are what saves will cost."""
+    started = time.perf_counter()
+    copied = trainer.copied(keep=opened.ranks.first)
+    stall = time.perf_counter() - started
+    if opened.ranks.first:
+        facts = opened.commit_facts(trainer.tokens, trainer.due)
+        aside = opened.run_dir.checkpoints / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
+        try:
+            with checkpoints.writing(aside, 0, renames=saver.renames, **facts) as folder:
+                copied.write(folder)
+            written = time.perf_counter() - started - stall
+            saver.measure(stall, written, files.folder_bytes(aside))
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    opened.ranks.wait()

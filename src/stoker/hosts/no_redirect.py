@@ -1,0 +1,16 @@
+"""Opens addresses without following redirects: a token in a header would be sent to wherever they lead."""
+
+import urllib.request
+from typing import Any
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Turns a redirect into an error."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow none."""
+
+
+def opener() -> urllib.request.OpenerDirector:
+    """An opener with its `open(request, timeout=...)`."""
+    return urllib.request.build_opener(NoRedirect)

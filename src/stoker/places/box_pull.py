@@ -1,0 +1,81 @@
+"""Copies a run from a box here: records, newest checkpoint, finished model. Every file is verified by its digest."""
+
+import shutil
+from pathlib import Path
+from shlex import quote
+
+from stoker.errors import StokerError
+from stoker.hosts.shell import Shell
+from stoker.rundir import artifacts, checkpoints, files, pulled
+from stoker.rundir.layout import RunDir
+
+_NEWEST = 3
+"""Checkpoints that are tried: a running training may rotate one away while it is copied."""
+_SECONDS = 600.0
+
+
+def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
+    """Copy the run directory `folder` of the box, and write there what arrived here."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    listed = shell.run(
+        f"cd {quote(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
+        "events.jsonl plan.json supervisor.json manifest.json run.yaml 2>/dev/null || true"
+    ).split()
+    for name in (one for one in listed if "/" not in one):
+        _pull_record(shell, folder, name, run_dir)
+    _pull_checkpoint(shell, folder, run_dir, sorted(_steps(listed)))
+    if "artifacts/final" in listed:
+        _pull_final(shell, folder, run_dir)
+    record, target = pulled.text(pulled.standing(run_dir)), f"{folder}/{pulled.NAME}"
+    shell.run(f"cat > {quote(target)}.part <<'END'\n{record}\nEND\nmv {quote(target)}.part {quote(target)}")
+
+
+def _steps(listed: list[str]) -> list[int]:
+    return [int(name.split("/")[1][5:]) for name in listed if name.startswith("checkpoints/")]
+
+
+def _pull_record(shell: Shell, folder: str, name: str, run_dir: RunDir) -> None:
+    target = run_dir.path / name
+    if name in ("manifest.json", "run.yaml") and target.exists():
+        return  # their relative paths start from a folder of this machine
+    files.write_text(target, shell.run(f"cat {quote(folder)}/{name}", seconds=_SECONDS))
+
+
+def _pull_checkpoint(shell: Shell, folder: str, run_dir: RunDir, steps: list[int]) -> None:
+    """The newest; if a running training has rotated it away by then, the one before."""
+    for step in reversed(steps[-_NEWEST:]):
+        if any(one.step == step and not checkpoints.verify(one) for one in checkpoints.committed(run_dir.checkpoints)):
+            return
+        name = checkpoints.folder_name(step)
+        run_dir.checkpoints.mkdir(exist_ok=True)
+        aside = run_dir.checkpoints / f".{name}.pull.tmp"
+        source = f"{folder}/checkpoints/{name}"
+        try:
+            shell.fetch(source, aside)
+            checkpoints.adopt(run_dir.checkpoints, aside)
+        except (StokerError, OSError) as error:
+            if "there" in shell.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
+                raise StokerError("STK707", host=shell.name, reason=error) from error
+            shutil.rmtree(aside, ignore_errors=True)
+            continue
+        return
+    if steps:
+        raise StokerError("STK707", host=shell.name, reason=checkpoints.folder_name(steps[-1]))
+
+
+def _pull_final(shell: Shell, folder: str, run_dir: RunDir) -> None:
+    source = f"{folder}/artifacts/final"
+    said = shell.run(f"cd {quote(source)}; find . -type f -exec sha256sum {{}} +", seconds=_SECONDS)
+    wanted = {line[66:].removeprefix("./"): line[:64] for line in said.splitlines() if line}
+    if run_dir.final.is_dir() and _digests(run_dir.final) == wanted:
+        return
+    aside = artifacts.aside(run_dir, "final")
+    shell.fetch(source, aside)
+    if _digests(aside) != wanted:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise StokerError("STK707", host=shell.name, reason="artifacts/final")
+    artifacts.accept(run_dir, "final")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: entry.sha256 for name, entry in artifacts.entries_of(folder).items()}

@@ -1,0 +1,56 @@
+"""How a program of ours is started: `python -X utf8 -m MODULE ...`, with its output in a file or nowhere.
+
+Never through a pipe that somebody has to keep reading; programs that are talked with are in `launch/programs.py`.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker import env
+
+DETACHED: dict[str, Any] = {
+    "start_new_session": os.name != "nt",
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+}
+"""A session of its own: the process outlives the terminal, and Ctrl-C there does not reach it."""
+
+
+def command(module: str, *words: object) -> list[str]:
+    """The command line of a module of ours."""
+    return python("-m", module, *words)
+
+
+def python(*words: object) -> list[str]:
+    """A command line of this interpreter; pipes and logs are UTF-8 on every system."""
+    return [sys.executable, "-X", "utf8", *map(str, words)]
+
+
+def start(
+    words: list[str], log: Path | None, variables: Mapping[str, str] | None = None, *, detached: bool
+) -> "subprocess.Popen[bytes]":
+    """Start a program without input.
+
+    Args:
+        words: The command line.
+        log: Where its output is appended; None for nowhere.
+        variables: Environment variables on top of ours.
+        detached: Whether it outlives this process and its terminal.
+    """
+    with contextlib.ExitStack() as stack:
+        output: Any = subprocess.DEVNULL
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(log.open("ab"))
+        return subprocess.Popen(  # noqa: S603  # our own program, no shell
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env.child_environment(variables or {}),
+            **(DETACHED if detached else {}),
+        )

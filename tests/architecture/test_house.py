@@ -1,0 +1,147 @@
+"""The bars of the house, measured: sizes of files, classes and rooms, import circles, names that mean one thing each.
+
+A failure lists the offenders. Exceptions are listed here, each with its reason.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import grimp
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
+MODULES = sorted(SOURCE.rglob("*.py"))
+ROOMS = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists())
+
+MOST_LINES_OF_A_FILE = 500
+MOST_LINES_OF_A_CLASS = 300
+MOST_LINES_OF_A_ROOM = 3_500
+MOST_FILES_OF_A_ROOM = 22
+MOST_EXCEPTIONS = 5
+
+DATA_FILES = {"messages/en.py", "messages/zh.py"}
+"""Every sentence a person reads, one per line."""
+LARGE_ROOMS = {"engine"}
+"""The whole heavy world."""
+SHARED_CLASS_NAMES: dict[str, str] = {}
+SHARED_STEMS: dict[str, str] = {}
+INNER_IMPORTS = {
+    "cli/main.py": "each command imports its own body, so that `stoker --help` loads no other",
+}
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    lines = {_name(path): _lines(path) for path in MODULES}
+    long = {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_FILE and name not in DATA_FILES}
+    assert not long, _listed(long)
+
+
+def test_no_class_is_longer_than_300_lines() -> None:
+    lines = {f"{_name(path)}: {one.name}": one.end_lineno - one.lineno + 1 for path, one in _classes()}
+    long = {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_CLASS}
+    assert not long, _listed(long)
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in LARGE_ROOMS])
+def test_no_room_has_more_than_3500_lines_or_22_files(room: str) -> None:
+    files = sorted((SOURCE / room).rglob("*.py"))
+    lines = sum(_lines(path) for path in files if _name(path) not in DATA_FILES)
+    assert lines <= MOST_LINES_OF_A_ROOM
+    assert len(files) <= MOST_FILES_OF_A_ROOM
+
+
+def test_modules_import_in_no_circle() -> None:
+    graph = grimp.build_graph("stoker", cache_dir=None)
+    circles = _circles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
+    assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
+
+
+def test_nothing_of_ours_is_imported_inside_a_function() -> None:
+    """Such an import hides a circle, or what a module needs."""
+    found = [
+        f"{_name(path)}:{line}"
+        for path in MODULES
+        if _name(path) not in INNER_IMPORTS
+        for line in _inner_imports(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_class_name_means_one_class() -> None:
+    _assert_unique([(one.name, path) for path, one in _classes()], SHARED_CLASS_NAMES)
+
+
+def test_a_module_name_means_one_module() -> None:
+    _assert_unique([(path.stem, path) for path in MODULES if path.stem != "__init__"], SHARED_STEMS)
+
+
+def test_a_circle_is_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert _circles({"a": {"b"}, "b": set()}) == []
+
+
+def test_an_inner_import_is_found() -> None:
+    tree = ast.parse(
+        "import stoker\ndef f():\n    from stoker.plan import make\n    import torch\n    import stoker.env\n"
+    )
+    assert list(_inner_imports(tree)) == [3, 3]
+
+
+def _assert_unique(named: list[tuple[str, Path]], allowed: dict[str, str]) -> None:
+    where: dict[str, list[str]] = defaultdict(list)
+    for name, path in named:
+        where[name].append(_name(path))
+    shared = {name: paths for name, paths in where.items() if len(paths) > 1}
+    unlisted = {name: paths for name, paths in shared.items() if name not in allowed}
+    assert not unlisted, _listed(unlisted)
+    assert not [name for name in allowed if name not in shared], "listed, but not shared"
+    assert len(allowed) <= MOST_EXCEPTIONS
+
+
+def _listed(found: Mapping[str, object]) -> str:
+    return "\n".join(f"{name}: {what}" for name, what in sorted(found.items()))
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def _inner_imports(tree: ast.Module) -> Iterator[int]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                if any(name.partition(".")[0] == "stoker" for name in names):
+                    yield node.lineno
+
+
+def _circles(below: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, however indirectly."""
+    reached = {module: _reached(module, below) for module in below}
+    circles = {tuple(sorted(other for other in reached[one] if one in reached[other])) for one in below}
+    return sorted(list(circle) for circle in circles if circle)
+
+
+def _reached(start: str, below: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = list(below[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            waiting.extend(below[module])
+    return reached
