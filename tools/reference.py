@@ -3,11 +3,13 @@
     python tools/reference.py            write the pages
     python tools/reference.py --check    exit 1 and name the pages that differ
 
-Sentences are the code's own: field docstrings, command help, the message catalogue, `env.VARIABLES`, recipes. Those
-that the code has in English only are looked up in docs/reference/zh.json, keyed by the English sentence: when the
-English changes, its translation is missing, and this program says so.
+Sentences are the code's own: field docstrings, command help, the message catalogue, `env.VARIABLES`, recipes (which
+have both languages in their first comment). Those that the code has in English only are looked up in
+docs/reference/zh.json, keyed by the English sentence: when the English changes, its translation is missing, and this
+program says so.
 """
 
+import itertools
 import json
 import re
 import sys
@@ -372,14 +374,13 @@ def environment(words: Words) -> list[str]:
     return table([words.label("variable"), words.label("meaning")], rows)
 
 
-def purpose(text: str) -> str:
-    """The comment a recipe starts with."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# "))
-    return " ".join(lines)
+def purpose(text: str, language: str) -> str:
+    """The comment a recipe starts with; its Chinese lines begin with `# zh: `."""
+    lines = list(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
+    mark = "# zh: "
+    if language == "zh":
+        return "".join(line.removeprefix(mark) for line in lines if line.startswith(mark))
+    return " ".join(line.lstrip("# ") for line in lines if not line.startswith(mark))
 
 
 def recipes(words: Words) -> list[str]:
@@ -387,7 +388,7 @@ def recipes(words: Words) -> list[str]:
     heads = ("recipe", "model", "method", "length", "batch", "passes", "rate", "save")
     out = table([words.label(head) for head in heads], [recipe_row(one.run, words) for one in found])
     for one in found:
-        out += [f"## `{one.run.name}`", "", words.say(purpose(one.text)), ""]
+        out += [f"## `{one.run.name}`", "", purpose(one.text, words.language), ""]
     return out
 
 

@@ -81,7 +81,8 @@ def test_a_store_is_pushed_to(stoker: Stoker, tmp_path: Path) -> None:
     (tmp_path / "shelves" / "upper").mkdir(parents=True)
     stoker("push", "tiny")
     assert (tmp_path / "shelves" / "upper" / "left" / "tiny").is_dir()
-    assert "step 10" in stoker("runs", "--store", "shelf://upper/left")
+    (copied,) = json.loads(stoker("runs", "--store", "shelf://upper/left", "--json"))
+    assert copied["name"] == "tiny"
 
 
 def test_what_a_store_says_is_said_with_its_package(stoker: Stoker, tmp_path: Path) -> None:
