@@ -13,7 +13,7 @@ from typing import Any
 
 import measurement_words as words
 
-from stoker.estimate.step import Adapter, Step
+from stoker.estimate.step import Adapter, Foreign, Step, replace_foreign
 from stoker.facts.cards import Card
 from stoker.facts.shapes import ModelShape, shipped
 
@@ -133,7 +133,7 @@ def _memory_reason(own: Measured) -> str:
 def _memory_words(own: Measured) -> str:
     """What the memory model does not describe."""
     assert own.step
-    if own.step.expert_parallel > 1:
+    if own.step.foreign.expert_parallel > 1:
         return "expert parallelism is not described"
     if "offload" in own.row["notes"].lower() and "activation" in own.row["notes"].lower():
         return "activation offload is not described"
@@ -174,7 +174,12 @@ def _speed_reason(own: Measured, named: tuple[Card, ...]) -> str:
 def _speed_words(own: Measured) -> str:
     if not own.row["compute_dtype"].strip(" ?"):
         return "arithmetic not stated"
-    if own.step and own.step.offload == "none" and "activation" in own.row["notes"] and "offload" in own.row["notes"]:
+    if (
+        own.step
+        and own.step.foreign.offload == "none"
+        and "activation" in own.row["notes"]
+        and "offload" in own.row["notes"]
+    ):
         return "activation offload is not described"
     return ""
 
@@ -217,7 +222,7 @@ def _group(row: words.Row) -> str:
 
 
 def _strategy_class(step: Step) -> str:
-    if step.tensor_parallel > 1 or step.pipeline_parallel > 1:
+    if step.foreign.tensor_parallel > 1 or step.foreign.pipeline_parallel > 1:
         return "split"
     if step.devices == 1:
         return "single"
@@ -247,27 +252,30 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         micro=micro,
         length=length.longest,
         mean_length=length.mean_padded,
-        varied=words.varied(row),
-        accumulation=words.accumulation(row, micro, _replicas(layout)),
+        accumulation=words.accumulation(row, micro, _replicas(layout["foreign"], layout["devices"])),
         adapter=_adapter(row, shape, own, tune.kind, sharded),
         weights=own.weights,
         outer=own.outer,
         compute=arithmetic,
         autocast=own.autocast,
-        master=own.master,
         attention=kernel,
         masked=words.masked(row, kernel, micro),
         recompute=words.recompute(row, when),
         loss=form,
+        optimizer=words.optimizer(row, when),
+        gradient_sets=0 if words.in_backward(row) else 1,
+        **layout,
+    )
+    step = replace_foreign(
+        step,
+        varied=words.varied(row),
+        master=own.master,
         shifted_logits=shifted,
         held_outputs=words.held_outputs(row),
         frozen_inputs="bnb" in row["weights_dtype"].lower() and when < words.BNB_DROPS_INPUTS,
-        optimizer=words.optimizer(row, when),
-        gradient_sets=0 if words.in_backward(row) else 1,
         product_bits=words.product_bits(row),
         bucket=words.DEEPSPEED_BUCKET if words.by_deepspeed(row) else None,
         compiled=words.compiled(row),
-        **layout,
     )
     return step, "", length.kept
 
@@ -307,18 +315,19 @@ def parallel(row: words.Row) -> dict[str, Any] | str:
         "devices": count,
         "shard_devices": _shards(text, int(replicas) * shared, count),
         "devices_per_node": words.per_node(row, count),
-        "offload": _offload(row, text),
-        "tensor_parallel": sizes["tp"],
-        "pipeline_parallel": sizes["pp"],
-        "pipeline_chunks": sizes["vp"],
-        "context_parallel": shared,
-        "expert_parallel": sizes["ep"],
+        "foreign": Foreign(
+            offload=_offload(row, text),
+            tensor_parallel=sizes["tp"],
+            pipeline_parallel=sizes["pp"],
+            pipeline_chunks=sizes["vp"],
+            context_parallel=shared,
+            expert_parallel=sizes["ep"],
+        ),
     }
 
 
-def _replicas(layout: dict[str, Any]) -> int:
-    shared = layout["tensor_parallel"] * layout["pipeline_parallel"] * layout["context_parallel"]
-    return int(layout["devices"] // shared)
+def _replicas(foreign: Foreign, devices: int) -> int:
+    return devices // (foreign.tensor_parallel * foreign.pipeline_parallel * foreign.context_parallel)
 
 
 def _size(text: str, key: str) -> int:

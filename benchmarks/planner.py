@@ -27,6 +27,7 @@ import planner_report
 from measurements import Measured
 
 from stoker.estimate import speed, split
+from stoker.estimate.step import replace_foreign
 from stoker.facts import intervals
 from stoker.plan import search
 
@@ -78,7 +79,7 @@ class Compared:
         What a cache holds where lengths vary is no need, and no plan states it: such rows are groups of their own.
         """
         card = intervals.card_class(self.of.card) if self.of.card else intervals.ANY
-        varied = self.figure == "memory" and self.of.step is not None and self.of.step.varied
+        varied = self.figure == "memory" and self.of.step is not None and self.of.step.foreign.varied
         return self.of.method.replace("pretrain", "full"), self.of.strategy + ("-varied" if varied else ""), card
 
     def inside(self, bounds: intervals.Interval) -> bool:
@@ -92,7 +93,7 @@ def memory_of(row: Measured) -> Compared:
     assert row.step
     assert row.memory
     held = float(getattr(split.estimate(row.step), row.figure))
-    if row.step.varied and row.capacity:
+    if row.step.foreign.varied and row.capacity:
         # What the cache holds beyond the need is given back before a card is overfull.
         held = min(held, max(float(row.capacity), float(needed_by(row))))
     return Compared("memory", row, held, row.memory)
@@ -126,7 +127,7 @@ def _failures(row: Measured) -> dict[str, str]:
 def needed_by(row: Measured) -> int:
     """Bytes without which it does not run; what the cache holds beyond that is given back when memory is short."""
     assert row.step
-    return split.estimate(replace(row.step, varied=False)).device
+    return split.estimate(replace_foreign(row.step, varied=False)).device
 
 
 def comparable(rows: Iterable[Measured], figure: str, grades: Iterable[str] = GRADED) -> list[Measured]:

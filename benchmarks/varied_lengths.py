@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from stoker.estimate import memory, passes, tape
 from stoker.estimate.allocator import Allocator
-from stoker.estimate.step import Adapter, Step
+from stoker.estimate.step import Adapter, Foreign, Step
 from stoker.facts.shapes import shipped
 
 MODELS = ("Qwen/Qwen1.5-1.8B-Chat", "Qwen/Qwen2.5-7B", "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-v0.1")
@@ -92,7 +92,7 @@ def steps() -> Iterator[Step]:
             for loss, shifted in (("logits_fp32", True), ("logits_fp32", False), ("fused", False)):
                 yield Step(
                     shape=shape, micro=1, length=1, accumulation=16, adapter=adapter, weights="bf16",
-                    recompute=recompute, loss=loss, shifted_logits=shifted,
+                    recompute=recompute, loss=loss, foreign=Foreign(shifted_logits=shifted),
                 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from stoker.engine.trace import trace
 from stoker.engine.tracing import building, patches, sharded
 from stoker.engine.tracing.ledger import Ledger
 from stoker.estimate import step as steps_of
-from stoker.estimate.step import Adapter, Step
+from stoker.estimate.step import Adapter, Foreign, Step, replace_foreign
 from stoker.facts.shapes import ModelShape
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -155,7 +155,7 @@ def test_gathering_has_pools_of_its_own() -> None:
     assert len({entry[2] for entry in trace(SHARDED).log if len(entry) > 1}) > 1
 
 
-HALVES = step(weights="bf16", compute="bf16", master=True, optimizer="adamw_fused", recompute="full")
+HALVES = step(weights="bf16", compute="bf16", foreign=Foreign(master=True), optimizer="adamw_fused", recompute="full")
 
 
 def test_zero_shares_out_one_thing_more_at_each_stage() -> None:
@@ -168,9 +168,9 @@ def test_zero_shares_out_one_thing_more_at_each_stage() -> None:
 
 
 def test_an_offloaded_optimizer_is_not_on_the_device() -> None:
-    offloaded = trace(replace(HALVES, offload="optimizer"))
+    offloaded = trace(replace_foreign(HALVES, offload="optimizer"))
     assert offloaded.parts["optimizer"] == 0
-    assert trace(replace(HALVES, strategy="zero3", offload="all")).static == 0
+    assert trace(replace_foreign(replace(HALVES, strategy="zero3"), offload="all")).static == 0
 
 
 def test_ddp_holds_the_gradients_once_more() -> None:

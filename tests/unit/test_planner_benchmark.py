@@ -95,7 +95,8 @@ def test_the_trainer_casts_what_is_not_quantised_and_a_loop_of_its_own_does_not(
 def test_parallel_words() -> None:
     def layout(text: str, cards: str = "8") -> tuple[Any, ...]:
         found = step(parallelism=text, n_gpus=cards)
-        return found.strategy, found.shard_devices, found.tensor_parallel, found.pipeline_parallel, found.offload
+        other = found.foreign
+        return found.strategy, found.shard_devices, other.tensor_parallel, other.pipeline_parallel, other.offload
 
     assert layout("fsdp full (FSDP2)") == ("fsdp2", 8, 1, 1, "none")
     assert layout("fsdp/hsdp", "32") == ("fsdp2", 8, 1, 1, "none")
@@ -127,9 +128,9 @@ def test_a_date_decides_what_old_libraries_did() -> None:
     quantised = {"optimizer": "adamw_torch", "weights_dtype": "nf4-bnb", "method": "qlora"}
     old = {**quantised, "source_commit_or_date": "x (2023-11-02)"}
     new = {**quantised, "source_commit_or_date": "x (2026-02-01)"}
-    assert (step(**old).shifted_logits, step(**old).frozen_inputs) == (True, True)
-    assert (step(**new).shifted_logits, step(**new).frozen_inputs) == (False, False)
-    assert step(**{**new, "notes": "torch 2.0 cu11.8"}).shifted_logits
+    assert (step(**old).foreign.shifted_logits, step(**old).foreign.frozen_inputs) == (True, True)
+    assert (step(**new).foreign.shifted_logits, step(**new).foreign.frozen_inputs) == (False, False)
+    assert step(**{**new, "notes": "torch 2.0 cu11.8"}).foreign.shifted_logits
 
 
 def test_padded_rows_are_as_long_as_their_data() -> None:

@@ -48,7 +48,7 @@ class Traffic:
 def traffic(step: Step, work: Work, links: Links) -> Traffic:
     """All collectives of a step."""
     blocking = _tensor_parallel(step, work, links) + _experts(step, work, links)
-    replicas = step.devices // (step.tensor_parallel * step.pipeline_parallel)
+    replicas = step.devices // (step.foreign.tensor_parallel * step.foreign.pipeline_parallel)
     if step.strategy == "single" or (replicas == 1 and step.strategy != "zero3"):
         return Traffic(blocking=blocking)
     if step.strategy == "ddp":
@@ -63,8 +63,8 @@ def traffic(step: Step, work: Work, links: Links) -> Traffic:
     reduce = (_exchange if step.canonical else _gather)(step, work.trained_bytes, shared, links)
     across = 2 * _gather(step, work.trained_bytes / shared, replicas // shared, links, apart=True)
     if step.strategy in ("fsdp2", "zero3"):
-        hooks = _HOOKS[step.strategy] * step.shape.layers / step.pipeline_parallel
-        upload = work.gathered_bytes / shared / links.host if step.offload == "all" else 0.0
+        hooks = _HOOKS[step.strategy] * step.shape.layers / step.foreign.pipeline_parallel
+        upload = work.gathered_bytes / shared / links.host if step.foreign.offload == "all" else 0.0
         # DeepSpeed frees a block's weights between recomputing it and its backward pass, FSDP keeps them.
         backward = 2 if step.strategy == "zero3" and step.recompute == "full" else 1
         # The norm of whole gradients: each device sends its shard once more, after the last backward pass.
@@ -79,7 +79,7 @@ def _gather(step: Step, size: float, devices: int, links: Links, *, apart: bool 
     """Seconds to gather (or to reduce and scatter) `size` bytes over devices."""
     if devices <= 1:
         return 0.0
-    near = 1 if apart else min(devices, max(1, step.devices_per_node // step.tensor_parallel))
+    near = 1 if apart else min(devices, max(1, step.devices_per_node // step.foreign.tensor_parallel))
     nodes = devices / near
     inside = size * (near - 1) / near / links.inside
     between = size * (nodes - 1) / nodes / (links.between * near) if nodes > 1 else 0.0
@@ -112,18 +112,19 @@ def _sums(first: int, last: int) -> int:
 
 def _tensor_parallel(step: Step, work: Work, links: Links) -> float:
     """Two sums of the activations forward, two backward, two more to recompute."""
-    if step.tensor_parallel == 1:
+    if step.foreign.tensor_parallel == 1:
         return 0.0
-    times = {"none": 4, "selective": 4, "full": 6}[step.recompute] * step.shape.layers / step.pipeline_parallel
+    times = {"none": 4, "selective": 4, "full": 6}[step.recompute] * step.shape.layers / step.foreign.pipeline_parallel
     size = work.tokens * step.shape.hidden * BYTES[step.compute]
-    return times * 2 * size * (step.tensor_parallel - 1) / step.tensor_parallel / links.inside
+    return times * 2 * size * (step.foreign.tensor_parallel - 1) / step.foreign.tensor_parallel / links.inside
 
 
 def _experts(step: Step, work: Work, links: Links) -> float:
     """Tokens sent to their experts and back, forward and backward."""
-    if step.expert_parallel == 1:
+    experts, stages = step.foreign.expert_parallel, step.foreign.pipeline_parallel
+    if experts == 1:
         return 0.0
     size = work.tokens * step.shape.experts_per_token * step.shape.hidden * BYTES[step.compute]
-    near = min(step.expert_parallel, step.devices_per_node)
-    inside, between = (near - 1) / step.expert_parallel, 1 - near / step.expert_parallel
-    return 4 * step.shape.layers / step.pipeline_parallel * size * (inside / links.inside + between / links.between)
+    near = min(experts, step.devices_per_node)
+    inside, between = (near - 1) / experts, 1 - near / experts
+    return 4 * step.shape.layers / stages * size * (inside / links.inside + between / links.between)

@@ -16,7 +16,7 @@ from stoker.estimate.layers import Linear as Linear
 from stoker.estimate.layers import Parameter
 from stoker.estimate.layers import linear_layers as linear_layers
 from stoker.estimate.layers import trainable_parameters as trainable_parameters
-from stoker.estimate.step import BYTES, Step
+from stoker.estimate.step import BYTES, Step, replace_foreign
 from stoker.estimate.tape import block
 from stoker.estimate.walk import Moment, Walk
 
@@ -66,7 +66,7 @@ class Estimate:
         """Taken by the allocator, by a replay of two blocks (milliseconds, when first asked for)."""
         if self.kind != "cuda":
             return self.allocated
-        if self.step.varied:
+        if self.step.foreign.varied:
             parts = self.parts
             kept = parts["weights"] + parts["gradients"] + parts["optimizer"]
             passing = parts["activations"] + parts["temporaries"]
@@ -76,7 +76,7 @@ class Estimate:
     @functools.cached_property
     def replayed(self) -> int:
         """The same by a replay of all blocks: exact where gaps grow with depth, and a hundred times slower."""
-        if self.kind != "cuda" or self.step.varied:
+        if self.kind != "cuda" or self.step.foreign.varied:
             return self.reserved
         return self.allocated + _lost_bytes(self.step, Walk(self.step, self.step.shape.layers))
 
@@ -122,13 +122,13 @@ def _walked(step: Step) -> Walk:
 def _passing(step: Step) -> Step:
     """The step with what makes no difference to its passes left out: many steps of a search pass alike."""
     if step.strategy in ("single", "ddp", "zero1"):
-        alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1, offload="none")
+        alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1)
+        alone = replace_foreign(alone, offload="none")
     else:
         alone = step
     several, sets = min(step.accumulation, 2), min(step.gradient_sets, 2)
-    return dataclasses.replace(
-        alone, optimizer="sgd", master=False, mean_length=None, accumulation=several, gradient_sets=sets
-    )
+    alone = dataclasses.replace(alone, optimizer="sgd", mean_length=None, accumulation=several, gradient_sets=sets)
+    return replace_foreign(alone, master=False)
 
 
 def _lost_bytes(step: Step, walk: Walk) -> int:
@@ -154,9 +154,9 @@ def _tensors(step: Step) -> Tensors:
     """Tensors that are there beside those of a micro batch."""
     trained = layers.trained(step.shape, step.adapter)
     gradients = [one.elements * _size(step, one) // step.gradient_parts for one in trained for _ in range(one.count)]
-    weights = _weight_tensors(step) if step.offload != "all" else []
+    weights = _weight_tensors(step) if step.foreign.offload != "all" else []
     waiting = gradients * (step.gradient_sets - 1) if step.gradient_sets > 1 else gradients
-    here = step.offload == "none"
+    here = step.foreign.offload == "none"
     return Tensors(
         held=[*weights, *([_CUBLAS_WORKSPACES // 2] * 2), *(gradients if step.strategy == "ddp" else [])],
         waiting=waiting if step.accumulation > 1 and not _hands_over(step) else [],
@@ -182,11 +182,11 @@ def whole_weight_bytes(step: Step) -> int:
 
 def _held_weight_bytes(step: Step) -> int:
     """This device's part of the weights; of quantised ones only the packed numbers are shared out."""
-    whole = 0 if step.offload == "all" else whole_weight_bytes(step)
+    whole = 0 if step.foreign.offload == "all" else whole_weight_bytes(step)
     if step.strategy == "zero3":
         gathered = min(step.shape.parameters(), _LIVE_PARAMETERS) * BYTES.get(step.weights, 2)
         return whole // step.weight_parts + gathered
-    if step.weights in BYTES or step.offload == "all":
+    if step.weights in BYTES or step.foreign.offload == "all":
         return whole // step.weight_parts
     packed = sum(block(one.weights // 2) * one.count for one in linear_layers(step.shape))
     scales = sum(_packed_bytes(step, one) * one.count for one in linear_layers(step.shape)) - packed
@@ -227,12 +227,14 @@ def _size(step: Step, one: Parameter) -> int:
 
 def _updated_size(step: Step, one: Parameter) -> int:
     """Of what the optimizer changes."""
-    return _FP32 if step.master else _size(step, one)
+    return _FP32 if step.foreign.master else _size(step, one)
 
 
 def _hands_over(step: Step) -> bool:
     """Whether gradients go to main memory as they come."""
-    return step.offload == "all" or (step.offload == "optimizer" and step.strategy in ("zero2", "zero3"))
+    return step.foreign.offload == "all" or (
+        step.foreign.offload == "optimizer" and step.strategy in ("zero2", "zero3")
+    )
 
 
 def _waiting_gradient_bytes(step: Step) -> int:
@@ -247,8 +249,8 @@ def _buffer_bytes(step: Step) -> int:
     gradients = _trained_bytes(step)
     if step.strategy == "ddp":
         return gradients
-    if step.bucket and step.strategy in ("zero1", "zero2", "zero3"):
-        return 2 * step.bucket * BYTES[step.compute]
+    if step.foreign.bucket and step.strategy in ("zero1", "zero2", "zero3"):
+        return 2 * step.foreign.bucket * BYTES[step.compute]
     if step.strategy in ("zero2", "zero3"):
         return 2 * min(step.shape.hidden**2 * BYTES[step.compute], gradients)
     return 0
@@ -288,7 +290,7 @@ def _each(parameters: Iterable[Parameter], size: int, parts: int) -> list[int]:
 
 def optimizer_bytes(step: Step) -> int:
     """The optimizer's state of one device's part."""
-    if step.offload != "none":
+    if step.foreign.offload != "none":
         return 0
     states = sum(_state_bytes(step, one) * one.count for one in layers.trained(step.shape, step.adapter))
     return states // step.state_parts
@@ -300,7 +302,7 @@ def _state_bytes(step: Step, one: Parameter) -> int:
 
 def _master_bytes(step: Step, one: Parameter) -> int:
     """An fp32 copy of a 16-bit weight."""
-    return block(one.elements * _FP32) if step.master and _size(step, one) < _FP32 else 0
+    return block(one.elements * _FP32) if step.foreign.master and _size(step, one) < _FP32 else 0
 
 
 def _moment_bytes(step: Step, one: Parameter) -> int:
@@ -320,13 +322,13 @@ def _moment_bytes(step: Step, one: Parameter) -> int:
 def _optimizer_moment(step: Step, waiting: int) -> Moment:
     """One complete set of gradients, and what the optimizer's step makes and drops."""
     trained = layers.trained(step.shape, step.adapter)
-    if step.offload != "none":
+    if step.foreign.offload != "none":
         return Moment(gradient_bytes(step) - waiting, gradients=gradient_bytes(step) - waiting)
-    if step.master and step.strategy == "zero3":
+    if step.foreign.master and step.strategy == "zero3":
         # DeepSpeed widens them in groups of so many weights.
         widened = min(sum(_parts(step, trained)), _SUB_GROUP * _FP32)
         gradients = gradient_bytes(step) + widened - waiting
-    elif step.master:
+    elif step.foreign.master:
         # They become fp32 one by one.
         gradients = sum(map(block, _parts(step, trained))) - waiting
     else:
@@ -348,7 +350,7 @@ def _scratch_tensors(step: Step) -> list[int]:
 def _state_tensors(step: Step) -> list[int]:
     trained = layers.trained(step.shape, step.adapter)
     if step.optimizer in ("adamw", "adamw_fused"):
-        return _parts(step, trained) * (3 if step.master else 2)
+        return _parts(step, trained) * (3 if step.foreign.master else 2)
     if step.optimizer == "adamw_8bit":
         return 2 * [one.elements // step.state_parts for one in trained for _ in range(one.count)]
     return []

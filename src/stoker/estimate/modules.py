@@ -68,7 +68,7 @@ class Modules:
         shape = step.shape
         self.tape, self.step, self.shape = tape, step, shape
         self.family = _FAMILIES.get(shape.family, _LLAMA)
-        self.tokens = step.tokens // step.context_parallel
+        self.tokens = step.tokens // step.foreign.context_parallel
         self.quantised = step.weights in _QUANTISED
         self.compute = BYTES[step.compute]
         self.outer = self._seen(step.outer if self.quantised else step.weights)
@@ -189,7 +189,7 @@ class Modules:
         return self.tape.join((turned, passing))
 
     def _turned(self, states: Held) -> Tensor:
-        if self.step.compiled:
+        if self.step.foreign.compiled:
             return self._copied(states)
         size = max(states.size, self.outer)
         num_bytes = states.bytes // states.size * size
@@ -218,7 +218,7 @@ class Modules:
 
     def _rms_norm(self, x: Held, width: int) -> Held:
         tape = self.tape
-        if self.step.compiled:
+        if self.step.foreign.compiled:
             return self._fused_norm(x, width)
         x32 = self._cast(x, FP32)
         rows = x32.bytes // width
@@ -332,7 +332,7 @@ class Modules:
         given = self._cast(x, self.compute)
         num_bytes = x.bytes // x.size // linear.inputs * linear.outputs * self.compute
         unpacked = self.tape.tensor(linear.weights * self.compute, self.compute)
-        saved = (given,) if self.step.frozen_inputs else ()
+        saved = (given,) if self.step.foreign.frozen_inputs else ()
         made = self.tape.op(num_bytes, self.compute, (given,), saved, (unpacked.bytes,), spared=self._spared())
         del unpacked
         return self._cast(made, x.size)

@@ -185,11 +185,11 @@ class _Sizes:
         self.step = step
         self.shape = shape
         self.length = step.mean_length or step.length
-        self.tokens = step.micro * self.length / step.context_parallel
-        self.layers = shape.layers / step.pipeline_parallel
-        self.query = shape.heads * shape.head_dim / step.tensor_parallel
-        self.key = shape.kv_heads * shape.head_dim / step.tensor_parallel
-        self.inner = shape.intermediate / step.tensor_parallel * max(1, shape.experts_per_token)
+        self.tokens = step.micro * self.length / step.foreign.context_parallel
+        self.layers = shape.layers / step.foreign.pipeline_parallel
+        self.query = shape.heads * shape.head_dim / step.foreign.tensor_parallel
+        self.key = shape.kv_heads * shape.head_dim / step.foreign.tensor_parallel
+        self.inner = shape.intermediate / step.foreign.tensor_parallel * max(1, shape.experts_per_token)
         self.element = BYTES[step.compute]
         self.quantised = step.weights in _QUANTISED_BYTES
         held = step.outer if self.quantised else step.weights
@@ -197,7 +197,7 @@ class _Sizes:
         adapter = step.adapter
         self.linears = layers.linear_layers(shape)
         self.adapted = layers.adapted(shape, adapter) if adapter else []
-        self.parts = step.tensor_parallel * step.pipeline_parallel
+        self.parts = step.foreign.tensor_parallel * step.foreign.pipeline_parallel
         self.held = (shape.parameters() - _elsewhere(step)) / self.parts
         self.linear_weights = sum(one.inputs * one.outputs * one.count for one in self.linears) / self.parts
         self.trained = layers.trainable_parameters(shape, adapter) / self.parts if adapter else self.held
@@ -209,7 +209,7 @@ class _Sizes:
         if self.step.adapter:
             return 2 * sum(one.count for one in self.adapted) / self.parts
         named = sum(min(one.count, self.shape.layers) for one in self.linears)
-        return (named + self.shape.layers * self.shape.norms_per_layer + 2) / self.step.pipeline_parallel
+        return (named + self.shape.layers * self.shape.norms_per_layer + 2) / self.step.foreign.pipeline_parallel
 
 
 def _elsewhere(step: Step) -> float:
@@ -217,7 +217,7 @@ def _elsewhere(step: Step) -> float:
     shape = step.shape
     matrices = 3 if shape.gated_mlp else 2
     experts = shape.experts * shape.layers * shape.hidden * shape.intermediate * matrices
-    return experts * (1 - 1 / step.expert_parallel)
+    return experts * (1 - 1 / step.foreign.expert_parallel)
 
 
 def _linear_products(sizes: _Sizes) -> Iterator[Product]:
@@ -226,14 +226,14 @@ def _linear_products(sizes: _Sizes) -> Iterator[Product]:
     for one in sizes.linears:
         # Tensor parallelism splits the wider side: the outputs on the way in, the inputs on the way back.
         leaving = one.inputs > one.outputs
-        inputs = one.inputs / step.tensor_parallel if leaving else one.inputs
-        outputs = one.outputs if leaving else one.outputs / step.tensor_parallel
+        inputs = one.inputs / step.foreign.tensor_parallel if leaving else one.inputs
+        outputs = one.outputs if leaving else one.outputs / step.foreign.tensor_parallel
         if one.count == shape.layers:
             yield Product(sizes.tokens, inputs, outputs, sizes.layers, sizes.layers, frozen, "narrow")
             continue
-        rows = sizes.tokens * shape.experts_per_token * step.expert_parallel / shape.experts
-        times = one.count / (step.pipeline_parallel * step.expert_parallel)
-        yield Product(rows, inputs, outputs, times, sizes.layers if step.compiled else times, frozen, "experts")
+        rows = sizes.tokens * shape.experts_per_token * step.foreign.expert_parallel / shape.experts
+        times = one.count / (step.foreign.pipeline_parallel * step.foreign.expert_parallel)
+        yield Product(rows, inputs, outputs, times, sizes.layers if step.foreign.compiled else times, frozen, "experts")
 
 
 def _adapter_products(sizes: _Sizes) -> Iterator[Product]:
@@ -242,7 +242,7 @@ def _adapter_products(sizes: _Sizes) -> Iterator[Product]:
         return
     precision: Precision = "single" if adapter.dtype == "fp32" and not step.autocast else "half"
     for one in sizes.adapted:
-        count, outputs = one.count / step.pipeline_parallel, one.outputs / step.tensor_parallel
+        count, outputs = one.count / step.foreign.pipeline_parallel, one.outputs / step.foreign.tensor_parallel
         yield Product(sizes.tokens, one.inputs, adapter.rank, count, count, precision=precision)
         yield Product(sizes.tokens, adapter.rank, outputs, count, count, precision=precision)
 
@@ -250,7 +250,7 @@ def _adapter_products(sizes: _Sizes) -> Iterator[Product]:
 def _head(sizes: _Sizes) -> Product:
     """The output layer: whole on a pipeline's last stage, which the others wait for."""
     frozen = sizes.step.adapter is not None and "lm_head" not in sizes.step.adapter.whole
-    vocab = sizes.shape.vocab / sizes.step.tensor_parallel
+    vocab = sizes.shape.vocab / sizes.step.foreign.tensor_parallel
     return Product(sizes.tokens, sizes.shape.hidden, vocab, 1, 1, frozen)
 
 
@@ -273,7 +273,7 @@ def _norms(sizes: _Sizes) -> Stream:
     count = shape.norms_per_layer
     if shape.qk_norm != "none":
         channels, count = channels + sizes.query + sizes.key, count + 2
-    if sizes.step.compiled or shape.norm_weights != 1:
+    if sizes.step.foreign.compiled or shape.norm_weights != 1:
         return Stream(2 * r * channels, 3 * r * channels, count, 2 * count)
     once, back, kernels = (36, 62, 7) if r == 2 else (28, 50, 5)
     return Stream(once * channels, back * channels, kernels * count, 1.7 * kernels * count)
@@ -284,7 +284,7 @@ def _positions(sizes: _Sizes) -> Stream:
     if sizes.shape.learned_positions:
         return Stream()
     rotated = sizes.element * (sizes.query + sizes.key)
-    if sizes.step.compiled:
+    if sizes.step.foreign.compiled:
         return Stream(2 * rotated, 2 * rotated, 2, 2)
     return Stream(10 * rotated, 10 * rotated, 12, 14)
 
@@ -294,8 +294,8 @@ def _attention(sizes: _Sizes) -> Stream:
     ends = 2 * (sizes.query + sizes.key) * sizes.element
     if sizes.step.attention != "eager":
         return Stream(ends, 2.2 * ends, 1, 2)
-    scores = sizes.element * sizes.shape.heads / sizes.step.tensor_parallel * sizes.length
-    passes = 4 if sizes.step.compiled else 12
+    scores = sizes.element * sizes.shape.heads / sizes.step.foreign.tensor_parallel * sizes.length
+    passes = 4 if sizes.step.foreign.compiled else 12
     return Stream(ends + passes * scores, 2 * ends + passes * scores, 8, 10)
 
 
@@ -303,18 +303,18 @@ def _activation(sizes: _Sizes) -> Stream:
     once = sizes.element * sizes.inner
     if not sizes.shape.gated_mlp:
         return Stream(2 * once, 3 * once, 1, 1)
-    passes, back, kernels = (3, 5, 1) if sizes.step.compiled else (5, 9, 2)
+    passes, back, kernels = (3, 5, 1) if sizes.step.foreign.compiled else (5, 9, 2)
     return Stream(passes * once, back * once, kernels, 1.5 * kernels)
 
 
 def _residual(sizes: _Sizes) -> Stream:
     """Two sums, and a cast at each product's input where the stream is wider than the arithmetic."""
     r, e, hidden = sizes.residual, sizes.element, sizes.shape.hidden
-    sums = 4 if sizes.step.compiled else 6
+    sums = 4 if sizes.step.foreign.compiled else 6
     added = Stream(sums * r * hidden, sums * r * hidden, 2, 2)
     if r == e:
         return added
-    casts = 1 if sizes.step.compiled else 5
+    casts = 1 if sizes.step.foreign.compiled else 5
     return added + Stream(casts * (r + e) * hidden, casts * (r + e) * hidden, casts, casts)
 
 
@@ -328,7 +328,7 @@ def _experts(sizes: _Sizes) -> Stream:
 
 def _quantising(sizes: _Sizes) -> Stream:
     """Inputs of products cast to 8 or 4 bits, and their gradients."""
-    if sizes.step.product_bits == 16:
+    if sizes.step.foreign.product_bits == 16:
         return Stream()
     hidden, query, key, inner = sizes.shape.hidden, sizes.query, sizes.key, sizes.inner
     entering = 2 * hidden + query + inner
@@ -347,11 +347,11 @@ def _adapters(sizes: _Sizes) -> Stream:
     result = 4 if wide and not step.autocast else e
     leaving, scaling = 3 * result + 2 * e, 2 * result
     kernels = 2 + bool(wide) + (3 if cast_back else 0) + bool(adapter.dropout)
-    if step.compiled:
+    if step.foreign.compiled:
         entering, leaving, scaling, kernels = (2 * e if adapter.dropout else 0), 3 * e, e, 1
-    inputs = sum(one.inputs * one.count for one in sizes.adapted) / step.pipeline_parallel
+    inputs = sum(one.inputs * one.count for one in sizes.adapted) / step.foreign.pipeline_parallel
     outputs = sum(one.outputs * one.count for one in sizes.adapted) / sizes.parts
-    counted = sum(one.count for one in sizes.adapted) / step.pipeline_parallel
+    counted = sum(one.count for one in sizes.adapted) / step.foreign.pipeline_parallel
     forward = entering * inputs + leaving * outputs
     backward = (entering + 3 * e) * inputs + scaling * outputs
     tokens = sizes.tokens
@@ -362,7 +362,7 @@ def _weight_casts(sizes: _Sizes) -> Stream:
     """fp32 weights cast at each use."""
     if not sizes.step.autocast or sizes.step.weights != "fp32" or sizes.element == 4:
         return Stream()
-    counted = sum(min(one.count, sizes.shape.layers) for one in sizes.linears) / sizes.step.pipeline_parallel
+    counted = sum(min(one.count, sizes.shape.layers) for one in sizes.linears) / sizes.step.foreign.pipeline_parallel
     return Stream(6 * sizes.linear_weights, 6 * sizes.linear_weights, counted, counted)
 
 
@@ -371,14 +371,14 @@ def _unpacking(sizes: _Sizes) -> tuple[float, float]:
     if not sizes.quantised:
         return 0.0, 0.0
     size, kernels = _UNPACKING[sizes.step.weights]
-    counted = sum(one.count for one in sizes.linears) / sizes.step.pipeline_parallel
+    counted = sum(one.count for one in sizes.linears) / sizes.step.foreign.pipeline_parallel
     return size * sizes.linear_weights, kernels * counted
 
 
 def _loss(sizes: _Sizes) -> Stream:
     step = sizes.step
-    logits = sizes.tokens * sizes.shape.vocab / step.tensor_parallel
-    fusable = step.compiled and step.loss in ("logits_fp32", "chunked")
+    logits = sizes.tokens * sizes.shape.vocab / step.foreign.tensor_parallel
+    fusable = step.foreign.compiled and step.loss in ("logits_fp32", "chunked")
     forward, backward = _COMPILED_LOSS_BYTES if fusable else _LOSS_BYTES[step.loss]
     return Stream(forward * logits, backward * logits, 6, 10)
 
@@ -401,9 +401,9 @@ def _again(step: Step, linear: list[Product], flops: float, stream: Stream, unpa
 
 def _update(sizes: _Sizes) -> Pass:
     step = sizes.step
-    if step.offload != "none":
+    if step.foreign.offload != "none":
         return Pass()
-    words = _OPTIMIZER_WORDS[step.optimizer] * (4 if step.master else sizes.trained_width)
+    words = _OPTIMIZER_WORDS[step.optimizer] * (4 if step.foreign.master else sizes.trained_width)
     kernels = 0.5 if step.optimizer in ("adamw", "adamw_fused") else 3.0
     return _pass([], 0.0, sizes.trained / step.state_parts * words, 0.0, sizes.tensors * kernels)
 

@@ -130,7 +130,8 @@ def estimate(step: Step, on: Hardware, tokens: float | None = None) -> Pace:
 
 def tokens_of(step: Step) -> float:
     """Tokens of a step over all devices, padding counted."""
-    replicas = step.devices / (step.tensor_parallel * step.pipeline_parallel * step.context_parallel)
+    foreign = step.foreign
+    replicas = step.devices / (foreign.tensor_parallel * foreign.pipeline_parallel * foreign.context_parallel)
     return step.micro * (step.mean_length or step.length) * step.accumulation * replicas
 
 
@@ -151,7 +152,7 @@ def seconds_by_part(step: Step, on: Hardware, constants: Rates) -> dict[str, flo
     hidden = constants.hidden if on.peer else 0.0
     exposed = _exposed(forward, sent.forward, hidden) + _exposed(backward, sent.backward, hidden)
     micros = step.accumulation
-    bubble = (step.pipeline_parallel - 1) / step.pipeline_chunks
+    bubble = (step.foreign.pipeline_parallel - 1) / step.foreign.pipeline_chunks
     times = micros + bubble
     update = clock.gpu(work.update)
     return {
@@ -190,8 +191,8 @@ class _Clock:
             half = min(on.half_flops, share * 4 * on.fp32_flops)
         single = min(share * on.fp32_flops, half)
         usual = single if step.compute == "fp32" else half
-        faster = on.fp8_flops / on.half_flops * {16: 0, 8: 1, 4: 2}[step.product_bits] or 1.0
-        narrow = half * faster if step.product_bits < 16 else usual
+        faster = on.fp8_flops / on.half_flops * {16: 0, 8: 1, 4: 2}[step.foreign.product_bits] or 1.0
+        narrow = half * faster if step.foreign.product_bits < 16 else usual
         self.flops = {"single": single, "half": usual, "narrow": narrow, "experts": constants.experts * narrow}
         self.bandwidth = constants.bandwidth * on.bandwidth
         older = constants.efficient * (constants.older if on.rate_class in ("Hopper", "Blackwell") else 1.0)
@@ -231,7 +232,7 @@ def _links(on: Hardware, constants: Rates) -> Links:
 
 def _offloaded(step: Step, work: Work, links: Links, constants: Rates) -> float:
     """Gradients sent to main memory, Adam there, new weights back."""
-    if step.offload == "none":
+    if step.foreign.offload == "none":
         return 0.0
     mine = work.trained / step.state_parts
     return mine * (4 / links.host + _ADAM_BYTES / constants.processor)

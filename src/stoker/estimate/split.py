@@ -7,12 +7,12 @@ import dataclasses
 
 from stoker.estimate import memory
 from stoker.estimate.memory import Estimate
-from stoker.estimate.step import BYTES, Step
+from stoker.estimate.step import BYTES, Step, replace_foreign
 
 
 def is_split(step: Step) -> bool:
     """Whether devices hold parts of layers, of the model's depth, or of a sequence."""
-    return max(step.tensor_parallel, step.pipeline_parallel, step.context_parallel) > 1
+    return max(step.foreign.tensor_parallel, step.foreign.pipeline_parallel, step.foreign.context_parallel) > 1
 
 
 def local(step: Step) -> Step:
@@ -21,7 +21,7 @@ def local(step: Step) -> Step:
     Tensor parallelism leaves the residual stream whole on every device. A pipeline's last stage has the output layer
     and no embedding, so one table is counted.
     """
-    shape, tensor, stages = step.shape, step.tensor_parallel, step.pipeline_parallel
+    shape, tensor, stages = step.shape, step.foreign.tensor_parallel, step.foreign.pipeline_parallel
     part = dataclasses.replace(
         shape,
         layers=-(-shape.layers // stages),
@@ -31,10 +31,9 @@ def local(step: Step) -> Step:
         vocab=-(-shape.vocab // tensor),
         tie_embeddings=shape.tie_embeddings or stages > 1,
     )
-    length = -(-step.length // step.context_parallel)
-    return dataclasses.replace(
-        step, shape=part, length=length, tensor_parallel=1, pipeline_parallel=1, pipeline_chunks=1, context_parallel=1
-    )
+    length = -(-step.length // step.foreign.context_parallel)
+    alone = {"tensor_parallel": 1, "pipeline_parallel": 1, "pipeline_chunks": 1, "context_parallel": 1}
+    return replace_foreign(dataclasses.replace(step, shape=part, length=length), **alone)
 
 
 def estimate(step: Step) -> Estimate:
@@ -47,7 +46,7 @@ def estimate(step: Step) -> Estimate:
     saved = stream + (part.shape.layers * stream if part.recompute == "full" else last.parts["activations"])
     # The first stage has no logits, but as many micro batches as there are stages wait there for their way back, each
     # with what was sent on.
-    waiting = max(0, (min(step.pipeline_parallel, step.accumulation) - 1) * saved - last.parts["logits"])
+    waiting = max(0, (min(step.foreign.pipeline_parallel, step.accumulation) - 1) * saved - last.parts["logits"])
     return dataclasses.replace(
         last,
         allocated=last.allocated + waiting,

@@ -1,7 +1,7 @@
 """`Step`: what one device does in one optimizer step, in the words that decide its memory and its time.
 
-Wider than what Stoker itself runs, so that published measurements of other tools can be described too: a figure is
-only worth what it can be checked against. Made from a run and a plan's choices (`make.py`), or from a table's row.
+Made from a run and a plan's choices (`plan/search.py`), or from a row of published measurements. `Foreign` is what only
+other tools do: no run of ours sets it, but a figure is only worth what it can be checked against.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ from typing import Any, Literal
 from stoker.facts.shapes import ModelShape
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Storage = Literal["fp32", "bf16", "fp16", "nf4", "nf4_double", "int8", "int4"]
 Attention = Literal["flash", "efficient", "eager"]
-Recompute = Literal["none", "full", "selective"]
-Loss = Literal["logits", "logits_fp32", "chunked", "fused"]
-Optimizer = Literal["adamw", "adamw_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
-Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+# Of these, runs of ours use the first ones; those after the bar are of published measurements only.
+Storage = Literal["fp32", "bf16", "fp16", "nf4_double"] | Literal["nf4", "int8", "int4"]
+Recompute = Literal["none", "full"] | Literal["selective"]
+Loss = Literal["logits_fp32", "fused"] | Literal["logits", "chunked"]
+Optimizer = Literal["adamw_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor"] | Literal["adamw", "sgd"]
+Strategy = Literal["single", "ddp", "fsdp2", "zero2", "zero3"] | Literal["zero1"]
 Offload = Literal["none", "optimizer", "all"]
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -38,6 +39,37 @@ class Adapter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """What only other tools do, for published measurements of them; the defaults are what Stoker does."""
+
+    varied: bool = False
+    """Whether lengths differ from step to step, so that the allocator's cache holds blocks of many sizes."""
+    master: bool = False
+    """Whether the optimizer keeps an fp32 copy of 16-bit weights (Megatron, DeepSpeed's own half precision)."""
+    shifted_logits: bool = False
+    """Whether the loss first copies the logits without their last position (transformers before 2025)."""
+    held_outputs: bool = False
+    """Whether the loop keeps the model's outputs, so the logits, through the backward pass (loops without Trainer)."""
+    frozen_inputs: bool = False
+    """Whether a quantised frozen layer keeps its input for the backward pass (bitsandbytes before 0.43)."""
+    bucket: int | None = None
+    """Numbers that DeepSpeed's buffers hold, whatever the model; None for transformers' `auto`, the width squared."""
+    offload: Offload = "none"
+    """What lives in main memory: the optimizer's state, or weights too."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    pipeline_chunks: int = 1
+    """Pieces of the model each pipeline stage holds (interleaved schedules), which shorten the bubble."""
+    context_parallel: int = 1
+    """Devices that share one sequence; `length` stays the whole one."""
+    expert_parallel: int = 1
+    product_bits: Literal[4, 8, 16] = 16
+    """Width of the arithmetic in linear layers: 8 for fp8, 4 for fp4; `compute` holds elsewhere."""
+    compiled: bool = False
+    """Whether torch.compile or hand-fused kernels run instead of one kernel per operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One device's part of an optimizer step."""
 
@@ -48,8 +80,6 @@ class Step:
     """Tokens of the longest sequence, which decides memory."""
     mean_length: float | None = None
     """Tokens of a mean row with its padding, which decides time; None where every row has `length`."""
-    varied: bool = False
-    """Whether lengths differ from step to step, so that the allocator's cache holds blocks of many sizes."""
     accumulation: int = 1
     """Micro batches of one optimizer step."""
     adapter: Adapter | None = None
@@ -62,8 +92,6 @@ class Step:
     """Arithmetic of the products. Differs from `weights` under autocast or FSDP's mixed precision."""
     autocast: bool = True
     """Whether products cast their inputs to `compute` at each use; else tensors have it from the start."""
-    master: bool = False
-    """Whether the optimizer keeps an fp32 copy of 16-bit weights (Megatron, DeepSpeed's own half precision)."""
     attention: Attention = "flash"
     masked: bool = False
     """Whether attention gets a mask tensor (padding, packed documents under sdpa)."""
@@ -71,12 +99,6 @@ class Step:
     """Activations computed again in the backward pass: none, whole blocks, or cheap operations of them."""
     loss: Loss = "logits_fp32"
     """Whole logits with or without an fp32 copy, logits in chunks, or fused with the output layer (Liger)."""
-    shifted_logits: bool = False
-    """Whether the loss first copies the logits without their last position (transformers before 2025)."""
-    held_outputs: bool = False
-    """Whether the loop keeps the model's outputs, so the logits, through the backward pass (loops without Trainer)."""
-    frozen_inputs: bool = False
-    """Whether a quantised frozen layer keeps its input for the backward pass (bitsandbytes before 0.43)."""
     optimizer: Optimizer = "adamw"
     """`adamw` is torch's foreach form, which makes temporaries; `adamw_fused` makes none."""
     gradient_sets: int = 1
@@ -84,28 +106,15 @@ class Step:
     strategy: Strategy = "single"
     devices: int = 1
     """Devices that share the step."""
-    bucket: int | None = None
-    """Numbers that DeepSpeed's buffers hold, whatever the model; None for transformers' `auto`, the width squared."""
     shard_devices: int = 1
-    """Devices a model is shared out over: all, or those of one node where the rest are replicas."""
+    """Devices the model is sharded over: all, or those of one node where the nodes are replicas."""
     devices_per_node: int = 8
     canonical: bool = False
     """Whether gradients are added in one order (`engine.exact`): each device gets its slice of every sum, and adds."""
-    offload: Offload = "none"
-    """What lives in main memory: the optimizer's state, or weights too."""
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    pipeline_chunks: int = 1
-    """Pieces of the model each pipeline stage holds (interleaved schedules), which shorten the bubble."""
-    context_parallel: int = 1
-    """Devices that share one sequence; `length` stays the whole one."""
-    expert_parallel: int = 1
-    product_bits: Literal[4, 8, 16] = 16
-    """Width of the arithmetic in linear layers: 8 for fp8, 4 for fp4; `compute` holds elsewhere."""
     expandable: bool = False
     """Whether the allocator's segments grow (`expandable_segments`), as in every run of ours."""
-    compiled: bool = False
-    """Whether torch.compile or hand-fused kernels run instead of one kernel per operation."""
+    foreign: Foreign = Foreign()
+    """What only other tools do."""
 
     @property
     def tokens(self) -> int:
@@ -114,17 +123,17 @@ class Step:
 
     @property
     def weight_parts(self) -> int:
-        """Over how many devices weights are shared out."""
+        """Over how many devices weights are sharded."""
         return self.shard_devices if self.strategy in ("fsdp2", "zero3") else 1
 
     @property
     def gradient_parts(self) -> int:
-        """Over how many devices gradients are shared out."""
+        """Over how many devices gradients are sharded."""
         return self.shard_devices if self.strategy in ("fsdp2", "zero2", "zero3") else 1
 
     @property
     def state_parts(self) -> int:
-        """Over how many devices the optimizer's state is shared out."""
+        """Over how many devices the optimizer's state is sharded."""
         return self.shard_devices if self.strategy in ("fsdp2", "zero1", "zero2", "zero3") else 1
 
 
@@ -138,4 +147,10 @@ def from_json(stored: dict[str, Any]) -> Step:
     adapter = stored["adapter"]
     if adapter:
         adapter = Adapter(**{**adapter, "targets": tuple(adapter["targets"]), "whole": tuple(adapter["whole"])})
-    return Step(**{**stored, "shape": ModelShape(**stored["shape"]), "adapter": adapter})
+    shape, foreign = ModelShape(**stored["shape"]), Foreign(**stored["foreign"])
+    return Step(**{**stored, "shape": shape, "adapter": adapter, "foreign": foreign})
+
+
+def replace_foreign(step: Step, **changes: Any) -> Step:
+    """The step with other values of `Foreign`."""
+    return dataclasses.replace(step, foreign=dataclasses.replace(step.foreign, **changes))

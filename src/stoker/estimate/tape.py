@@ -5,17 +5,13 @@ that, as they do for torch's tensors. A program written against the tape like th
 model's lifetimes. Knows nothing of models (`passes.py`) nor of how often a block repeats (`memory.py`).
 """
 
-import sys
+import itertools
 from collections.abc import Callable, Sequence
 
 from stoker.estimate.allocator import Entry
 
 LEAF = -1
 """The edge of a weight: its gradient is kept when it arrives."""
-_UNSHARED = 3
-"""References to a gradient that only its buffer holds: the buffer, a local name, and the count's own argument."""
-
-
 _GRAIN = 512
 _SMALL = 1 << 20
 _OWN_SEGMENT = 10 << 20
@@ -136,6 +132,8 @@ class Tape:
         """Edges whose first gradient is a transposed view: to such a one nothing is added in place."""
         self._nodes: list[_Node] = []
         self._gradients: dict[int, Tensor] = {}
+        self._pending: list[tuple[int, Tensor]] = []
+        """Gradients of the current operation's inputs that are still to be passed on."""
         self._collected: dict[int, list[Tensor]] = {}
         """Gradients of the parts of a split tensor."""
         self._frame: _Frame | None = None
@@ -309,14 +307,14 @@ class Tape:
                 continue
             if node.frame is not None and not node.frame.done:
                 self._recompute(node.frame)
-            made = self._made(node, gradient)
+            self._pending = self._made(node, gradient)
             if node.scratch:
                 self.touch(*node.scratch)
             node.saved = ()
             del node, gradient, parts
-            made.reverse()
-            while made:
-                self._accumulate(*made.pop())
+            self._pending.reverse()
+            while self._pending:
+                self._accumulate(*self._pending.pop())
 
     def _made(self, node: _Node, gradient: Tensor | None) -> list[tuple[int, Tensor]]:
         """The gradients of an operation's inputs."""
@@ -334,10 +332,20 @@ class Tape:
         earlier = self._gradients.get(edge)
         if earlier is None:
             self._gradients[edge] = gradient
-        elif edge in self.turned or sys.getrefcount(earlier) > _UNSHARED:
-            # Somebody else holds it too: the sum is a new tensor.
+        elif edge in self.turned or earlier is gradient or self._shared(earlier, edge):
+            # Not added in place: the sum is a new tensor.
             self.turned.discard(edge)
             self._gradients[edge] = Tensor(self, earlier.bytes, 1)
+
+    def _shared(self, gradient: Tensor, edge: int) -> bool:
+        """Whether anything but the buffer of `edge` holds a gradient."""
+        holders = itertools.chain(
+            (one for other, one in self._gradients.items() if other != edge),
+            (one for _, one in self._pending),
+            (one for some in self._collected.values() for one in some),
+            self.kept,
+        )
+        return any(one is gradient for one in holders)
 
     def _keep(self, gradient: Tensor) -> None:
         if not self.keeps_gradients:

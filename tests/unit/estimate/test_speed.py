@@ -9,7 +9,7 @@ import pytest
 
 from stoker.estimate import layers, operations, speed
 from stoker.estimate.speed import Hardware
-from stoker.estimate.step import Adapter, Step
+from stoker.estimate.step import Adapter, Foreign, Step, replace_foreign
 from stoker.facts import cards, shapes
 from stoker.facts.rates import Rates, rates
 from stoker.facts.shapes import ModelShape
@@ -94,7 +94,7 @@ def test_fp32_arithmetic_runs_at_the_fp32_figure():
 
 def test_fp8_products_run_at_the_fp8_figure_and_cost_casts():
     device = dataclasses.replace(DEVICE, fp8_flops=2e14)
-    narrow, wide = spent(full(product_bits=8), on=device), spent(full(), on=device)
+    narrow, wide = spent(full(foreign=Foreign(product_bits=8)), on=device), spent(full(), on=device)
     saved = wide["forward"] - narrow["forward"]
     assert saved == pytest.approx(2 * TOKENS * LINEAR / 2 / 1e14)
     assert narrow["bandwidth"] > wide["bandwidth"]
@@ -126,7 +126,7 @@ def test_few_tokens_wait_for_the_host_to_launch():
 
 
 def test_compiling_launches_fewer_kernels_and_streams_fewer_bytes():
-    eager, compiled = operations.work(full()).forward, operations.work(full(compiled=True)).forward
+    eager, compiled = operations.work(full()).forward, operations.work(full(foreign=Foreign(compiled=True))).forward
     assert compiled.launches < eager.launches / 1.5
     assert compiled.streamed < eager.streamed / 1.5
 
@@ -158,14 +158,14 @@ def test_communication_hides_behind_computation_but_not_without_direct_access():
 
 
 def test_an_offloaded_optimizer_sends_four_bytes_and_streams_28_per_weight_on_the_processor():
-    step = full(offload="optimizer", strategy="zero2", devices=2, shard_devices=2)
+    step = full(foreign=Foreign(offload="optimizer"), strategy="zero2", devices=2, shard_devices=2)
     mine = SHAPE.parameters() / 2
     assert spent(step)["optimizer"] == pytest.approx(mine * (4 / 1e10 + 28 / 1e10))
 
 
 def test_a_pipeline_waits_for_its_stages_to_fill():
-    step = full(pipeline_parallel=4, devices=4, accumulation=8)
-    chunks = dataclasses.replace(step, pipeline_chunks=4)
+    step = full(foreign=Foreign(pipeline_parallel=4), devices=4, accumulation=8)
+    chunks = replace_foreign(step, pipeline_chunks=4)
     assert spent(step)["forward"] / spent(chunks)["forward"] == pytest.approx((8 + 3) / (8 + 3 / 4))
 
 
@@ -187,7 +187,7 @@ STEPS = {
     "qlora": full(adapter=Adapter(rank=16), weights="nf4_double", outer="fp32", autocast=True, recompute="full"),
     "eager": full(attention="eager"),
     "fsdp2": full(strategy="fsdp2", devices=8, shard_devices=8),
-    "zero3": full(strategy="zero3", devices=16, shard_devices=16, recompute="full", offload="all"),
+    "zero3": full(strategy="zero3", devices=16, shard_devices=16, recompute="full", foreign=Foreign(offload="all")),
     "ddp": full(strategy="ddp", devices=2, optimizer="adamw_8bit"),
 }
 

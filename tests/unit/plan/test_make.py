@@ -10,6 +10,7 @@ from plan_case import SEVEN, SMALL, inputs, machine, plan, processor, reason
 
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.estimate.step import Foreign
 from stoker.facts import cards, shapes
 from stoker.facts.machine import Device
 from stoker.launch import plan_inputs
@@ -509,3 +510,15 @@ def test_memory_is_counted_for_the_allocator_the_run_is_started_with() -> None:
 
 def test_no_price_no_cost() -> None:
     assert plan("").cost is None, "the offer is an input, not looked up"
+
+
+@pytest.mark.parametrize("recipe", load.recipe_names())
+def test_no_run_of_ours_does_what_only_other_tools_do(recipe: str) -> None:
+    run_file = load.load(recipe, ["where.gpus=8"])
+    on = plan_inputs.machine("H100-SXM", run_file.run)
+    try:
+        found = make.find(plan_inputs.inputs(run_file, None, on))
+    except StokerError as refused:
+        assert refused.code == "STK201"  # noqa: PT017  # a batch that eight devices cannot share
+        return
+    assert found.way.step.foreign == Foreign()

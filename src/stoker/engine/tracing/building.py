@@ -67,7 +67,11 @@ def notes(step: Step) -> list[str]:
         found.append(messages.text("trace.attention", family=step.shape.family, attention=step.attention))
     if step.weights in ("int8", "int4"):
         found.append(messages.text("trace.weights", weights=step.weights))
-    several = {"tensor": step.tensor_parallel, "pipeline": step.pipeline_parallel, "context": step.context_parallel}
+    several = {
+        "tensor": step.foreign.tensor_parallel,
+        "pipeline": step.foreign.pipeline_parallel,
+        "context": step.foreign.context_parallel,
+    }
     return found + [messages.text("trace.parallel", kind=name, count=n) for name, n in several.items() if n > 1]
 
 

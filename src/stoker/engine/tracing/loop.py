@@ -58,7 +58,7 @@ class Loop:
     def _updated(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         """What the optimizer changes: this rank's part of a weight, or an fp32 copy of it."""
         part = exact.local(parameter).detach()
-        if self.step.master and part.dtype != torch.float32:
+        if self.step.foreign.master and part.dtype != torch.float32:
             part = part.float()
             self.ledger.name([part], "optimizer")
         return torch.nn.Parameter(part)
@@ -108,7 +108,7 @@ class Loop:
         with self.outside:
             loss, outputs = losses.loss(self.step, self.model, inputs, self.labels)
         del inputs
-        if not self.step.held_outputs:
+        if not self.step.foreign.held_outputs:
             del outputs
         self.ledger.keep()
         self.ledger.enter("loss_backward")
@@ -149,7 +149,7 @@ class Loop:
         if not self.step.autocast or self.step.compute == "fp32":
             return
         context = torch.autocast("cpu", dtype=DTYPES[self.step.compute])
-        if self.step.loss == "logits" or self.step.shifted_logits:
+        if self.step.loss == "logits" or self.step.foreign.shifted_logits:
             self.outside = context
         else:
             self.model.forward = convert_outputs_to_fp32(context(self.model.forward))

@@ -24,7 +24,7 @@ def prepare(step: Step, model: Any, labels: torch.Tensor) -> None:
 
 def loss(step: Step, model: Any, inputs: dict[str, Any], labels: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """The model's loss over a micro batch, and its outputs."""
-    if step.loss == "logits_fp32" and not step.shifted_logits:
+    if step.loss == "logits_fp32" and not step.foreign.shifted_logits:
         outputs = model(**inputs, labels=labels)
         return outputs.loss, outputs
     outputs = model(**inputs)
@@ -36,7 +36,7 @@ def loss(step: Step, model: Any, inputs: dict[str, Any], labels: torch.Tensor) -
 def _from_logits(step: Step, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if step.loss == "logits_fp32":
         logits = logits.float()
-    if step.shifted_logits:
+    if step.foreign.shifted_logits:
         shifted = logits[..., :-1, :].contiguous()
         return functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].reshape(-1))
     return functional.cross_entropy(logits.view(-1, logits.shape[-1]), _shifted(labels))

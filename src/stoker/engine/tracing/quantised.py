@@ -23,7 +23,7 @@ class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
     def __init__(self, linear: torch.nn.Linear, step: Step) -> None:
         torch.nn.Module.__init__(self)
         compute, double = DTYPES[step.compute], step.weights == "nf4_double"
-        self.keeps_input = step.frozen_inputs
+        self.keeps_input = step.foreign.frozen_inputs
         rows, columns = linear.weight.shape
         transposed = type(linear).__name__ == "Conv1D"
         self.out_features, self.in_features = (columns, rows) if transposed else (rows, columns)
