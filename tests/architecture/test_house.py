@@ -29,6 +29,7 @@ SHARED_CLASS_NAMES: dict[str, str] = {}
 SHARED_STEMS: dict[str, str] = {}
 INNER_IMPORTS = {
     "cli/main.py": "each command imports its own body, so that `stoker --help` loads no other",
+    "cli/hosts_app.py": "the same for `stoker hosts`",
     "engine/tracing/building.py": "the 4-bit layer needs bitsandbytes, which not every system has",
     "store/opening.py": "a kind of store is loaded with its packages where it is used",
 }
@@ -56,7 +57,9 @@ def test_no_room_has_more_than_3500_lines_or_22_files(room: str) -> None:
 
 def test_modules_import_in_no_circle() -> None:
     graph = grimp.build_graph("stoker", cache_dir=None)
-    circles = _circles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    imported["stoker"] = set()  # names the Python API for type checkers, and loads a name when it is used
+    circles = _circles(imported)
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
 
 
