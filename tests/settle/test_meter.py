@@ -117,7 +117,7 @@ def test_a_pull_of_something_older_is_none(tmp_path: Path) -> None:
     pulled.write(run_dir, pulled.standing(run_dir).model_copy(update={"final": "0" * 64}))
     assert box.settle(run_dir) == "gone"
     assert box.kinds() == ["waiting", "stopping"]
-    assert "last minute" in box.news[-1].text
+    assert "Last minute" in box.news[-1].text
 
 
 def test_a_store_on_the_machine_itself_is_none(tmp_path: Path) -> None:
