@@ -61,7 +61,7 @@ def queue(folder: Path, made: Package, notice_seconds: int | None = None) -> Que
     line.send(made.files, str(base))
     host = Host(name="login", host="login", base=str(base), python=sys.executable)
     made_queue = Queue(line, host, run, notice_seconds)
-    made_queue._seen = BoxFacts()  # this machine's network is not asked
+    made_queue._probed = BoxFacts()  # this machine's network is not asked
     return made_queue
 
 

@@ -131,7 +131,7 @@ def test_a_tunnel_shows_a_port_of_the_box_on_loopback_only(line: Ssh) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as there:
         port = store_servers.free_port()
         forward = f"127.0.0.1:{port}:127.0.0.1:{there.server_port}"
-        words = [*line.command("-N", "-L", forward, "-o", "ExitOnForwardFailure=yes"), "127.0.0.1"]
+        words = [*line.command("-N", "-L", forward, ExitOnForwardFailure="yes", ClearAllForwardings="no"), "127.0.0.1"]
         with subprocess.Popen(words) as tunnel:
             _until_open(port)
             listening = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=True).stdout
