@@ -43,7 +43,7 @@ def tier(nodeid: str) -> str:
 
 
 def slow_list() -> list[str]:
-    """Tests of `check` that are known to take long, longest first."""
+    """Tests of `check` that are known to take long, in the order their files begin."""
     lines = SLOW_LIST.read_text(encoding="utf-8").splitlines()
     return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
