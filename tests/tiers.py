@@ -50,8 +50,9 @@ def slow_list() -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that no worker is left alone with one; other files and tests stay in their order."""
-    ranks = {name.partition("::")[0]: rank for rank, name in reversed(list(enumerate(slow_list())))}
-    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+    files = list(dict.fromkeys(name.partition("::")[0] for name in slow_list()))
+    ranks = {file: rank for rank, file in enumerate(files)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(files)))
     for item in items:
         if folder(item.nodeid) in ONLY_THIS_MACHINE:
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1"]))
