@@ -43,15 +43,16 @@ def tier(nodeid: str) -> str:
 
 
 def slow_list() -> list[str]:
-    """Tests of `check` that are known to take long, longest first."""
+    """Tests of `check` that are known to take long, in the order their files begin."""
     lines = SLOW_LIST.read_text(encoding="utf-8").splitlines()
     return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that no worker is left alone with one; other files and tests stay in their order."""
-    ranks = {name.partition("::")[0]: rank for rank, name in reversed(list(enumerate(slow_list())))}
-    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+    files = list(dict.fromkeys(name.partition("::")[0] for name in slow_list()))
+    ranks = {file: rank for rank, file in enumerate(files)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(files)))
     for item in items:
         if folder(item.nodeid) in ONLY_THIS_MACHINE:
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1"]))

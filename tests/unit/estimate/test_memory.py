@@ -218,7 +218,7 @@ def test_a_padding_mask_costs_a_number_for_each_pair_of_tokens() -> None:
 
 def test_an_estimate_takes_milliseconds() -> None:
     steps = [replace(step, length=1000 + n) for n in range(5) for step in STEPS.values()]
-    started = time.perf_counter()
+    started = time.process_time()  # other tests run beside this one
     for step in steps:
         memory.estimate(step)
-    assert (time.perf_counter() - started) / len(steps) < 0.02
+    assert (time.process_time() - started) / len(steps) < 0.02

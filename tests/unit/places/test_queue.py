@@ -374,7 +374,9 @@ def test_a_job_of_two_nodes_trains_on_the_first_and_somebody_takes_part_on_the_o
 @pytest_bash
 def test_who_takes_part_outlives_the_signal_of_a_cancellation(job_of_two: Job) -> None:
     """Else the first node could not commit."""
-    slow = TRAINER.replace("rm -f stop\n", 'rm -f stop; sleep 1; kill -0 "$(cut -d " " -f 1 join-er)" && touch lived\n')
+    there = "for i in $(seq 100); do [ -s join-er ] && break; sleep 0.1; done"
+    lives = 'kill -0 "$(cut -d " " -f 1 join-er)" && touch lived'
+    slow = TRAINER.replace("rm -f stop\n", f"rm -f stop; {there}; sleep 1; {lives}\n")
     job_of_two._program(job_of_two.folder / "base" / "env" / "bin" / "python", slow)
     assert job_of_two(signal.SIGTERM, CANCELLED="1") == 75
     os.kill(int(job_of_two.who("join")[0]), signal.SIGKILL)

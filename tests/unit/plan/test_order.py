@@ -84,12 +84,12 @@ def test_neighbours_do_not_stay_neighbours() -> None:
 
 def test_a_seek_into_100_million_sequences_is_immediate() -> None:
     one = Order("digest", 42, 10**8, 64)
-    start = time.perf_counter()
+    start = time.process_time()
     for step in (0, one.steps_per_epoch - 1, 7 * one.steps_per_epoch + 123_456):
         found = one.sequences(step)
         assert len(set(found)) == len(found)
         assert all(0 <= index < 10**8 for index in found)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_the_order_is_frozen() -> None:
