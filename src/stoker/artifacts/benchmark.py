@@ -26,7 +26,7 @@ _LEAST_REQUESTS = 8
 
 @dataclass(frozen=True)
 class ServingMode:
-    """A way to serve: which engine, and whether requests go in turn."""
+    """Which engine serves, and whether requests are sent one at a time."""
 
     name: str
     engine: Engine
@@ -42,19 +42,19 @@ MODES = (
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """How much is asked."""
+    """The load of a benchmark."""
 
     clients: tuple[int, ...]
-    """Numbers of clients, one measurement each."""
+    """Concurrent clients, one measurement for each number."""
     requests: int
-    """Least number of requests of a measurement; at least two for each client."""
+    """Minimum requests per measurement; at least two per client."""
     max_tokens: int
 
 
 def bench(
     run_dir: RunDir, overrides: list[str], load_: BenchLoad, on_level: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Measure every way that can be had here; what goes into `bench.json`."""
+    """Measure every mode that is installed here; returns the content of `bench.json`."""
     if running := model_server.find(run_dir):
         raise StokerError("STK623", name=run_dir.name, url=running.url, pid=running.pid)
     run = model_server.run_as_asked(run_dir, overrides)
@@ -73,13 +73,13 @@ def bench(
         "model": {"source": model.source, "dtype": plan.dtype, "weights_bytes": plan.weights_bytes},
         "versions": _versions(pythons),
         "load": {"max_tokens": load_.max_tokens, "requests": load_.requests, "prompt_characters": _PROMPT_CHARACTERS},
-        "left_out": [way.name for way in MODES if way.name not in {level["way"] for level in levels}],
+        "left_out": [mode.name for mode in MODES if mode.name not in {level["way"] for level in levels}],
         "levels": levels,
     }
 
 
 def _pythons() -> dict[Engine, Path]:
-    """The Python that runs each engine that is installed."""
+    """The Python interpreter of each installed engine."""
     engine, python = model_server.find_engine()
     here: dict[Engine, Path] = {"transformers": Path(sys.executable)} if model_server.has_transformers_server() else {}
     return {**here, engine: python}
@@ -116,15 +116,15 @@ def _measure(
 ) -> None:
     warm = _work(at, engine, load_, 1, in_turn=True)
     load_generator.run(LoadSpec(**{**vars(warm), "requests": _WARM_UP}))
-    for way in (one for one in MODES if one.engine == engine):
+    for mode in (one for one in MODES if one.engine == engine):
         for clients in load_.clients:
-            seen = load_generator.run(_work(at, engine, load_, clients, in_turn=way.in_turn))
-            levels.append({"way": way.name, "clients": clients, **seen})
+            seen = load_generator.run(_work(at, engine, load_, clients, in_turn=mode.in_turn))
+            levels.append({"way": mode.name, "clients": clients, **seen})
             on_level(levels[-1])
 
 
 def _work(at: Endpoint, engine: str, load_: BenchLoad, clients: int, *, in_turn: bool) -> LoadSpec:
-    """Every answer has the same number of tokens, whatever the model would say."""
+    """Every answer has the same number of tokens: end-of-text is ignored."""
     n = load_.max_tokens
     forced = json.dumps({"min_new_tokens": n, "max_new_tokens": n, "do_sample": False})
     extra: dict[str, Any] = {"generation_config": forced}

@@ -1,4 +1,4 @@
-"""An OpenAI endpoint on this machine as a client sees it: address, token, model. Plain HTTP, no engine in sight."""
+"""A client of an OpenAI endpoint on this machine: address, token, model. Plain HTTP; independent of the engine."""
 
 import http.client
 import json
@@ -11,7 +11,7 @@ ANSWER_SECONDS = 600.0
 
 
 class EndpointError(Exception):
-    """The server answered, and not with what was asked for."""
+    """The server answered with an error."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text[:500]}")
@@ -20,12 +20,12 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, with which token, for which model."""
+    """Address, token and model name."""
 
     url: str
     """Up to `/v1`: `http://127.0.0.1:8000/v1`."""
     token: str = field(repr=False)
-    """Never shown: not in a repr, a log or an event."""
+    """Secret: in no repr, log or event."""
     model: str
 
 
@@ -42,7 +42,7 @@ def ask(endpoint: Endpoint, path: str, body: dict[str, Any], seconds: float = AN
 def stream(
     endpoint: Endpoint, path: str, body: dict[str, Any], seconds: float = ANSWER_SECONDS
 ) -> Iterator[dict[str, Any]]:
-    """POST `body` with `stream` and give the pieces as they come."""
+    """POST `body` with `stream`; yields the chunks as they arrive."""
     connection, answer = _send(endpoint, path, {**body, "stream": True}, seconds)
     try:
         for line in answer:
@@ -56,7 +56,7 @@ def stream(
 def _send(
     endpoint: Endpoint, path: str, body: dict[str, Any], seconds: float
 ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """The answer's head has come; anything but 200 is an error."""
+    """Send the request and read the response's header; anything but 200 is an error."""
     address = urlsplit(endpoint.url)
     assert address.hostname
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=seconds)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a model folder: its own program and task names, here or in an environment of its own."""
+"""Runs lm-evaluation-harness on a model folder, here or in an environment of its own, with its own task names."""
 
 import subprocess
 from pathlib import Path
@@ -14,14 +14,14 @@ TOOL = Tool("lm_eval", "lm_eval", '"lm-eval[hf]"')
 
 
 def run(run_dir: RunDir, folder: Path, task_names: str, device: str, *, chat: bool) -> dict[str, dict[str, Any]]:
-    """The harness' own results by task.
+    """Run tasks; returns the harness' own results by task.
 
     Args:
         run_dir: The run; log and results go there.
         folder: A whole model.
-        task_names: As the harness has them, comma-separated; a task file of one's own is named by its path.
+        task_names: The harness' names, comma-separated; a custom task file by its path.
         device: `cuda`, `mps` or `cpu`.
-        chat: Whether prompts go through the chat template, as the model was trained.
+        chat: Whether prompts are rendered by the chat template.
     """
     python = tools.require(TOOL)
     results = run_dir.evals / "harness"

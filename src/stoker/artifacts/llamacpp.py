@@ -1,6 +1,6 @@
-"""llama.cpp's server for one GGUF file while something is asked of it, and what may be asked beyond OpenAI's words.
+"""A temporary llama.cpp server for one GGUF file, and its native API beside OpenAI's.
 
-It runs in the `llamacpp` environment, on 127.0.0.1 behind a token drawn for it, and ends with the `with` block.
+It runs in the `llamacpp` environment, on 127.0.0.1 with a random token, and ends with the `with` block.
 """
 
 import math
@@ -28,17 +28,17 @@ _START_SECONDS = 600.0
 _LOOK_SECONDS = 0.05
 _TOP = 16
 _FORCE = 1e9
-"""A bias no logit comes near."""
+"""A logit bias far above any logit."""
 
 
 @dataclass(frozen=True)
 class LlamaCpp(Endpoint):
-    """An endpoint of llama.cpp's own server. It has one slot: ask one thing at a time."""
+    """An endpoint of llama.cpp's own server. It has one slot: one request at a time."""
 
 
 @contextmanager
 def serving(run_dir: RunDir, model: Path, context: int = CONTEXT_TOKENS) -> Iterator[LlamaCpp]:
-    """Serve a GGUF file of a run; its words go to `logs/llamacpp.log`."""
+    """Serve a GGUF file of a run; output goes to `logs/llamacpp.log`."""
     python = tools.require(tools.LLAMACPP)
     token = secrets.token_urlsafe(32)
     run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def serving(run_dir: RunDir, model: Path, context: int = CONTEXT_TOKENS) -> Iter
 
 
 def _address(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
-    """Where the server answers, once it has the model in memory."""
+    """The server's address, once it has loaded the model."""
     end = time.monotonic() + _START_SECONDS
     while not file.exists():
         if process.poll() is not None or time.monotonic() > end:
@@ -72,11 +72,11 @@ def _address(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-# ---- asked by tokens
+# ---- requests by token ids
 
 
 def complete(endpoint: LlamaCpp, ids: list[int], wanted: int) -> tuple[list[int], list[dict[int, float]], bool]:
-    """The greedy answer behind `ids`: tokens, log-probabilities by token at each, and whether it ended by itself."""
+    """The greedy continuation of `ids`: tokens, log-probabilities at each, and whether it stopped by itself."""
     answer = _root(endpoint, "completion", {**_greedy(ids), "n_predict": wanted, "n_probs": _TOP})
     lines = [
         {one["id"]: one["logprob"] for one in (*place["top_logprobs"], place)}
@@ -86,13 +86,13 @@ def complete(endpoint: LlamaCpp, ids: list[int], wanted: int) -> tuple[list[int]
 
 
 def tokenize(endpoint: LlamaCpp, text: str) -> list[int]:
-    """The text's tokens by llama.cpp, special ones recognised, none added."""
+    """The text's tokens by llama.cpp: special tokens parsed, none added."""
     tokens: list[int] = _root(endpoint, "tokenize", {"content": text, "parse_special": True})["tokens"]
     return tokens
 
 
 def prompt_ids(endpoint: LlamaCpp, messages: list[dict[str, str]] | None, text: str) -> tuple[str, list[int]]:
-    """What llama.cpp makes of a conversation, through the template in the file, or of a plain text."""
+    """A conversation rendered by the file's chat template, or a plain text; with its tokens."""
     if messages is not None:
         text = _root(endpoint, "apply-template", {"messages": messages})["prompt"]
         return text, tokenize(endpoint, text)
@@ -101,10 +101,10 @@ def prompt_ids(endpoint: LlamaCpp, messages: list[dict[str, str]] | None, text: 
 
 
 def loss(endpoint: LlamaCpp, sequence: list[int]) -> tuple[float, int]:
-    """Summed loss over the tokens of a sequence that count (others are stored as ~id), and how many these are.
+    """Summed loss over the counted tokens of a sequence (others are stored as ~id), and their number.
 
-    The server gives no log-probabilities of a prompt, but always that of the token it picks, as the model has it: so
-    each token is forced by a bias that does not enter the figure.
+    The server returns no log-probabilities of a prompt, but that of every token it samples, before any bias: so each
+    token is forced by a bias that does not enter the figure.
     """
     ids = [~token if token < 0 else token for token in sequence]
     counted = [at for at, token in enumerate(sequence) if token >= 0 and at > 0]
@@ -122,5 +122,5 @@ def _greedy(ids: list[int]) -> dict[str, Any]:
 
 
 def _root(endpoint: LlamaCpp, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp's own words stand beside `/v1`, not under it."""
+    """llama.cpp's native paths are beside `/v1`, not under it."""
     return served.ask(replace(endpoint, url=endpoint.url.removesuffix("/v1")), path, body)

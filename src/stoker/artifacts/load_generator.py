@@ -1,8 +1,7 @@
 """Bounded load on an endpoint, from a process of its own: `python -m stoker.artifacts.load_generator`.
 
-The work comes as JSON on stdin: so many clients, each asking again when its answer is complete, until all requests are
-done. Only standard HTTP; knows nothing of the server behind it. The token comes by stdin, so it stands in no command
-line.
+The load specification is JSON on stdin: each client sends its next request when its answer is complete, until all
+requests are done. Standard HTTP only; independent of the server. The token comes by stdin, so it is in no command line.
 """
 
 import itertools
@@ -26,7 +25,7 @@ SHARES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What is asked, and by how many at once."""
+    """A load: the requests and the number of concurrent clients."""
 
     url: str
     token: str
@@ -36,14 +35,14 @@ class LoadSpec:
     prompts: list[str]
     max_tokens: int
     in_turn: bool
-    """One request under way at a time: the others wait before they are sent."""
+    """One request in flight at a time; the others queue on the client."""
     extra: dict[str, Any]
-    """Further fields of a request that this server understands."""
+    """Server-specific request fields."""
 
 
 @dataclass(frozen=True)
 class RequestTiming:
-    """When one request was wanted, its first piece came and its last, in seconds; and its tokens."""
+    """One request: seconds when it was due, at its first and its last token; and its number of tokens."""
 
     wanted: float
     first: float
@@ -52,7 +51,7 @@ class RequestTiming:
 
 
 def run(work: LoadSpec) -> dict[str, Any]:
-    """Put the load on from a second process; the figures."""
+    """Generate the load from a second process; returns the figures."""
     done = subprocess.run(  # noqa: S603  # our own program, no shell
         starting.command("stoker.artifacts.load_generator"),
         input=json.dumps(asdict(work)),
@@ -67,7 +66,7 @@ def run(work: LoadSpec) -> dict[str, Any]:
 
 
 def figures(answers: Sequence[RequestTiming]) -> dict[str, Any]:
-    """Throughput over the whole load, and how long single requests took."""
+    """Throughput over the whole load, and latencies of single requests."""
     seconds = max(one.end for one in answers) - min(one.wanted for one in answers)
     tokens = sum(one.tokens for one in answers)
     first = [(one.first - one.wanted) * 1000 for one in answers]
@@ -83,7 +82,7 @@ def figures(answers: Sequence[RequestTiming]) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` percent lie, between neighbours in proportion."""
+    """The `share`-th percentile, linearly interpolated."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * share / 100
     below, above = math.floor(place), math.ceil(place)
@@ -91,10 +90,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def put_on(work: LoadSpec) -> list[RequestTiming]:
-    """All requests, by so many clients."""
+    """Send all requests; returns their timings."""
     at = Endpoint(work.url, work.token, work.model)
     prompts = itertools.islice(itertools.cycle(work.prompts), work.requests)
-    # One sender is a queue: who came first is asked for first.
+    # A single sender is a FIFO queue.
     with ThreadPoolExecutor(work.clients) as clients, ThreadPoolExecutor(1) as sender:
 
         def client(prompt: str) -> RequestTiming:
@@ -122,7 +121,7 @@ def _ask(at: Endpoint, work: LoadSpec, prompt: str, wanted: float) -> RequestTim
 
 
 def main() -> None:
-    """Read the work, do it, write when each answer came."""
+    """Read the specification, generate the load, write the timings."""
     work = LoadSpec(**json.loads(sys.stdin.read()))
     sys.stdout.write(json.dumps([(a.wanted, a.first, a.end, a.tokens) for a in put_on(work)]))
 

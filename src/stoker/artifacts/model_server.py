@@ -1,7 +1,7 @@
 """Serves a trained model: vLLM (or transformers' server) as a process of its own, on loopback only, with a token.
 
-The process outlives the terminal and logs to a file (law 9). It counts as ready only when it has generated a token:
-the list of models can answer while the engine is about to die. The token travels by environment and a 0600 file.
+The process outlives the terminal and logs to a file (law 9). It counts as ready only once it has generated a token:
+the list of models can answer while the engine is about to crash. The token travels by environment and a 0600 file.
 """
 
 import datetime
@@ -44,9 +44,9 @@ _TRANSFORMERS = ("transformers", "fastapi", "uvicorn", "openai")
 _PLAIN_FLAGS = ("disable_log_stats", "aggregate_engine_logging")
 """vLLM's switches that have no `--no-` form."""
 _BESIDE = {"use_dora": False, "lora_bias": False, "modules_to_save": None, "bias": "none", "layer_replication": None}
-"""What an adapter must have for vLLM to compute it beside its base."""
+"""Adapter options that vLLM requires to serve an adapter beside its base."""
 _EMBEDDINGS = {"lm_head", "embed_tokens", "wte"}
-"""With an adapter on the output layer vLLM 0.32 dies when a client asks for log-probabilities of the prompt."""
+"""With an adapter on the output layer vLLM 0.32 crashes when a client asks for prompt log-probabilities."""
 _OUT_OF_MEMORY = (
     "out of memory",
     "No available memory",
@@ -56,7 +56,7 @@ _OUT_OF_MEMORY = (
 )
 _CAUSE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)")
 _FOLLOWS = "Engine core initialization failed"
-"""What vLLM says last; the cause stands above it."""
+"""vLLM's last line; the cause is above it."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Model:
     """The whole model, or the base."""
     adapter: Path | None = None
     settings: Path | None = None
-    """Folder with the generation settings, where the model's own lack the end of turn."""
+    """Folder with generation settings, if the model's own lack the end of turn."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server of a run, as written down in `serving.json`."""
+    """A server of a run, as recorded in `serving.json`."""
 
     pid: int
     port: int
@@ -122,7 +122,7 @@ def stop(run_dir: RunDir) -> Server | None:
 
 
 def find(run_dir: RunDir) -> Server | None:
-    """The server that runs now, by its recorded pid; a pid that the system gave to another process is not ours."""
+    """The running server by its recorded pid; a recycled pid is not ours."""
     try:
         server = Server(**files.read_json(run_dir.serving_file))
     except (OSError, ValueError, TypeError):
@@ -131,12 +131,12 @@ def find(run_dir: RunDir) -> Server | None:
 
 
 def endpoint(run_dir: RunDir, server: Server) -> Endpoint:
-    """The server as its clients see it."""
+    """The server's endpoint."""
     return Endpoint(server.url, token(run_dir), server.model)
 
 
 def token(run_dir: RunDir) -> str:
-    """What clients must show: from the environment, else drawn once and kept in a file only its owner can read."""
+    """The token clients must send: from the environment, else generated once and kept in a file with mode 0600."""
     given = env.read(env.API_TOKEN)
     if given:
         if not _TOKEN.fullmatch(given):
@@ -167,7 +167,7 @@ def has_transformers_server() -> bool:
 
 
 def require_free(port: int) -> None:
-    """Nobody listens on the port yet."""
+    """Refuse a port that is in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if os.name != "nt":
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -183,12 +183,12 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
         raise StokerError("STK502", name=run_dir.name)
     for name in ("export", "merged"):
         folder = artifacts.folder(run_dir, name)
-        # Older than what training made last: of an earlier training under this name.
+        # Older than the finished model: it belongs to an earlier training of this name.
         if (folder / "config.json").is_file() and folder.stat().st_mtime >= run_dir.final.stat().st_mtime:
             return Model(name, artifacts.folder(run_dir, name).resolve())
     adapter_config = run_dir.final / "adapter_config.json"
     if engine == "transformers":
-        # Its server takes no settings beside the model's: what was not exported would not stop at the end of turn.
+        # Its server reads no settings but the model's: a model that was not exported would not stop at the end of turn.
         raise StokerError("STK604", name=run_dir.name)
     if adapter_config.is_file():
         _check_beside(run_dir, run, files.read_json(adapter_config))
@@ -201,7 +201,7 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
 
 
 def _check_beside(run_dir: RunDir, run: Run, adapter: dict[str, Any]) -> None:
-    """The adapter can be computed beside its base as it was trained."""
+    """Refuse an adapter that vLLM cannot serve beside its base as it was trained."""
     option = ""
     if run.tune.method == "qlora":
         option = "tune.method: qlora"
@@ -245,7 +245,7 @@ def _adapter(adapter: dict[str, Any]) -> ServedAdapter:
 
 
 def _targets(adapter: dict[str, Any]) -> set[str]:
-    """The kinds of layers the adapter changes: `q_proj` for `model.layers.0.self_attn.q_proj`; none for a pattern."""
+    """Names of the adapted layers: `q_proj` for `model.layers.0.self_attn.q_proj`; none for a pattern."""
     named = adapter["target_modules"]
     return {name.rpartition(".")[2] for name in named} if isinstance(named, list) else set()
 
@@ -253,7 +253,7 @@ def _targets(adapter: dict[str, Any]) -> set[str]:
 def launch(
     run_dir: RunDir, model: Model, serving: Serving, python: Path, port: int
 ) -> tuple[Server, "subprocess.Popen[bytes]"]:
-    """Start the server in a session of its own; its words go to `logs/serve-<n>.log`."""
+    """Start the server in its own session; output goes to `logs/serve-<n>.log`."""
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     log = run_dir.logs / f"serve-{1 + len(list(run_dir.logs.glob('serve-*.log')))}.log"
     with log.open("wb") as output:
@@ -280,7 +280,7 @@ def launch(
 
 
 def command(model: Model, serving: Serving, name: str, port: int) -> list[str]:
-    """The server's arguments. No secret is among them."""
+    """The server's arguments, without any secret."""
     if serving.engine == "transformers":
         return [str(_FOREIGN / "transformers_server.py"), str(model.folder), str(port)]
     options: dict[str, Any] = {
@@ -327,13 +327,13 @@ def environment(serving: Serving, secret: str) -> dict[str, str]:
         env.NCCL_SOCKET_IFNAME.name: loopback,
         env.PYTHONPATH.name: str(_FOREIGN),
         **({env.CUDA_VISIBLE_DEVICES.name: ",".join(map(str, serving.gpus))} if serving.gpus else {}),
-        # Numbers as the driver counts them, not by speed.
+        # Numbered as by the driver, not by speed.
         env.CUDA_DEVICE_ORDER.name: "PCI_BUS_ID",
     }
 
 
 def run_as_asked(run_dir: RunDir, overrides: list[str]) -> Run:
-    """The run as asked, `--set` on top: only how it is served may change."""
+    """The run with `--set` overrides: only how it is served may change."""
     if not overrides:
         return run_dir.run()
     for override in overrides:
@@ -349,7 +349,7 @@ def run_as_asked(run_dir: RunDir, overrides: list[str]) -> Run:
 def wait_until_ready(
     process: "subprocess.Popen[bytes]", server: Server, asked: Endpoint, on_wait: Callable[[float], None]
 ) -> None:
-    """Return when a token came back; raise with the log's last lines where the process died first."""
+    """Return once a token was generated; raise with the log's last lines if the process ended first."""
     began = time.monotonic()
     while True:
         generated = generates(asked)
@@ -374,7 +374,7 @@ def generates(asked: Endpoint) -> bool:
 
 
 def died(code: int, log: Path, secret: str) -> StokerError:
-    """Why the server ended, from its log."""
+    """Why the server crashed, from its log."""
     text = log.read_text(encoding="utf-8", errors="replace").replace(secret, "***")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     causes = [match.group(0) for line in lines if (match := _CAUSE.search(line)) and _FOLLOWS not in line]
@@ -385,6 +385,6 @@ def died(code: int, log: Path, secret: str) -> StokerError:
 
 
 def is_ours(server: Server) -> bool:
-    """Whether the recorded process lives and serves what was recorded."""
+    """Whether the recorded process is alive and has the recorded arguments."""
     running = processes.words_of(server.pid)
     return server.folder in running and str(server.port) in running

@@ -1,7 +1,7 @@
-"""The parity gate: no artifact is called done before it answers as the trained model does.
+"""The parity gate: no artifact is accepted before it answers as the trained model does.
 
-`compare` looks at a folder through the engine (or another tool's Python), at a served model through its endpoint;
-judges by `stoker.plan.parity_verdict`, writes `artifacts/parity.json`, and raises what is wrong.
+`compare` observes a folder through the engine (or another tool's Python) and a served model through its endpoint,
+judges by `stoker.plan.parity_verdict`, writes `artifacts/parity.json`, and raises the problems.
 """
 
 import math
@@ -44,16 +44,16 @@ def compare(
     folder: Path | None = None,
     reference: Reference | None = None,
 ) -> dict[str, Any]:
-    """Compare an artifact with the trained model; what is written to parity.json under its name.
+    """Compare an artifact with the trained model; returns its entry of parity.json.
 
     Args:
         run_dir: The run.
         name: A name of `plan.parity.KINDS`.
-        endpoint: Where it is served; without one its folder is looked at.
-        on_event: Is given `parity` events: part, done, of.
-        python: Of the environment whose transformers reads the folder; ours without.
-        folder: Where it stands, if neither aside nor accepted.
-        reference: Of `make_reference`, where an endpoint's was made before it started.
+        endpoint: Where it is served; without one its folder is loaded.
+        on_event: Receives `parity` events: part, done, of.
+        python: Of the environment whose transformers loads the folder; by default ours.
+        folder: Where it is, if neither being made nor accepted.
+        reference: Of `make_reference`, if made before the endpoint started.
     """
     started = time.monotonic()
     place = folder or _place(run_dir, name)
@@ -74,13 +74,13 @@ def compare(
 
 
 def _place(run_dir: RunDir, name: str) -> Path:
-    """Where the artifact is made, else where it stands."""
+    """Where the artifact is being made, else where it was accepted."""
     aside = artifacts.aside(run_dir, name)
     return aside if aside.is_dir() else artifacts.folder(run_dir, name)
 
 
 def make_reference(run_dir: RunDir, on_event: OnEvent = lambda _: None) -> Reference:
-    """What the trained model answers; made now, if it is not there: a server will need the memory."""
+    """The trained model's answers, computed if missing: before a server takes the memory."""
     programs.run_engine("parity", run_dir, on_event)
     return _read(run_dir)
 
@@ -124,26 +124,26 @@ class _Completion:
     lines: list[dict[int, float]]
     """Log-probabilities by token, for each of the tokens."""
     ended: bool
-    """By a token that ends answers, not for want of room."""
+    """By a stop token, not by the token limit."""
 
 
 class _Served(Protocol):
-    """A server that takes and gives tokens."""
+    """A server that accepts and returns token ids."""
 
     at_once: int
-    """Requests under way at one time: as it will be used, several answers in one batch."""
+    """Concurrent requests: batched as in real use."""
 
     def room(self) -> int:
-        """Tokens of the longest conversation it takes."""
+        """Its context length in tokens."""
 
     def render(self, prompt: Prompt) -> tuple[str, list[int]]:
-        """What it makes of a conversation, or of a plain text."""
+        """A conversation or a plain text as the server renders and tokenizes it."""
 
     def complete(self, ids: list[int], wanted: int) -> _Completion:
-        """The greedy answer behind tokens."""
+        """The greedy continuation of a prompt."""
 
     def loss(self, sequence: list[int]) -> tuple[float, int]:
-        """Summed loss over the tokens of a sequence that count, and how many these are."""
+        """Summed loss over the counted tokens of a sequence, and their number."""
 
 
 class _Vllm:
@@ -161,7 +161,7 @@ class _Vllm:
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
-    """Pure greedy decoding, whatever the model's generation settings prefer."""
+    """Pure greedy decoding, overriding the model's generation settings."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -171,7 +171,7 @@ class _Vllm:
         return int(served.ask(self._root, "tokenize", {"prompt": "a"})["max_model_len"])
 
     def render(self, prompt: Prompt) -> tuple[str, list[int]]:
-        """Through the very doors clients use."""
+        """Through the same endpoints as clients."""
         if prompt.messages is None:
             (choice,) = self._ask("completions", {"prompt": prompt.text, "max_tokens": 1})["choices"]
             return prompt.text, choice["prompt_token_ids"]
@@ -201,7 +201,7 @@ class _Vllm:
 
 
 class _Llama:
-    """llama.cpp's server, by its own words beside OpenAI's."""
+    """llama.cpp's server, by its native API."""
 
     at_once = 1
 
@@ -222,7 +222,7 @@ class _Llama:
 
 
 def _ask(endpoint: Endpoint, reference: Reference, name: str, on_event: OnEvent) -> tuple[Reference, Observation]:
-    """What a served model answers to every prompt that fits it, and the reference of these."""
+    """A served model's answers to every prompt that fits its context, and the reference of these."""
     server: _Served = _Llama(endpoint) if isinstance(endpoint, LlamaCpp) else _Vllm(endpoint)
     try:
         reference = _fitting(reference, server.room())
@@ -232,7 +232,7 @@ def _ask(endpoint: Endpoint, reference: Reference, name: str, on_event: OnEvent)
 
 
 def _fitting(reference: Reference, room: int) -> Reference:
-    """The prompts whose answers have room, and sequences cut to it."""
+    """The reference restricted to prompts that fit the context with their answers."""
     prompts = [one for one in reference.prompts if len(one.ids) + len(one.answer) < room]
     if len(prompts) < parity_verdict.LEAST_PROMPTS:
         raise StokerError("STK649", room=room, fitting=len(prompts), least=parity_verdict.LEAST_PROMPTS)
@@ -261,28 +261,28 @@ def _follow_all(server: _Served, reference: Reference, url: str, name: str, on_e
 
 @dataclass
 class _Followed:
-    """One prompt's answer, led along the reference."""
+    """One prompt's answer, teacher-forced along the reference."""
 
     rendered: str | None
-    """What the server makes of the prompt's words, where other tokens come of it."""
+    """The prompt as the server renders it, if its tokens differ."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[float | None]] = field(default_factory=list)
     ended_elsewhere: bool = False
 
 
 def _follow(server: _Served, prompt: Prompt, stops: list[int]) -> _Followed:
-    """Greedy answers; where a token differs, it is noted, and the server asked again behind the reference's own."""
+    """Greedy answers; where a token differs, it is recorded and decoding restarts after the reference's own token."""
     followed = _Followed(_rendered(server, prompt))
     reach = len(prompt.answer)
     while (done := len(followed.tokens)) < len(prompt.answer):
         expected = prompt.answer[done : done + reach]
-        # One token more than an answer that ended by itself has: does this one end too?
+        # One token more than a reference that stopped by itself: does this answer stop too?
         wanted = len(expected) + (prompt.stopped and done + reach >= len(prompt.answer))
         answer = server.complete([*prompt.ids, *prompt.answer[:done]], wanted)
         agreed = _take(followed, prompt, expected, _with_end(answer, expected, stops))
         if len(followed.tokens) == done:
             raise ValueError(messages.text("parity.silent", done=done))
-        # Where it parted once it may part again: small steps, longer ones as long as it agrees.
+        # A prompt that diverged once may diverge again: short requests, doubled while they agree.
         reach = 2 * reach if agreed else _REACH_AFTER_PARTING
     return followed
 
@@ -295,7 +295,7 @@ def _rendered(server: _Served, prompt: Prompt) -> str | None:
 
 
 def _with_end(answer: _Completion, expected: list[int], stops: list[int]) -> _Completion:
-    """The answer with the token that ended it, where the server keeps that to itself."""
+    """The answer with the stop token that ended it, if the server does not return it."""
     if not answer.ended or (answer.tokens and answer.tokens[-1] in stops):
         return answer
     at = len(answer.tokens)
@@ -304,7 +304,7 @@ def _with_end(answer: _Completion, expected: list[int], stops: list[int]) -> _Co
 
 
 def _take(followed: _Followed, prompt: Prompt, expected: list[int], answer: _Completion) -> bool:
-    """Take tokens up to and with the first that differs; whether none did."""
+    """Take tokens up to and including the first that differs; returns whether none did."""
     start = len(followed.tokens)
     for at, (token, line) in enumerate(zip(answer.tokens[: len(expected)], answer.lines, strict=False)):
         followed.tokens.append(token)

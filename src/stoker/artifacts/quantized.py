@@ -1,4 +1,4 @@
-"""Makes a quantised artifact: aside, compared with the trained model, accepted. Knows who does which kind, not how.
+"""Makes a quantised artifact in a temporary folder, compares it with the trained model, and accepts it.
 
 int8 is made in our own environment by torchao, GGUF files in llama.cpp's, gptq and fp8 in llmcompressor's.
 """
@@ -26,14 +26,14 @@ KINDS = ("int8", "gguf-q8_0", "gguf-q4_k_m", "gptq", "fp8")
 
 _WORK = "quantize"
 _ROOM = {"gguf-q4_k_m": 2.0}
-"""Disk needed, as a share of the source's weights, where it is not once their size: GGUF is written whole first."""
+"""Disk space needed as a multiple of the source's weights, if not 1: GGUF is written unquantised first."""
 
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
 
 
 def require(kind: str) -> None:
-    """What the kind is made with is installed."""
+    """Require the packages that make this kind."""
     if kind == "int8":
         if importlib.util.find_spec("torchao") is None:
             raise StokerError("STK631", package="torchao")
@@ -46,7 +46,7 @@ def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
     """Quantise the model folder `source`, compare, accept.
 
     Returns:
-        What happened, as the event `quantized` says it.
+        The fields of the event `quantized`.
     """
     training.require_idle(run_dir)
     source_bytes = sum(path.stat().st_size for path in source.glob("*.safetensors"))
@@ -83,7 +83,7 @@ def _tool(kind: str) -> Tool:
 
 @contextmanager
 def _work(run_dir: RunDir) -> Iterator[Path]:
-    """A folder for what programs hand each other; gone afterwards."""
+    """A temporary folder for files that programs exchange."""
     path = artifacts.begin(run_dir, _WORK)
     try:
         yield path
@@ -92,7 +92,7 @@ def _work(run_dir: RunDir) -> Iterator[Path]:
 
 
 def run_tool(tool: Tool, script: str, run_dir: RunDir, *arguments: str, refusal: Path | None = None) -> None:
-    """Run a script of `engine/foreign` with a tool's Python; its words go to `logs/quantize.log`.
+    """Run a script of `engine/foreign` with a tool's Python; output goes to `logs/quantize.log`.
 
     A script that fails is an error, unless it wrote its reason to the file `refusal`.
     """
@@ -114,7 +114,7 @@ def run_tool(tool: Tool, script: str, run_dir: RunDir, *arguments: str, refusal:
 
 
 def _gguf(run_dir: RunDir, kind: str, source: Path, target: Path, work: Path, on_event: OnEvent) -> Event:
-    """Convert; compare words and tokens, then answers, through llama.cpp."""
+    """Convert; compare metadata and tokens, then answers, through llama.cpp."""
     expected = files.read_json(work / "words.json")
     file = target / f"{run_dir.name}-{kind.removeprefix('gguf-')}.gguf"
     convert(run_dir, kind, source, file, work / "facts.json", expected)
@@ -124,7 +124,7 @@ def _gguf(run_dir: RunDir, kind: str, source: Path, target: Path, work: Path, on
 
 
 def convert(run_dir: RunDir, kind: str, source: Path, file: Path, facts: Path, expected: Event) -> None:
-    """Write the GGUF file and compare the words in it."""
+    """Write the GGUF file and compare its metadata."""
     turn_end = [] if expected["turn_end"] is None else [str(expected["turn_end"])]
     words = [str(source), str(file), kind.removeprefix("gguf-"), run_dir.name, str(facts), *turn_end]
     run_tool(tools.LLAMACPP, "stoker_gguf.py", run_dir, *words, refusal=facts)
@@ -135,7 +135,7 @@ def convert(run_dir: RunDir, kind: str, source: Path, file: Path, facts: Path, e
 
 
 def compare_words(found: Event, expected: Event) -> None:
-    """Template and ids in the file are the tokenizer's own, byte for byte."""
+    """Require the tokenizer's own chat template and ids in the file, byte for byte."""
     for key in ("chat_template", "eos", "turn_end"):
         if found[key] != expected[key]:
             raise StokerError("STK635", key=key, expected=repr(expected[key]), got=repr(found[key]))
@@ -148,7 +148,7 @@ def _refusal(what: str, detail: str) -> StokerError:
 
 
 def compare_tokens(endpoint: LlamaCpp, texts: list[dict[str, Any]]) -> None:
-    """llama.cpp reads every text into the very tokens the model was trained with."""
+    """Require llama.cpp to tokenize every text as the model was trained."""
     for one in texts:
         got = llamacpp.tokenize(endpoint, one["text"])
         if got != one["ids"]:

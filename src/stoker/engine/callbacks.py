@@ -34,11 +34,11 @@ from stoker.plan.plan import Plan
 from stoker.rundir.events import EventLog
 
 _FULL_LIST = 1024
-"""Largest batch whose sequence ids are written out; above it the order function is the record."""
+"""Largest batch whose sequence ids are listed in events; above it the order function reproduces them."""
 
 
 class StopRequest:
-    """Asked for by a signal or, on the first rank, by the run directory's stop file; read at the step boundary."""
+    """A stop requested by a signal or, on the first rank, by the run directory's stop file; read between steps."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -53,7 +53,7 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         """Whether to commit and end now."""
-        # Not `Path.exists`: it raises where the disk is gone.
+        # Not `Path.exists`: it raises if the disk is gone.
         return self._signalled or (self._file is not None and os.path.exists(self._file))  # noqa: PTH110
 
 
@@ -70,14 +70,14 @@ class Schedule(TrainerCallback):
         self._saved_at = time.monotonic()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Checks beside the training start once the processes that read data are there."""
+        """Start background checks once the data loader's workers run."""
         self._saver.start_checks()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Set the Trainer's flags; it evaluates before it saves."""
         step, per_epoch = state.global_step, self._plan.steps.per_epoch
         last = step >= self._plan.steps.total
-        # The Trainer sees the whole run as one pass; the epoch people mean is ours.
+        # The Trainer sees the whole run as one pass; report the epoch of the data.
         state.epoch = step / per_epoch
         elapsed = time.monotonic() - self._saved_at
         due = self._saver.is_due(due=self._is_save_due(step, per_epoch, elapsed))
@@ -105,7 +105,7 @@ def _due(every: Every, step: int, per_epoch: int, elapsed_seconds: float = 0) ->
 
 
 class Best(TrainerCallback):
-    """Remembers the best eval loss and its step in the Trainer's state, which is saved with each checkpoint."""
+    """Tracks the best eval loss and its step in the Trainer's state, which is saved with each checkpoint."""
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> Any:
         """A new best is committed at once."""
@@ -118,7 +118,7 @@ class Best(TrainerCallback):
 
 
 class Recorder(TrainerCallback):
-    """Writes a line per step. Losses stay on the device until a flush, so that the GPU is not waited for."""
+    """Writes an event per step. Losses stay on the device until a flush, to avoid synchronising with the GPU."""
 
     def __init__(self, events: EventLog, steps_per_epoch: int, flush_every: int, guard: StepGuard) -> None:
         self._events = events
@@ -131,15 +131,15 @@ class Recorder(TrainerCallback):
         self._started = time.perf_counter()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the step's clock; the wait for data came just before."""
+        """Start the step's clock, including the wait for data."""
         self._started = time.perf_counter() - self.trainer.wait_seconds
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The rate of this step: the scheduler moves on before the step ends."""
+        """Record the learning rate: the scheduler advances before the step ends."""
         self._learning_rate = self.trainer.lr_scheduler.get_last_lr()[0]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remember the step; write when enough have gathered or something else is about to happen."""
+        """Buffer the step; flush when enough are pending, or before a save or an evaluation."""
         item = self.trainer.last_item
         fields = {
             "step": state.global_step,
@@ -159,7 +159,7 @@ class Recorder(TrainerCallback):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending; a bad step ends the process."""
+        """Write pending steps; a bad step ends the process."""
         for fields, losses, norm in self._pending:
             if losses is None:  # passed over
                 self._events.write("step", **fields, loss=None, grad_norm=None)
@@ -171,7 +171,7 @@ class Recorder(TrainerCallback):
         self._pending.clear()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        """Write an eval line."""
+        """Write an eval event."""
         self._events.write(
             "eval",
             step=state.global_step,
@@ -181,7 +181,7 @@ class Recorder(TrainerCallback):
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the last lines."""
+        """Write the last events."""
         self.flush()
 
 
@@ -191,7 +191,7 @@ def _json(value: float | None) -> float | str | None:
 
 
 class Rehearsal(TrainerCallback):
-    """Runs the rehearsal once the model stands where it will train."""
+    """Runs the rehearsal once the model is on its devices."""
 
     def __init__(self, rehearse: Callable[[], None]) -> None:
         self._rehearse = rehearse

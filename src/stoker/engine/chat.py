@@ -1,4 +1,4 @@
-"""The chat program: JSON lines in, JSON lines out, so that the room that prints stays the only one.
+"""The chat program: JSON lines in, JSON lines out; the caller prints.
 
 in:   {"messages": [{"role": "user", "content": "..."}], "max_tokens": 200}
 out:  {"ready": true, "plain": false}, then per request {"text": "..."}* and {"end": true}

@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that training remembers beside the weights."""
+    """The training state beside the weights."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -38,7 +38,7 @@ class TrainingState:
     scaler: Any
 
     def gather(self, *, keep: bool) -> tuple[dict[str, Any], Tensors]:
-        """The index and its tensors. All ranks take part; those that do not write keep nothing."""
+        """The index and its tensors. A collective call; ranks that do not write keep nothing."""
         tensors: Tensors = {}
         index = {
             "format": FORMAT,
@@ -50,7 +50,7 @@ class TrainingState:
         return index, tensors
 
     def load(self, folder: Path) -> None:
-        """Put optimizer, scheduler, scaler and random state back."""
+        """Load optimizer, scheduler, scaler and random state."""
         index = files.read_object(folder / INDEX_NAME)
         try:
             with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
@@ -59,7 +59,7 @@ class TrainingState:
         except SafetensorError as error:
             raise files.unreadable(folder / TENSORS_NAME, error) from error
         self.scheduler.load_state_dict(index["scheduler"])
-        # Not every strategy can save its groups' rates; the scheduler's are the same.
+        # Not every strategy saves the groups' learning rates; the scheduler's are the same.
         for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         if self.scaler is not None and index["scaler"] is not None:
@@ -70,20 +70,20 @@ class TrainingState:
         return _optimizer_index(self.model, self.optimizer, tensors, keep=keep)
 
     def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
-        """The same back."""
+        """Load what `gather_optimizer` returned."""
         _load_optimizer(self.model, self.optimizer, index, tensors)
 
 
 def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
-    """Write what `State.gather` gave into `folder`."""
+    """Write what `TrainingState.gather` returned into `folder`."""
     save_file(tensors, folder / TENSORS_NAME)
     files.write_json(folder / INDEX_NAME, index)
 
 
 def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """A model's weights, copied and, from shards, put together on the rank that keeps them; of an adapter, its own.
+    """A copy of a model's weights, gathered from shards on the rank that keeps them; of an adapter, only its own.
 
-    Names that share one parameter share one tensor here too, so that it is written once.
+    Tied names share one tensor, so that it is written once.
     """
     adapter = hasattr(model, "peft_config")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -99,9 +99,9 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
 
 
 def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """A copy of a tensor, whole, contiguous and on the host; nothing of it on a rank that does not write.
+    """A contiguous copy of a tensor on the host, gathered; empty on a rank that does not write.
 
-    A copy always: training goes on while it is written, and 8-bit optimizers share tensors between parameters.
+    Always a copy: training continues while it is written, and 8-bit optimizers share tensors between parameters.
     """
     complete = parallel.whole(tensor.detach())
     if not keep:
@@ -138,7 +138,7 @@ def _optimizer_index(
 def _load_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: dict[str, Any], tensors: Any
 ) -> None:
-    """Fill the optimizer through its own `load_state_dict`, so that it places each tensor as it wants."""
+    """Load through the optimizer's own `load_state_dict`, which places each tensor."""
     names = _names(model)
     saved_options = {name: group["options"] for group in index["groups"] for name in group["parameters"]}
     state: dict[int, dict[str, Any]] = {}
@@ -159,9 +159,9 @@ def _load_optimizer(
 
 
 def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
-    """A saved value; where it has the shape of a sharded parameter, this rank's rows of it, and no others are read.
+    """A saved value; of a sharded parameter, only this rank's rows are read.
 
-    Copied: else it would stay part of the file, which rotation takes away.
+    Copied: else it would stay a view of the file, which rotation deletes.
     """
     if "tensor" not in item:
         return item["value"]
@@ -176,9 +176,9 @@ def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
 
 
 def _rng_index(tensors: Tensors) -> dict[str, Any]:
-    """The generators' states. Steps key their own streams; these serve callbacks that draw between steps."""
+    """States of the random generators, for callbacks that draw between steps; steps seed their own streams."""
     tensors["rng/torch"] = torch.get_rng_state()
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # the global one is what others use
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # other packages use the global generator
     tensors["rng/numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
     if torch.cuda.is_available():
         tensors["rng/cuda"] = torch.cuda.get_rng_state()

@@ -1,8 +1,7 @@
 """Prepared data as the trainer reads it: memory-mapped rows, and one item per optimizer step.
 
 `Steps[k]` is a pure function of (prepared set, seed, k): the step's sequences by `plan.order`, arranged into numbered
-logical micro batches, of which a rank is handed its own. Knows nothing of what was read before; any worker process may
-compute any step.
+logical micro batches, of which a rank gets its own. Stateless: any worker process may compute any step.
 
 Shapes: B sequences of a micro batch, L tokens of the longest of them.
 """
@@ -23,10 +22,10 @@ from stoker.plan.order import Order
 from stoker.rundir.prepared import Split
 
 UNTRAINED = -100
-"""The label that cross entropy leaves out."""
+"""The label that cross entropy ignores."""
 
 _GROUP_START = 1 / 32
-"""What starting a micro batch costs, as a share of its token budget: weighs padding against many small batches."""
+"""Overhead of a micro batch as a share of its token budget: trades padding against many small batches."""
 
 MicroBatch = dict[str, torch.Tensor]
 Segment = np.ndarray
@@ -54,11 +53,11 @@ class PreparedSplit:
         return shard.row(local)
 
     def spread(self, count: int) -> list[int]:
-        """So many sequences evenly over the split, or all of a smaller one."""
+        """Indices of `count` sequences spread evenly over the split, or all of a smaller one."""
         return sorted({place * len(self) // count for place in range(count)})
 
     def trained_tokens(self, index: int) -> int:
-        """How many tokens of one sequence are trained."""
+        """The number of trained tokens of one sequence."""
         shard, local = self._locate(index)
         return int(shard.trained[local])
 
@@ -92,11 +91,11 @@ class StepItem:
     trained_tokens: int
     padded_tokens: int
     leaves: int
-    """How many micro batches the step has over all ranks."""
+    """Micro batches of the step over all ranks."""
     numbers: list[int]
-    """Which of them this rank computes."""
+    """Those this rank computes."""
     micro_batches: list[MicroBatch]
-    """Those, in order; then stand-ins without weight, where ranks must run equally often."""
+    """These in order; then zero-weight stand-ins, if all ranks must run equally often."""
 
     def pin_memory(self) -> "StepItem":
         """Called by the loader where memory is pinned."""
@@ -115,21 +114,21 @@ class Arrangement:
     """Sequences of a micro batch; grouped: micro x length tokens are its budget."""
     length: int
     flatten: bool
-    """One long row per micro batch without padding, as variable-length attention kernels take it."""
+    """One long row per micro batch without padding, for variable-length attention kernels."""
     pad: int
 
     def leaves(self, rows: Sequence[list[Segment]]) -> list[Sequence[list[Segment]]]:
-        """The numbered logical micro batches of these sequences: which rows stand side by side in each."""
+        """The numbered logical micro batches of these sequences: the rows of each."""
         if self.kind == "grouped":
-            # Documents side by side, padded on the right: causal attention never looks there, so no mask is needed.
+            # Documents as rows, padded on the right: causal attention never looks there, so no mask is needed.
             return [[[segment] for segment in group] for group in self._groups(rows)]
         chunks = [rows[i : i + self.micro] for i in range(0, len(rows), self.micro)]
         return [[[s for row in chunk for s in row]] for chunk in chunks] if self.flatten else chunks
 
     def _groups(self, rows: Sequence[list[Segment]]) -> list[list[Segment]]:
-        """Documents of similar length together: the cheapest cut of the sorted list.
+        """Documents grouped by similar length: the cheapest partition of the sorted list.
 
-        A group costs its padded tokens plus a fixed share of the budget for starting it, and never exceeds the budget.
+        A group costs its padded tokens plus a fixed share of the budget, and never exceeds the budget.
         """
         segments = sorted((segment for row in rows for segment in row), key=len, reverse=True)
         budget = self.micro * self.length
@@ -198,7 +197,7 @@ class Steps(Dataset[StepItem]):
 def make_item(
     split: PreparedSplit, sequences: list[int], arrangement: Arrangement, step: int, ranks: Ranks
 ) -> StepItem:
-    """The sequences as one step, as far as this rank computes it."""
+    """The sequences as one step, with this rank's micro batches."""
     rows = [split.row(index) for index in sequences]
     leaves = arrangement.leaves(rows)
     tokens = sum(len(segment) for row in rows for segment in row)
@@ -217,7 +216,7 @@ def make_item(
 
 
 class InOrder(Sequence[StepItem]):
-    """A whole split in its own order, so many sequences an item: for evaluation."""
+    """A whole split in its own order, `batch` sequences per item: for evaluation."""
 
     def __init__(self, split: PreparedSplit, arrangement: Arrangement, batch: int, ranks: Ranks = ALONE) -> None:
         self._split = split
@@ -236,7 +235,7 @@ class InOrder(Sequence[StepItem]):
 
 
 class FromStep(Sampler[int]):
-    """Step numbers from where the run goes on: seek is O(1). Its length is the whole run, as the Trainer counts."""
+    """Step numbers from the resumed one on: O(1) seek. Its length is the whole run, as the Trainer expects."""
 
     def __init__(self, start: int, total: int) -> None:
         self._start = start
@@ -250,6 +249,6 @@ class FromStep(Sampler[int]):
 
 
 def single(items: list[Any]) -> Any:
-    """Collate for loaders whose items are whole steps already."""
+    """Collate function for loaders whose items are whole steps."""
     (item,) = items
     return item

@@ -1,6 +1,6 @@
-"""The eval program: mean loss over the trained tokens of the eval split, of the trained model on disk.
+"""The eval program: the trained model's mean loss over the trained tokens of the eval split.
 
-Beside it, where asked for: answers to task files, and samples before and after training.
+On request also: answers to task files, and samples before and after training.
 """
 
 import json
@@ -30,7 +30,7 @@ _TELL_SECONDS = 2.0
 def mean_loss(
     items: Iterable[StepItem], summed_loss: Callable[[MicroBatch], torch.Tensor], ranks: Ranks = ALONE
 ) -> float:
-    """Mean loss per trained token; sums in double precision and in the order of the items, whoever computed them."""
+    """Mean loss per trained token; summed in double precision in item order, independent of ranks."""
     sums, count = [], 0
     for item in items:
         own = torch.zeros(item.leaves, dtype=torch.float64)
@@ -46,7 +46,7 @@ def mean_loss(
 def main(path: Path) -> int:
     """Evaluate and write the figures as events.
 
-    What beside the loss is a JSON object on the command line: `artifact`, `tasks` (files) and `samples` (a number).
+    Options are a JSON object on the command line: `artifact`, `tasks` (files) and `samples` (a number).
     """
     run_dir = RunDir(path)
     asked = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
@@ -93,7 +93,7 @@ def _figures(run_dir: RunDir, split: Split, model: Any, tokenizer: Any) -> dict[
 def _answer(
     run_dir: RunDir, log: EventLog, figures: dict[str, Any], judged: Iterable[dict[str, Any]], count: int
 ) -> None:
-    """Answer a task's questions; every answer is kept beside the figures."""
+    """Answer a task's questions; all answers are saved with the figures."""
     started = told = time.perf_counter()
     answers = []
     for answer in judged:

@@ -1,13 +1,13 @@
-"""The exact step: one canonical order of gradient additions, and randomness keyed by place, not by history.
+"""The exact step: one canonical order of gradient additions, and random streams keyed by position, not history.
 
 Leaves of the tree are the step's numbered micro batches. A node (start, level) covers leaves [start, start + 2^level)
-with start a multiple of 2^level; what is left over at the right edge is folded from right to left. The tree depends on
-the number of leaves only, so whoever computes a leaf, the sum has the same bits. One process keeps at most
+with start a multiple of 2^level; the remainder at the right edge is folded from right to left. The tree depends only on
+the number of leaves, so the sum has the same bits whichever process computes a leaf. One process keeps at most
 log2(leaves) + 1 gradient sets.
 
-Between processes only whole nodes travel, and every element is added by one process in the order of the tree: an
-all-to-all hands each process its slice of every node. Ranks that hold whole gradients (`reduce_nodes`) share out the
-slices again; ranks that hold shards (`CanonicalReduceScatter`) keep theirs.
+Between processes only whole nodes are sent, and every element is added by one process in tree order: an all-to-all
+gives each process its slice of every node. Ranks with whole gradients (`reduce_nodes`) then all-gather the slices;
+ranks with shards (`CanonicalReduceScatter`) keep theirs.
 """
 
 import functools
@@ -24,19 +24,19 @@ Gradients = list[torch.Tensor]
 T = TypeVar("T")
 
 _BUCKET_ELEMENTS = 1 << 24
-"""Gradients travel in pieces of at most this many elements, so that the copies stay small."""
+"""Gradients are sent in buckets of at most this many elements, to bound the copies."""
 
 
 class Tree(Generic[T]):
-    """Adds what its nodes hold in the canonical order. Nodes come in the order of their first leaf."""
+    """Adds nodes in the canonical order. Nodes arrive in the order of their first leaf."""
 
     def __init__(self, add: Callable[[T, T], T]) -> None:
         self._add = add
         self.nodes: list[tuple[int, int, T]] = []
-        """(start, level, sum) of what could not be joined yet."""
+        """(start, level, sum) of nodes that could not be joined yet."""
 
     def add(self, start: int, level: int, value: T) -> None:
-        """Put the next node in; join it with its left neighbours as far as they form larger nodes."""
+        """Append the next node; join it with its left neighbours while they form larger nodes."""
         while self.nodes:
             left_start, left_level, left = self.nodes[-1]
             if left_level != level or left_start % 2 ** (level + 1):
@@ -63,7 +63,7 @@ def aligned_nodes(first: int, last: int) -> tuple[tuple[int, int], ...]:
 
 
 def gradient_tree() -> Tree[Gradients]:
-    """A tree of gradient sets; sums are made in place of the left one."""
+    """A tree of gradient sets; sums are accumulated into the left operand."""
     return Tree(_add_in_place)
 
 
@@ -79,7 +79,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_gradients(parameters: Iterable[torch.nn.Parameter]) -> Gradients:
-    """Detach the gradients from their parameters; a parameter the micro batch did not reach has a gradient of zero."""
+    """Detach the gradients from their parameters; a parameter without one gets zeros."""
     gradients: Gradients = []
     for parameter in parameters:
         gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
@@ -98,16 +98,16 @@ def seed_stream(seed: int, step: int, micro: int) -> None:
     torch.manual_seed(stream_seed(seed, step, micro))
 
 
-# ---- between ranks that hold whole gradients
+# ---- ranks with whole gradients
 
 
 def reduce_nodes(tree: Tree[Gradients], ranges: Sequence[range], like: Gradients) -> Gradients:
     """The sum over the leaves of all ranks, on every rank.
 
     Args:
-        tree: What this rank added: the leaves of its range. Empty where the range is.
+        tree: This rank's leaves, added; empty if its range is.
         ranges: Every rank's leaves, in the order of the ranks.
-        like: Tensors of the gradients' shapes and types, for a rank that has none.
+        like: Tensors of the gradients' shapes and types, for a rank without leaves.
     """
     mine = [value for _, _, value in tree.nodes]
     held = [aligned_nodes(leaves.start, leaves.stop) for leaves in ranges]
@@ -121,7 +121,7 @@ def reduce_nodes(tree: Tree[Gradients], ranges: Sequence[range], like: Gradients
 
 
 def _buckets(tensors: Sequence[torch.Tensor], largest: int = _BUCKET_ELEMENTS) -> list[list[int]]:
-    """Positions of neighbouring tensors of one type, at most so many elements together (or a single one)."""
+    """Indices of consecutive tensors of one type, with at most `largest` elements (or a single tensor)."""
     buckets: list[list[int]] = []
     elements = 0
     for i, tensor in enumerate(tensors):
@@ -156,7 +156,7 @@ def _reduce_bucket(mine: list[Gradients], held: list[tuple[tuple[int, int], ...]
     return whole[:elements]
 
 
-# ---- between ranks that hold shards
+# ---- ranks with shards
 
 
 class CanonicalReduceScatter:
@@ -168,10 +168,10 @@ class CanonicalReduceScatter:
 
     def __init__(self) -> None:
         self.leaves: int | None = None
-        """How many ranks hold a leaf in this turn, from the first one on; the others only take part. None: all."""
+        """How many ranks, from the first on, have a leaf in this turn; the others only participate. None: all."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer of its own for every call."""
+        """A new buffer for every call."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -192,11 +192,11 @@ class CanonicalReduceScatter:
 
 
 def sharded_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
-    """The norm of gradients whose rows are on several ranks, the same for every number of ranks.
+    """The norm of row-sharded gradients, the same for every number of ranks.
 
-    Rows are never cut: each row's sum of squares is computed where the row is, all of them are gathered and added on
-    every rank in the order of rows and parameters. In double precision, so that a kernel's own order inside a row,
-    which may depend on the number of rows, cannot show.
+    Rows are never split: each row's sum of squares is computed on its rank, all are gathered and added on every rank in
+    the order of rows and parameters. In double precision, so that a kernel's summation order within a row, which may
+    depend on the number of rows, does not show.
     """
     mesh = gradients[0].device_mesh
     shares = [-(-gradient.shape[0] // mesh.size()) for gradient in gradients]
@@ -225,15 +225,15 @@ def whole_norm(gradients: Sequence[DTensor]) -> torch.Tensor:
     norms = gradients[0].to_local().new_zeros(len(gradients), dtype=dtype)
     for bucket in _buckets(gradients, _BUCKET_ELEMENTS * world):
         owned = [[i for i in bucket if i % world == owner] for owner in range(world)]
-        wholes = _put_together([[gradients[i] for i in some] for some in owned], rank, mesh.get_group())
+        wholes = _gathered_whole([[gradients[i] for i in some] for some in owned], rank, mesh.get_group())
         for i, norm in zip(owned[rank], torch._foreach_norm(wholes) if wholes else [], strict=True):
             norms[i] = norm
-    dist.all_reduce(norms, group=mesh.get_group())  # zero but on one rank: nothing is rounded
+    dist.all_reduce(norms, group=mesh.get_group())  # zero on all ranks but one: nothing is rounded
     return torch.linalg.vector_norm(norms)
 
 
-def _put_together(owned: list[list[DTensor]], rank: int, group: dist.ProcessGroup) -> Gradients:
-    """Of gradients by the rank that gets them: those of this rank, whole and flat."""
+def _gathered_whole(owned: list[list[DTensor]], rank: int, group: dist.ProcessGroup) -> Gradients:
+    """The gradients assigned to this rank, whole and flat; `owned` lists them by rank."""
     world, everything = len(owned), [one for some in owned for one in some]
     shares = [[-(-one.shape[0] // world) * (one.numel() // one.shape[0]) for one in some] for some in owned]
     sizes = [sum(some) for some in shares]
@@ -249,6 +249,6 @@ def _put_together(owned: list[list[DTensor]], rank: int, group: dist.ProcessGrou
 
 
 def clip_shards(gradients: Sequence[DTensor], norm: torch.Tensor, largest: float) -> None:
-    """Scale gradients down to the largest norm, as `clip_grads_with_norm_` does with whole ones."""
+    """Scale gradients down to the largest norm, like `clip_grads_with_norm_` for whole ones."""
     scale = torch.clamp(largest / (norm + 1e-6), max=1.0)
     torch._foreach_mul_([gradient.to_local() for gradient in gradients], scale)

@@ -1,8 +1,7 @@
-"""The export program: `python -m stoker.engine.export RUN_DIR` gathers a folder that transformers and vLLM load as is.
+"""The export program: `python -m stoker.engine.export RUN_DIR` makes a folder that transformers and vLLM load as is.
 
-The merged model, or the finished one of a run tuned in full, with generation settings that know every token that ends
-an answer. Weights are linked where the disk can, so an export costs no space. The card is written outside, after the
-parity gate has spoken.
+The merged model, or the finished model of a full tune, with generation settings that list every stop token. Weights are
+hard-linked where possible, so an export takes no space. The model card is written by the caller, after the parity gate.
 """
 
 import os
@@ -50,7 +49,7 @@ def main(path: Path) -> int:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Weights are linked, so they take no space twice; everything small is copied, to be changed at will."""
+    """Hard-link weights, which are large; copy small files, which may be changed."""
     target.parent.mkdir(exist_ok=True)
     if source.suffix == ".safetensors":
         try:
@@ -63,7 +62,7 @@ def _take(source: Path, target: Path) -> None:
 
 
 def _complete(final: Path, folder: Path) -> None:
-    """What training left out of the configuration: the cache, and the template's end of turn."""
+    """Set what training left out of the configuration: the KV cache, and the template's end of turn."""
     config = AutoConfig.from_pretrained(final)
     config.use_cache = True
     config.save_pretrained(folder)
@@ -71,7 +70,7 @@ def _complete(final: Path, folder: Path) -> None:
 
 
 def licence(run_dir: RunDir) -> dict[str, Any]:
-    """The licence of the model that everything started from, as its card says it; `unknown` where none is said."""
+    """The licence of the base model by its card; `unknown` if it states none."""
     run = run_dir.run()
     if isinstance(run.model, Shape):
         return UNKNOWN
@@ -80,13 +79,13 @@ def licence(run_dir: RunDir) -> dict[str, Any]:
             return licence(layout.find(run.model.removeprefix(inputs.EARLIER_RUN)))
         plan = files.read_record(run_dir.plan_file, Plan)
         base = merge.base_folder(run_dir, run, plan)
-    except StokerError:  # gone since; the model itself does not need it any more
+    except StokerError:  # the base is gone; the model itself does not need it
         return UNKNOWN
     return said_licence(base / "README.md")
 
 
 def said_licence(card: Path) -> dict[str, Any]:
-    """`license` in a card's front matter, with its name and address where it is none of the known ones."""
+    """`license` of a card's front matter, with name and link if it is a custom one."""
     if not card.is_file():
         return UNKNOWN
     parts = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2)

@@ -1,4 +1,4 @@
-"""The trained model as it answers: loading it from a run directory, and a stream of text."""
+"""Text generation with the trained model: loading it from a run directory, prompts, answers, stop tokens."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def trained_folder(run_dir: RunDir) -> Path:
 
 
 def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
-    """The trained model, or an artifact made of it, and its tokenizer, ready to answer."""
+    """The trained model, or an artifact of it, and its tokenizer, in evaluation mode."""
     folder = artifacts.folder(run_dir, artifact) if artifact else trained_folder(run_dir)
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
@@ -46,13 +46,13 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
 
 
 def load_base(run_dir: RunDir) -> Any:
-    """What the run started from, as training saw it: the same revision, precision and 4-bit weights."""
+    """The base model as training used it: the same revision, precision and 4-bit weights."""
     plan = files.read_record(run_dir.plan_file, Plan)
     return _placed(models.load_base(run_dir.run(), plan, run_dir.folder(), **_placement())).eval()
 
 
 def _placement() -> dict[str, str]:
-    """Over all GPUs there are: what needed several to be trained may need them to answer."""
+    """Spread over all GPUs: a model trained on several may need them for generation too."""
     return {"device_map": "auto"} if torch.cuda.device_count() > 1 else {}
 
 
@@ -65,7 +65,7 @@ def _device() -> str:
 
 
 def is_plain(run_dir: RunDir, tokenizer: Any) -> bool:
-    """Whether the model only goes on writing, without a chat template."""
+    """Whether this is a text completion model, without a chat template."""
     return run_dir.run().train.objective == "pretrain" or not tokenizer.chat_template
 
 
@@ -75,7 +75,7 @@ def prompt_ids(tokenizer: Any, messages: Messages, *, plain: bool) -> torch.Tens
 
 
 def prompt_text(tokenizer: Any, messages: Messages, *, plain: bool) -> str:
-    """The conversation through the chat template, or plain text for a model that only goes on writing."""
+    """The conversation rendered by the chat template; plain text for a completion model."""
     if plain:
         return "".join(message["content"] for message in messages)
     with reading.named_whatever("STK513", tokenizer=tokenizer.name_or_path):
@@ -83,12 +83,12 @@ def prompt_text(tokenizer: Any, messages: Messages, *, plain: bool) -> str:
 
 
 def text_ids(tokenizer: Any, text: str, *, plain: bool) -> torch.Tensor:
-    """Text as tokens; what a template wrote has its special tokens already."""
+    """Text as tokens; rendered conversations contain their special tokens already."""
     return tokenizer(text, return_tensors="pt", add_special_tokens=plain).input_ids
 
 
 def answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens: int) -> list[str]:
-    """The whole greedy answers to some prompts at once."""
+    """Greedy answers to a batch of prompts."""
     longest = max(prompt.shape[1] for prompt in prompts)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     left = [longest - prompt.shape[1] for prompt in prompts]
@@ -101,7 +101,7 @@ def answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens:
 
 
 def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *, sample: bool) -> Iterator[str]:
-    """The answer, piece by piece: greedy, or drawn with a fixed seed (small plain models repeat themselves else)."""
+    """The answer, piece by piece: greedy, or sampled with a fixed seed (small completion models repeat themselves)."""
     torch.manual_seed(0)
     pieces = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     options = {
@@ -115,7 +115,7 @@ def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *,
         try:
             with models.evaluating(model):
                 model.generate(**options)
-        except Exception as error:  # noqa: BLE001  # handed to the caller below
+        except Exception as error:  # noqa: BLE001  # raised in the caller below
             failed.append(error)
         finally:
             pieces.end()
@@ -140,12 +140,12 @@ def _options(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int) 
 
 
 def stop_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer of this model."""
+    """The model's stop tokens."""
     return end_ids(model.generation_config, tokenizer)
 
 
 def end_ids(settings: Any, tokenizer: Any) -> list[int]:
-    """End of text, what the model's generation settings name, and the end of turn of the chat template."""
+    """Stop tokens: end of text, those of the generation settings, and the chat template's end of turn."""
     named = settings.eos_token_id
     ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named]), _turn_end(tokenizer)}
     # A configuration's default may name a token that a small vocabulary does not have.
@@ -153,13 +153,13 @@ def end_ids(settings: Any, tokenizer: Any) -> list[int]:
 
 
 def write_settings(source: Path, config: Any, folder: Path, words: Path | None = None) -> None:
-    """The generation settings of the model in `source`, with every token that ends an answer.
+    """Write the generation settings of the model in `source`, with every stop token.
 
     Args:
-        source: The model whose settings they are.
-        config: Its configuration, where it has no settings of its own.
-        folder: Where to.
-        words: The tokenizer's folder, where that is another.
+        source: The model.
+        config: Its configuration, if it has no generation settings.
+        folder: The target.
+        words: The tokenizer's folder, if not the target.
     """
     tokenizer = models.load_tokenizer(words or folder)
     try:
@@ -170,12 +170,12 @@ def write_settings(source: Path, config: Any, folder: Path, words: Path | None =
     if tokenizer.pad_token_id is not None:
         settings.pad_token_id = tokenizer.pad_token_id
     settings.use_cache = True
-    settings._from_model_config = False  # else transformers would make it anew from config.json
+    settings._from_model_config = False  # else transformers would rebuild it from config.json
     settings.to_json_file(folder / "generation_config.json")
 
 
 def _turn_end(tokenizer: Any) -> int | None:
-    """The special token behind an assistant's words, as the template writes it."""
+    """The special token after an assistant's message, as the template writes it."""
     if not tokenizer.chat_template:
         return None
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -1,7 +1,7 @@
-"""What keeps a run from harm: bad steps, steps to pass over, signs of life, and what counts as out of memory.
+"""Detects bad steps and out-of-memory errors, reads which steps to pass over, and touches the heartbeat file.
 
-A bad step ends the process with an error; the supervisor decides, by the plan, whether the run goes back to the last
-checkpoint and passes over it. A step that is passed over keeps its number and does no update (law 2).
+A bad step ends the process with an error; the supervisor decides, by the plan, whether the run returns to the last
+checkpoint and passes over the step. A step that is passed over keeps its number and makes no update (law 2).
 """
 
 import math
@@ -20,16 +20,16 @@ from stoker.rundir import events
 
 _RECENT = 20
 _LEAST = 5
-"""Losses before a median says anything."""
+"""Losses needed for a meaningful median."""
 _BEAT_SECONDS = 1.0
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
 
 
 class StepGuard:
-    """Looks at every step's loss and gradient norm, in order."""
+    """Checks every step's loss and gradient norm, in order."""
 
     def __init__(self, guard: GuardPlan, past: "Past") -> None:
-        """Remember the losses before the step to go on from, so that a resume judges as the whole run would."""
+        """Start with the losses before the resumed step, so that a resume judges like the whole run."""
         self._spike = guard.spike
         self._recent: deque[float] = deque(past.losses, maxlen=_RECENT)
 
@@ -39,13 +39,13 @@ class StepGuard:
         Args:
             step: Its number.
             loss: Its loss.
-            norm: Its gradient norm, where gradients are clipped.
-            scaled: Whether a loss scaler leaves out overflowing steps by design.
+            norm: Its gradient norm, if gradients are clipped.
+            scaled: Whether a loss scaler skips overflowing steps by design.
         """
         if not math.isfinite(loss):
             raise StokerError("STK405", step=step, loss=loss)
         if norm is not None and not math.isfinite(norm) and not scaled:
-            # Without a scaler it would poison the weights.
+            # Without a scaler it would make the weights NaN.
             raise StokerError("STK416", step=step, norm=norm)
         if self._spike is not None and len(self._recent) >= _LEAST:
             median = statistics.median(self._recent)
@@ -55,29 +55,29 @@ class StepGuard:
 
 
 class Heartbeat:
-    """A file that is touched while work goes on, at most once a second."""
+    """A file that is touched while work is done, at most once a second."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._beat_at = 0.0
 
     def beat(self) -> None:
-        """Say that work goes on."""
+        """Touch the file."""
         now = time.monotonic()
         if self._path is not None and now - self._beat_at >= _BEAT_SECONDS:
             self._beat_at = now
-            with suppress(OSError):  # a full or lost disk is noticed where something must be written
+            with suppress(OSError):  # a full or lost disk is reported by writes that matter
                 self._path.touch()
 
 
 @dataclass(frozen=True)
 class Past:
-    """What the events say about the steps so far."""
+    """Past steps, from the events."""
 
     passed_over: tuple[int, ...]
-    """Steps that the supervisor had passed over, by number from 1."""
+    """Steps the supervisor passed over, by number from 1."""
     losses: tuple[float, ...]
-    """Of the newest steps before the one to go on from, where a guard compares with them."""
+    """Of the newest steps before the resumed one, if the spike guard needs them."""
 
 
 def read_past(guard: GuardPlan, path: Path, resumed_step: int) -> Past:
@@ -91,7 +91,7 @@ def read_past(guard: GuardPlan, path: Path, resumed_step: int) -> Past:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: of a device, or of the machine."""
+    """Whether a device or the machine ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)

@@ -1,8 +1,8 @@
-"""The merge program: `python -m stoker.engine.merge RUN_DIR` puts a trained adapter into its base model's weights.
+"""The merge program: `python -m stoker.engine.merge RUN_DIR` merges a trained adapter into its base model's weights.
 
-Each adapted tensor is merged in fp32 by PEFT's own layer, from the weights as training saw them (4-bit ones: quantised
-and back), and stored in the type the plan loaded the base in. One tensor is in memory at a time; the model never is.
-Whether the result answers like the trained model is the parity gate's to say.
+Each adapted tensor is merged in fp32 by PEFT's own layer, from the weights as training used them (4-bit ones: quantised
+and dequantised), and stored in the dtype the plan loaded the base in. One tensor is in memory at a time, never the
+model. The parity gate decides whether the result answers like the trained model.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ _MERGEABLE = {
     *("lora_dropout", "inference_mode", "task_type", "peft_type", "peft_version", "auto_mapping"),
     *("base_model_name_or_path", "revision", "runtime_config"),
 }
-"""Options of `LoraConfig` that PEFT's layers merge exactly, or that say nothing of the weights."""
+"""Options of `LoraConfig` that PEFT's layers merge exactly, or that do not concern the weights."""
 _INITS = (True, False, "gaussian", "orthogonal")
-"""Ways to start an adapter that leave the base's weights alone."""
+"""Adapter initialisations that do not change the base's weights."""
 
 
 def main(path: Path) -> int:
-    """Merge into `artifacts/.merged.tmp`, where the parity gate finds it."""
+    """Merge into `artifacts/.merged.tmp`, for the parity gate."""
     run_dir = RunDir(path)
     run, plan = run_dir.run(), files.read_record(run_dir.plan_file, Plan)
     started = time.perf_counter()
@@ -83,7 +83,7 @@ def main(path: Path) -> int:
 
 
 def check_options(adapter: dict[str, Any]) -> None:
-    """Every option of the adapter is one that is merged exactly; others are refused by name."""
+    """Refuse adapter options that cannot be merged exactly."""
     from peft import LoraConfig
 
     if adapter["peft_type"] != "LORA":
@@ -101,13 +101,13 @@ def check_options(adapter: dict[str, Any]) -> None:
 
 
 def trained_base(run_dir: RunDir) -> str | None:
-    """The digest of the base the newest checkpoint was trained on; None where no checkpoint is left to say."""
+    """The digest of the base the newest checkpoint was trained on; None without a checkpoint."""
     committed = checkpoints.committed(run_dir.checkpoints)
     return committed[-1].commit.fingerprint.get("base") if committed else None
 
 
 def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
-    """The base model's folder, of the very weights the run was trained on; any other is refused."""
+    """The base model's folder; refused if its weights are not those the run was trained on."""
     assert isinstance(run.model, str)
     path = Path(inputs.model_path(run.model, run_dir.folder()))
     recorded = trained_base(run_dir)
@@ -119,7 +119,7 @@ def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """The files of a hub model at the revision that was trained on: cached, else fetched."""
+    """The files of a hub model at the trained revision: cached, else downloaded."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -152,7 +152,7 @@ class Merger:
         self.untied = bool(self._untied_pairs())
 
     def placed(self) -> dict[str, list[TensorEntry]]:
-        """What stands in which file of the merged model: the base's files, and beside a tensor what was tied to it."""
+        """The tensors of each file of the merged model: the base's files, with untied tensors beside their partner."""
         placed = {}
         for file_name in self._files.file_names:
             names = self._files.names(file_name)
@@ -169,7 +169,7 @@ class Merger:
         return value.to(dtype).cpu()
 
     def write_config(self, folder: Path) -> None:
-        """The base's configuration, in the type the weights are stored in."""
+        """Write the base's configuration with the dtype of the stored weights."""
         self.config.dtype = self._dtype
         self.config.use_cache = True
         if self.untied:
@@ -177,7 +177,7 @@ class Merger:
         self.config.save_pretrained(folder)
 
     def _seen(self, name: str) -> torch.Tensor:
-        """A base tensor as training computed with it, in fp32 to merge into."""
+        """A base tensor as training used it, in fp32 for merging."""
         return self._trained_with(name).to(torch.float32)
 
     def _trained_with(self, name: str) -> torch.Tensor:
@@ -197,12 +197,12 @@ class Merger:
         return TensorEntry(written_name, self._stored_dtype(name, stored.dtype), stored.shape)
 
     def _untied_pairs(self) -> list[tuple[str, str]]:
-        """Tensors that were one and no longer are: the adapter changed one of them. Each with the other, both ways."""
+        """Tied tensors that the adapter untied by changing one of them; each with the other, both ways."""
         pairs = [pair for pair in self._tied.items() if self.changed.intersection(pair)]
         return pairs + [(other, name) for name, other in pairs]
 
     def _check_places(self) -> None:
-        """Every tensor the adapter or the 4-bit weights need stands in the base's files under its own name."""
+        """Require every tensor that the adapter or the 4-bit weights need in the base's files."""
         partners = {**self._tied, **{source: target for target, source in self._tied.items()}}
         needed = self.changed | (set(self._quantized.names) if self._quantized else set())
         for name in sorted(needed):
@@ -221,13 +221,13 @@ def _base_config(base: Path, plan: Plan) -> Any:
 
 
 def _skeleton(config: Any, dtype: torch.dtype) -> Any:
-    """The model without memory: names, shapes and kinds of layers."""
+    """The model on the meta device: names, shapes and layer types."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def _places(stored: ModelFiles, plain: Any) -> dict[str, str]:
-    """The name in the files by the name in the model: the same, or with or without the model's prefix."""
+    """The name in the files by the name in the model: equal, or with or without the model's prefix."""
     prefix, known = f"{plain.base_model_prefix}.", set(plain.state_dict())
     places = {}
     for place in stored:
@@ -239,7 +239,7 @@ def _places(stored: ModelFiles, plain: Any) -> dict[str, str]:
 
 
 class _Quantized:
-    """Which weights training held in 4 bits, and what is left of a weight on the way there and back."""
+    """The weights that training held in 4 bits, and their round trip through quantisation."""
 
     def __init__(self, config: Any, dtype: torch.dtype, plan: Plan) -> None:
         import bitsandbytes
@@ -256,7 +256,7 @@ class _Quantized:
         return name in self.names
 
     def there_and_back(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Quantised as `from_pretrained` does it, on the kind of device that trained, and back."""
+        """Quantised as by `from_pretrained`, on the kind of device that trained, and dequantised."""
         from bitsandbytes.functional import dequantize_4bit
         from transformers.pytorch_utils import Conv1D
 
@@ -281,9 +281,9 @@ class _Adapter:
         inner = adapted.get_base_model()
         self._layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLayer)}
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)
-        """By layer: the adapter's key by the name inside the layer."""
+        """By layer: the adapter file's key by the name inside the layer."""
         self._whole: dict[str, str] = {}
-        """By tensor: the adapter's key where it holds a tensor of the model itself (`modules_to_save`)."""
+        """By tensor: the adapter file's key of a tensor that replaces the model's (`modules_to_save`)."""
         for key in self._file.keys():  # noqa: SIM118  # safe_open is no mapping
             self._take(key, names)
         self._check()
@@ -292,7 +292,7 @@ class _Adapter:
         self.changed: set[str] = merged | biases | set(self._whole)
 
     def merged(self, name: str, base: Any) -> torch.Tensor:
-        """A tensor the adapter changes; `base` gives base tensors in fp32 by name."""
+        """A tensor the adapter changes; `base` returns base tensors in fp32 by name."""
         module, _, leaf = name.rpartition(".")
         whole = self._file.get_tensor(self._whole[name]) if name in self._whole else None
         layer = self._layers.get(module)
@@ -308,7 +308,7 @@ class _Adapter:
         return _merged(layer, state, name, leaf)
 
     def _take(self, key: str, names: set[str]) -> None:
-        """Sort a key of the adapter's file: part of a layer's adapter, or a tensor of the model itself."""
+        """Classify a key of the adapter file: part of a LoRA layer, or a replaced tensor."""
         plain = key.removeprefix(_PREFIX)
         module, found, rest = plain.partition(".lora_")
         if found and module in self._layers:
@@ -321,7 +321,7 @@ class _Adapter:
             raise StokerError("STK615", tensor=plain, reason=messages.text("adapter.unknown"))
 
     def _check(self) -> None:
-        """No layer's adapter is incomplete."""
+        """Refuse an incomplete adapter."""
         for name, layer in self._layers.items():
             own = {part for part, _ in layer.named_parameters() if part.startswith("lora_")}
             missing = own - self._parts[name].keys()
@@ -330,7 +330,7 @@ class _Adapter:
 
 
 def _merged(layer: Any, state: dict[str, torch.Tensor], name: str, leaf: str) -> torch.Tensor:
-    """Fill one layer, let PEFT merge it, take the result and empty it again."""
+    """Load one layer, merge it by PEFT, take the result and free it."""
     try:
         layer.load_state_dict(state, strict=False, assign=True)
     except RuntimeError as error:  # another shape
@@ -345,7 +345,7 @@ def _merged(layer: Any, state: dict[str, torch.Tensor], name: str, leaf: str) ->
     return result
 
 
-# ---- beside the weights
+# ---- other files
 
 
 def _copy_tokenizer(final: Path, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Builds what the plan names: a model from a shape or trained weights, with or without an adapter.
 
-Options come from `plan.native` as they are. Options the installed engine refuses are named, not traced.
+Options come unchanged from `plan.native`. Options the installed engine refuses are reported by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ NEVER = (
     *("trust_remote_code", "allow_all_kernels", "code_revision", "weights_only"),
     *("gguf_file", "cache_dir", "config", "token"),
 )
-"""What would run code, read a pickle or lead to other files."""
+"""Options that would run code, read a pickle or read other files."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -37,7 +37,7 @@ def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) ->
     Weights of a type that stays are mapped, not read: a rank that keeps rows of them reads no others.
     """
     torch.manual_seed(run.train.seed)
-    # Left alone, bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
+    # By default bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
     placement = {"device_map": {"": "cpu"}} if plan.strategy == "fsdp2" else {}
     if checkpoint and plan.strategy == "fsdp2" and run.tune.method == "full":
         model = _from_checkpoint(run, plan, checkpoint, **placement)
@@ -55,8 +55,8 @@ def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) ->
 def evaluating(model: Any) -> Iterator[None]:
     """Evaluation mode that leaves the weights as they are.
 
-    bitsandbytes 0.50 packs a 4-bit layer anew on its first evaluation on a CPU with AVX512-BF16, rounding its scales:
-    training would go on with other weights. Layers that believe to be training are not packed; they have no dropout.
+    bitsandbytes 0.50 repacks a 4-bit layer on its first evaluation on a CPU with AVX512-BF16, rounding its scales:
+    training would continue with other weights. Layers in training mode are not packed; they have no dropout.
     Remove when packing is lossless or undone exactly.
     """
     was_training = model.training
@@ -72,7 +72,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def base_digest(run: Run, folder: Path) -> str:
-    """What the weights started from: a local model's content, a hub model's revision; empty for a shape."""
+    """Identifies the base weights: a local model's digest, a hub model's commit; empty for a shape."""
     if isinstance(run.model, Shape):
         return ""
     path = Path(inputs.model_path(run.model, folder))
@@ -86,33 +86,33 @@ def base_digest(run: Run, folder: Path) -> str:
 def _from_shape(plan: Plan) -> Any:
     options = dict(plan.native.model)
     attention = options.pop("attn_implementation")
-    # A family's own special tokens belong to its own tokenizer; the Trainer fills in those of ours.
+    # The family's default special tokens belong to its own tokenizer; the Trainer sets those of ours.
     unset = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = AutoConfig.for_model(options.pop("model_type"), **unset, **options)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
 def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
-    """The model of a checkpoint: its own configuration says what a shape's options said."""
+    """The model of a checkpoint, by its own configuration."""
     reading.require_safetensors(folder)
     shape = isinstance(run.model, Shape)
     stated = {"attn_implementation": plan.attention, "dtype": "float32"} if shape else plan.native.model
     with reading.named("STK512", path=folder):
         model = _from_files(folder, {**_options(stated), **placement, "local_files_only": True})
-    for buffer in model.buffers():  # sharding copies parameters only, and rotation takes the file away
+    for buffer in model.buffers():  # sharding copies parameters only, and rotation deletes the file
         buffer.data = buffer.data.clone()
     return model
 
 
 def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
     if (index := Path(path) / safetensors_headers.INDEX_NAME).is_file():
-        safetensors_headers.listed(index)  # transformers would follow names that lead out
+        safetensors_headers.listed(index)  # transformers would follow names that leave the folder
     return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
 
 
 def _options(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `from_pretrained` as the plan has them, the type by its name."""
-    # A plan may come from a stranger's run directory.
+    """Options of `from_pretrained` from the plan, which has the dtype by name."""
+    # A plan may come from an untrusted run directory.
     allowed = {name: value for name, value in stated.items() if name not in NEVER}
     return {**allowed, "dtype": dtype(allowed["dtype"])}
 
@@ -132,7 +132,7 @@ def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
 
 
 def dtype(name: str) -> torch.dtype:
-    """A type of torch by the name a plan has for it."""
+    """A torch dtype by its name in a plan."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise StokerError("STK412", option="native.model.dtype", engine="torch", reason=name)
@@ -140,7 +140,7 @@ def dtype(name: str) -> torch.dtype:
 
 
 def quantization(plan: Plan) -> Any:
-    """How the plan holds frozen weights in 4 bits."""
+    """The plan's 4-bit quantisation of frozen weights."""
     from transformers import BitsAndBytesConfig
 
     options = dict(plan.native.quantization)

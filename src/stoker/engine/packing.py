@@ -6,7 +6,7 @@ import numpy as np
 
 
 def one_per_row(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every segment is a row of its own, in the order they came; as `best_fit` returns it."""
+    """One row per segment, in order; in the form `best_fit` returns."""
     return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
 
@@ -20,9 +20,9 @@ def best_fit(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """
     rows: list[list[int]] = []
     free: list[int] = []
-    """Room that is left somewhere, each value once, in order."""
+    """Distinct amounts of free space in rows, sorted."""
     rows_with: dict[int, list[int]] = {}
-    """Rows by the room left in them."""
+    """Rows by their free space."""
     for segment in np.argsort(-lengths, kind="stable").tolist():
         size = int(lengths[segment])
         at = bisect_left(free, size)

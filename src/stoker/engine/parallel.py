@@ -1,8 +1,8 @@
-"""The ranks of a run: joining them, who computes which micro batch, sharding, and what they agree on.
+"""The ranks of a run: joining them, assigning micro batches, sharding, and agreeing on decisions.
 
 `ddp` keeps the whole model on every rank (accelerate wraps it in DistributedDataParallel); `fsdp2` shards parameters,
-gradients and optimizer state (torch's `fully_shard`, applied here: accelerate turns FSDP on a CPU into DDP without a
-word); `zero2` and `zero3` are DeepSpeed's. `require_strategy` compares what was planned with what is there.
+gradients and optimizer state (torch's `fully_shard`, applied here: accelerate silently turns FSDP on a CPU into
+DDP); `zero2` and `zero3` are DeepSpeed's. `require_strategy` checks that the planned strategy runs.
 """
 
 import datetime
@@ -31,14 +31,14 @@ from stoker.rundir.events import EventLog
 
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "mps": "gloo"}
 _TIMEOUT = datetime.timedelta(minutes=30)
-"""After which ranks that compute together give each other up."""
+"""Timeout of collectives while computing."""
 PATIENCE = datetime.timedelta(days=2)
-"""After which they give up the first one's writing and reading of files."""
+"""Timeout while the first rank reads or writes files."""
 
 _MEETING_SECONDS = 600.0
-"""After which a rank that has not found the others ends."""
+"""Timeout of the rendezvous."""
 _LOST = ("gloo/transport", "Gloo connectFullMesh failed", "onnection closed by peer")
-"""Gloo has no type of its own for them."""
+"""Messages of lost connections: Gloo has no exception type for them."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class Ranks:
     rank: int = 0
     world: int = 1
     control: Any = field(default=None, repr=False, compare=False)
-    """The group in which ranks wait for what the first one decides or writes."""
+    """The process group for decisions and files of the first rank, with a long timeout."""
     interleaved: bool = False
-    """Neighbouring micro batches on different ranks at one time, as sharding needs it; else a range for each rank."""
+    """Neighbouring micro batches run on different ranks, as sharding needs it; else each rank has a range."""
     first_here: bool = True
-    """Whether this is the first process on its machine."""
+    """Whether this is the first process of its node."""
 
     @property
     def first(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Whether this is rank 0, which writes the files."""
         return self.rank == 0
 
     def leaves(self, count: int) -> list[int]:
@@ -66,19 +66,19 @@ class Ranks:
         return list(self.ranges(count)[self.rank])
 
     def ranges(self, count: int) -> list[range]:
-        """Each rank's micro batches where they are neighbours: as even as can be."""
+        """Each rank's contiguous range of micro batches, as even as possible."""
         return [range(r * count // self.world, (r + 1) * count // self.world) for r in range(self.world)]
 
     def turns(self, count: int) -> int:
-        """How often ranks that work in step run a micro batch, those without one of their own included."""
+        """Micro batches each rank runs, zero-weight stand-ins included if ranks run in lockstep."""
         return -(-count // self.world) if self.interleaved else max(1, len(self.leaves(count)))
 
     def agree(self, flags: Sequence[bool]) -> list[bool]:
-        """Each flag as the first rank sees it: clocks and files are looked at by one process only."""
+        """The first rank's flags: clocks and files are read by one process only."""
         return [bool(flag) for flag in self.follow(flags)]
 
     def anyone(self, flags: Sequence[bool]) -> list[bool]:
-        """Each flag if any rank sees it: a signal may reach one process only."""
+        """Each flag if set on any rank: a signal may reach one process only."""
         if self.world == 1:
             return list(flags)
         said = torch.tensor(flags, dtype=torch.int64)
@@ -90,7 +90,7 @@ class Ranks:
         return self.anyone([flag and rank == self.rank for rank in range(self.world)])
 
     def follow(self, numbers: Sequence[int], leader: int = 0) -> list[int]:
-        """Numbers as the first rank has them, or another one."""
+        """The numbers of the first rank, or of another one."""
         if self.world == 1:
             return list(numbers)
         said = torch.tensor(numbers, dtype=torch.int64)
@@ -98,7 +98,7 @@ class Ranks:
         return [int(number) for number in said]
 
     def hear(self, text: str, leader: int = 0) -> str:
-        """Text, at least a letter, as the first rank has it, or another one."""
+        """The non-empty text of the first rank, or of another one."""
         if self.world == 1:
             return text
         own = bytearray(text.encode())
@@ -108,15 +108,15 @@ class Ranks:
         return said.numpy().tobytes().decode()
 
     def meet(self) -> None:
-        """Until every rank has come this far."""
+        """Wait for every rank."""
         self.anyone([True])
 
     def wait(self) -> None:
-        """Until the first rank has come this far, so that nobody's patience ends in a collective meanwhile."""
+        """Wait for the first rank, with the long timeout."""
         self.agree([True])
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Values of which each rank has filled in its own, zero elsewhere; complete on every rank."""
+        """Sum over ranks of values that each rank filled in its own places, zero elsewhere."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
@@ -126,10 +126,10 @@ ALONE = Ranks()
 
 
 def take_place() -> int:
-    """The rank of this process. Torchrun numbers those of one machine; of several, each knows its first one's number.
+    """The global rank of this process. torchrun numbers one node only; with several, each node knows its first rank.
 
-    Corrected before accelerate and transformers look, which take rank and world from the same variables. The device
-    still follows from the place on the machine.
+    Set before accelerate and transformers read rank and world size from the same variables. The device still follows
+    from the local rank.
     """
     if env.read(env.STORE):
         env.put(env.RANK, str(int(env.read(env.FIRST_RANK)) + int(env.read(env.LOCAL_RANK))))
@@ -139,7 +139,7 @@ def take_place() -> int:
 
 @contextmanager
 def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
-    """This process' place among the ranks (see `take_place`); a process group where there are several."""
+    """Join the process group, if there are several ranks (see `take_place`)."""
     world = int(env.read(env.WORLD_SIZE, "1"))
     if world != plan.batch.devices:
         raise StokerError(
@@ -165,7 +165,7 @@ def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
             raise StokerError("STK423", rank=rank, reason=str(error).splitlines()[0]) from error
         raise
     else:
-        # Where it failed, the last pulses stay for the supervisor.
+        # After a failure the last pulses stay for the supervisor.
         if first_here:
             shutil.rmtree(meeting, ignore_errors=True)
     finally:
@@ -174,7 +174,7 @@ def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
 
 
 def _place(meeting: Path, rank: int, world: int) -> dict[str, Any]:
-    """Where ranks find each other: a file on one machine; on several, the first rank listens for the others."""
+    """The rendezvous: a file on one node; with several, a TCP store on the first rank."""
     if place := env.read(env.STORE):
         host, _, port = place.rpartition(":")
         return {"store": _store((host.strip("[]"), int(port)), rank, world)}
@@ -185,7 +185,7 @@ def _store(address: tuple[str, int], rank: int, world: int) -> Any:
     options: dict[str, Any] = {"wait_for_workers": False, "timeout": datetime.timedelta(seconds=_MEETING_SECONDS)}
     if rank == 0:
         try:
-            # Left alone, the store listens on every address of the machine.
+            # By default the store listens on every address of the machine.
             family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
             listener = socket.create_server(address, family=family)
         except OSError as error:
@@ -196,7 +196,7 @@ def _store(address: tuple[str, int], rank: int, world: int) -> Any:
 
 @contextmanager
 def _meeting(rank: int, events_file: Path) -> Iterator[None]:
-    """End the process if this takes too long: gloo's timeouts count anew with each of its attempts to connect."""
+    """End the process if this takes too long: gloo restarts its timeout with every attempt to connect."""
 
     def give_up() -> None:
         reason = f"no answer within {_MEETING_SECONDS:.0f} s"
@@ -214,7 +214,7 @@ def _meeting(rank: int, events_file: Path) -> Iterator[None]:
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether a collective failed because another rank is gone, silent, or behind a dead line."""
+    """Whether a collective failed because another rank died, hung or lost its connection."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
 
 
@@ -222,7 +222,7 @@ def is_lost(error: Exception) -> bool:
 
 
 def shard(model: Any, plan: Plan) -> CanonicalReduceScatter | None:
-    """Shard a model in place: every block, then what is left. Returns the reduction where it is canonical."""
+    """Shard a model in place: every block, then the rest. Returns the reduction if it is canonical."""
     mesh = init_device_mesh(plan.device, (plan.batch.devices,))
     options = _fsdp_options(plan)
     blocks = [module for module in model.modules() if type(module).__name__ in _block_names(model)]
@@ -233,7 +233,7 @@ def shard(model: Any, plan: Plan) -> CanonicalReduceScatter | None:
     reduction = CanonicalReduceScatter() if plan.exact and plan.batch.devices > 1 else None
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The loss is a sum over the tokens of all ranks already: gradients are added, not averaged.
+            # The loss is normalised by the tokens of all ranks: gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             if reduction is not None:
@@ -242,7 +242,7 @@ def shard(model: Any, plan: Plan) -> CanonicalReduceScatter | None:
 
 
 def _fsdp_options(plan: Plan) -> dict[str, Any]:
-    """Options of `fully_shard` as the plan has them: types and the offload policy by name."""
+    """Options of `fully_shard` from the plan, where dtypes and the offload policy are names."""
     options = dict(plan.native.fsdp)
     dtypes = {
         key: getattr(torch, options.pop(key))
@@ -260,7 +260,7 @@ def _block_names(model: Any) -> set[str]:
 
 
 def _require_shards(model: torch.nn.Module, world: int) -> None:
-    """Every parameter lies in parts on the ranks: what is replicated in full would break the plan's memory."""
+    """Require every parameter to be sharded: replicated ones would exceed the plan's memory."""
     for name, parameter in model.named_parameters():
         held = exact.local(parameter)
         row = parameter.numel() // parameter.shape[0] * parameter.element_size()
@@ -270,22 +270,22 @@ def _require_shards(model: torch.nn.Module, world: int) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor put together from its parts; all ranks must ask at the same time."""
+    """A tensor gathered from its shards; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-# ---- what really runs
+# ---- the strategy that runs
 
 
 def require_strategy(plan: Plan, wrapped: Any) -> None:
-    """What was planned is what runs, or the run stops."""
+    """Refuse to train with another strategy than planned."""
     found = strategy_of(wrapped)
     if found != plan.strategy:
         raise StokerError("STK418", planned=plan.strategy, found=found)
 
 
 def strategy_of(wrapped: Any) -> str:
-    """The strategy by the type that holds the model."""
+    """The strategy, by the type of the wrapped model."""
     if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
         return "ddp"
     if isinstance(wrapped, FSDPModule):
@@ -296,5 +296,5 @@ def strategy_of(wrapped: Any) -> str:
 
 
 def unsynchronised(wrapped: Any) -> Any:
-    """A context in which DistributedDataParallel leaves gradients alone."""
+    """A context in which DistributedDataParallel does not reduce gradients."""
     return wrapped.no_sync() if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel) else nullcontext()

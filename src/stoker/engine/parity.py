@@ -1,8 +1,8 @@
-"""The parity program: what the trained model answers, and what an artifact does in its place.
+"""The parity program: the trained model's answers, and those of an artifact.
 
     python -m stoker.engine.parity RUN_DIR                    writes artifacts/reference.json, unless it is current
-    python -m stoker.engine.parity RUN_DIR NAME FOLDER OUT    and to OUT what an artifact's folder shows
-The verdict is `stoker.plan.parity_verdict`'s.
+    python -m stoker.engine.parity RUN_DIR NAME FOLDER OUT    and to OUT the observation of an artifact's folder
+The verdict is made by `stoker.plan.parity_verdict`.
 """
 
 import gc
@@ -39,7 +39,7 @@ Words = tuple[Literal["data", "shipped", "random"], list[dict[str, str]] | None,
 
 
 def main(path: Path) -> int:
-    """Make the reference, and look at a folder if one is named."""
+    """Make the reference, and observe a folder if one is given."""
     run_dir = RunDir(path)
     reference = current(run_dir) or _make(run_dir)
     if len(sys.argv) > 2:
@@ -49,20 +49,20 @@ def main(path: Path) -> int:
 
 
 def look(run_dir: RunDir, name: str, folder: Path, reference: Reference) -> dict[str, Any]:
-    """What is seen of an artifact that transformers loads: its files, its tensors, its words and its answers."""
+    """The observation of an artifact that transformers loads: files, tensors, tokenizer and answers."""
     try:
         safetensors_headers.read(folder)
         held = _compare_tensors(run_dir, folder, reference) if parity_verdict.KINDS[name].exact else None
         return {**observe.observe(folder, reference.model_dump()), "weights": held}
     except StokerError as error:
         problem = error
-    except (OSError, ValueError) as error:  # what transformers raises for files it cannot load
+    except (OSError, ValueError) as error:  # raised by transformers for files it cannot load
         problem = StokerError("STK644", str(folder), file=folder.name, reason=str(error).splitlines()[0])
     return {"through": "transformers", "problems": [problem.to_json()]}
 
 
 def _compare_tensors(run_dir: RunDir, folder: Path, reference: Reference) -> dict[str, Any]:
-    """Before the artifact's model is loaded, so that no two models are in memory."""
+    """Compared before the artifact's model is loaded, so that only one model is in memory."""
     model, _ = generate.load(run_dir)
     figures = tensors.compare(model, folder, reference.dtype)
     del model
@@ -74,7 +74,7 @@ def _compare_tensors(run_dir: RunDir, folder: Path, reference: Reference) -> dic
 
 
 def current(run_dir: RunDir) -> Reference | None:
-    """The reference on disk, if it is of these very weights, data and programs."""
+    """The reference on disk, if made with the same weights, data and versions."""
     path = artifacts.reference_file(run_dir)
     if not path.is_file():
         return None
@@ -116,7 +116,7 @@ def _make(run_dir: RunDir) -> Reference:
 
 
 def _key(run_dir: RunDir) -> str:
-    """Digest of everything the reference follows from."""
+    """Digest of everything the reference depends on."""
     folder = generate.trained_folder(run_dir)
     report = prepared.read_report(run_dir.data)
     parts = {
@@ -132,18 +132,18 @@ def _key(run_dir: RunDir) -> str:
 
 
 def _room(model: Any) -> int:
-    """How many tokens a prompt may have here."""
+    """The largest number of prompt tokens."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or parity_verdict.PROMPT_TOKENS
     return max(1, min(parity_verdict.PROMPT_TOKENS, positions - parity_verdict.ANSWER_TOKENS))
 
 
 def _answer(model: Any, words: Words, stops: list[int]) -> tuple[Prompt, float, float]:
-    """A prompt with its greedy answer; the largest logit, and the distance of the two ways to compute them."""
+    """A prompt with its greedy answer; the largest logit, and the distance of stepwise and single-pass logits."""
     source, messages, text, ids = words
     answer, stepwise = _decode(model, ids, stops)
     logits = observe.answer_logits(model, ids, answer)
     lines = logits.log_softmax(-1)
-    # The answer's own token is always among them, also where the two ways to compute part at a tie.
+    # The answer's own token is always among them, also if the two computations differ at a tie.
     chosen = torch.tensor(answer, device=lines.device)[:, None]
     top = torch.cat(
         [chosen, lines.scatter(1, chosen, -torch.inf).topk(min(parity_verdict.TOP, lines.shape[1]) - 1).indices], 1
@@ -164,7 +164,7 @@ def _answer(model: Any, words: Words, stops: list[int]) -> tuple[Prompt, float, 
 
 
 def _decode(model: Any, prompt: list[int], stops: list[int]) -> tuple[list[int], torch.Tensor]:
-    """The greedy answer, token by token with a cache, as an engine serves it; and the logits that decided it."""
+    """The greedy answer, token by token with a KV cache, as an engine serves it; and its logits."""
     step, cache = torch.tensor([prompt], device=model.device), None
     answer: list[int] = []
     lines = []
@@ -181,7 +181,7 @@ def _decode(model: Any, prompt: list[int], stops: list[int]) -> tuple[list[int],
 
 
 def _prompts(run_dir: RunDir, tokenizer: Any, room: int, *, plain: bool) -> list[Words]:
-    """From the run's own data and from those that ship, each once; random tokens where these are too few."""
+    """Prompts from the run's data and the shipped ones, each once; random tokens if these are too few."""
     found: dict[tuple[int, ...], Words] = {}
     for words in _candidates(run_dir, tokenizer, plain=plain):
         if 0 < len(words[3]) <= room and len(found) < parity_verdict.PROMPTS:
@@ -215,14 +215,14 @@ def _segments(run_dir: RunDir, count: int) -> Iterator[np.ndarray]:
 
 
 def _opening(segment: np.ndarray) -> list[int]:
-    """What stands before the trained tokens; of running text, its first quarter."""
+    """The tokens before the trained ones; of plain text, its first quarter."""
     trained = np.flatnonzero(segment >= 0)
     end = int(trained[0]) if len(trained) and trained[0] > 1 else max(1, len(segment) // 4)
     return token_ids(segment[: min(end, parity_verdict.PROMPT_TOKENS)]).tolist()
 
 
 def _corpus(run_dir: RunDir, words: list[Words], room: int) -> list[list[int]]:
-    """Sequences for the perplexity: of the run's data, else the prompts themselves."""
+    """Sequences for the perplexity: from the run's data, else the prompts."""
     corpus: list[list[int]] = []
     for segment in _segments(run_dir, parity_verdict.CORPUS_TOKENS):
         sequence = segment[:room].tolist()

@@ -34,23 +34,23 @@ from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
 SHARD_TOKENS = 1 << 26
-"""A shard is closed when it holds this many tokens: the bound on memory, and what a kill can cost."""
+"""A shard is closed at this many tokens: bounds memory, and the work a kill can lose."""
 
 _TOKENIZER_CHARACTERS = 1 << 30
-"""Most text a tokenizer is trained on; of a larger corpus an even, seeded share is taken."""
+"""Largest text a tokenizer is trained on; a larger corpus is sampled evenly with a seed."""
 
 _DETECTION_ROWS = 20
 _BAD_ROWS_SHOWN = 20
 _LOOK_ON_ROWS = 200_000
-"""After a bad row this many more rows of the file are looked at, to name all bad ones at once."""
+"""After a bad row this many more rows of the file are checked, to report all bad ones at once."""
 
 _REPORT_EVERY_SECONDS = 0.5
 _EVAL, _WEIGHT, _TEXT = 1, 2, 3
-"""Seeds of the draws."""
+"""Seeds of the random draws."""
 
 
 class PassState(BaseModel):
-    """Where a pass stands at the end of a shard: what a resumed pass goes on from."""
+    """The position of a pass at the end of a shard, from which it resumes."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -58,9 +58,9 @@ class PassState(BaseModel):
     source: int = 0
     file: int = 0
     rows: int = 0
-    """Rows of the file that are done."""
+    """Rows of the file that are processed."""
     unit: int = 0
-    """Rows (of running text: pieces) of the source that are done: what a draw is seeded by."""
+    """Rows (of plain text: pieces) of the source that are processed; seeds the draws."""
     layout: dict[str, Any] | None = None
     """Of the file."""
     rows_read: int = 0
@@ -74,7 +74,7 @@ class PassState(BaseModel):
     least: tuple[int, int, int] | None = None
     """The usable unit with the smallest draw: a tiny set's eval row."""
     forced: tuple[int, int] | None = None
-    """Source and unit that are eval whatever the draw says."""
+    """Source and unit that go to eval regardless of the draw."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class PreparePass:
     progress: "PassProgress"
 
     def commit(self) -> None:
-        """Write what was gathered and remember how far the pass has come."""
+        """Write the collected segments and the position of the pass."""
         for writer in self.writers.values():
             writer.flush()
         self.state.bad_bytes = self.bad.sync()
@@ -110,7 +110,7 @@ class PreparePass:
 
 
 def main(path: Path) -> int:
-    """Prepare the run's data, unless it is prepared already."""
+    """Prepare the run's data, unless already prepared."""
     run_dir = RunDir(path)
     run, folder = run_dir.run(), run_dir.folder()
     if prepared.current_report(run_dir.data, run, folder):
@@ -132,7 +132,7 @@ def main(path: Path) -> int:
 
 
 def _resume(data: Path, key: str) -> PassState:
-    """The state a killed pass left; another key, or none, clears the folder."""
+    """The state of a killed pass; with another key, or none, the folder is cleared."""
     try:
         state = PassState.model_validate(files.read_json(_state_file(data)))
     except (OSError, ValueError):
@@ -180,7 +180,7 @@ def _inputs(run: Run, folder: Path) -> list[Input]:
 
 
 def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
-    """The text of all training rows, for the tokenizer. Bad rows are left out here and named in the pass itself."""
+    """The text of all training rows, for the tokenizer. Bad rows are skipped here and reported by the pass itself."""
     train = [file for one in inputs_ if one.split == "train" for file in one.files]
     share = _TOKENIZER_CHARACTERS / max(1, sum(file.size_bytes for file in train))
     number = 0
@@ -264,7 +264,7 @@ def _read_batch(
 
 
 def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
-    """How the file's rows are laid out, by the first rows that can be read; None where none can."""
+    """The file's layout, by its first readable rows; None if there are none."""
     if file.is_text:
         return Layout("text", "detect.text_file")
     if run.data.format != "auto":
@@ -288,7 +288,7 @@ def _document(value: Any, layout: Layout | None, *, has_template: bool) -> Docum
 
 
 def _segments(job: PreparePass, document: Document | BadRow, tokens: np.ndarray) -> list[np.ndarray] | BadRow:
-    """A document's tokens within the length: text is split into pieces, anything else cut and counted."""
+    """A document's tokens within the length: text is split, anything else truncated and counted."""
     length = job.run.data.length
     if isinstance(document, Text) or job.run.train.objective == "pretrain":
         pieces = split(tokens, length)
@@ -301,7 +301,7 @@ def _segments(job: PreparePass, document: Document | BadRow, tokens: np.ndarray)
 
 
 def split(tokens: np.ndarray, length: int) -> list[np.ndarray]:
-    """Pieces of `length` tokens. The last is shorter, but never a single token, of which nothing could be trained."""
+    """Pieces of `length` tokens. The last is shorter, but never a single token, which has nothing to train."""
     edges = [*range(0, max(1, len(tokens)), length), len(tokens)]
     if len(edges) > 2 and edges[-1] - edges[-2] == 1:
         edges[-2] -= 1
@@ -309,7 +309,7 @@ def split(tokens: np.ndarray, length: int) -> list[np.ndarray]:
 
 
 def _route(job: PreparePass, one: Input, segments: list[np.ndarray]) -> None:
-    """Give a unit to its split: eval rows are drawn before weights, so no copy of one is trained."""
+    """Assign a unit to its split: eval rows are drawn before weights, so no copy of one is trained."""
     state, seed = job.state, (job.run.train.seed, job.state.source)
     place, state.unit = (state.source, state.unit), state.unit + 1
     share = inputs.eval_share(job.run)
@@ -340,7 +340,7 @@ def _detected(state: PassState, path: str, layout: Layout | None) -> dict[str, A
 
 
 class BadRows:
-    """Lists every bad row in a file; with `stop`, raises them in one go."""
+    """Lists every bad row in a file; with `stop`, raises them together."""
 
     def __init__(self, path: Path, size: int, *, stop: bool) -> None:
         self._path = path
@@ -353,18 +353,18 @@ class BadRows:
                 file.truncate(size)
 
     def open_file(self, label: str) -> None:
-        """Rows that follow are of this file."""
+        """The following rows are of this file."""
         self._label = label
 
     def add(self, number: int, bad: BadRow) -> None:
-        """Write a bad row down."""
+        """Record a bad row."""
         entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
         with self._path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         self._found.append(StokerError("STK302", f"{self._label}:{number}", reason=bad.text))
 
     def stop_if_due(self, *, last: bool) -> None:
-        """Raise the bad rows of the file once enough of it was looked at."""
+        """Raise the bad rows of the file once enough of it was checked."""
         if not self._stop:
             self._found.clear()
         if not self._found:
@@ -377,7 +377,7 @@ class BadRows:
             raise StokerErrors(problems)
 
     def sync(self) -> int:
-        """Push the list to the disk; its size."""
+        """Sync the list to disk; returns its size."""
         if not self._path.exists():
             return 0
         files.sync_file(self._path)
@@ -385,7 +385,7 @@ class BadRows:
 
 
 class PassProgress:
-    """Says now and then how far the pass is."""
+    """Writes progress events at intervals."""
 
     def __init__(self, events: EventLog, total_bytes: int) -> None:
         self._events = events
@@ -393,7 +393,7 @@ class PassProgress:
         self._shown_at = 0.0
 
     def show(self, job: PreparePass, file: File, batch: Batch) -> None:
-        """Write an event, unless the last one is fresh."""
+        """Write an event, unless the last one is recent."""
         now = time.monotonic()
         if now - self._shown_at < _REPORT_EVERY_SECONDS:
             return
@@ -410,7 +410,7 @@ class PassProgress:
 
 
 def _lacks_eval(job: PreparePass) -> bool:
-    """Whether an eval share was asked for and no row was drawn, though there are rows for both splits."""
+    """Whether an eval share is set but no row was drawn, although there are rows for both splits."""
     train, held = (job.writers[name].num_segments for name in ("train", "eval"))
     return bool(inputs.eval_share(job.run)) and held == 0 and train > 1 and job.state.forced is None
 

@@ -1,6 +1,6 @@
 """How an engine program starts and ends: `python -m stoker.engine.<program> RUN_DIR`.
 
-A user's mistake goes to events.jsonl, where the light world finds it, and ends with 1; a surprise leaves its
+A user error is written to events.jsonl, where the light world reads it, and ends with 1; an unexpected error leaves its
 traceback in the log and ends with 2.
 """
 
@@ -17,7 +17,7 @@ from stoker.rundir.layout import RunDir
 
 
 def run(main: Callable[[Path], int]) -> int:
-    """Run `main` on the run directory named first on the command line; its code, or that of the error."""
+    """Run `main` on the run directory of the command line; returns its exit code, or that of the error."""
     path = Path(sys.argv[1])
     try:
         return _let_go(main(path))
@@ -25,12 +25,12 @@ def run(main: Callable[[Path], int]) -> int:
         problems = [error]
     except StokerErrors as several:
         problems = several.errors
-    except Exception:  # noqa: BLE001  # the outermost net: everything unforeseen ends here, with its traceback
+    except Exception:  # noqa: BLE001  # the outermost handler: every unexpected error is logged with its traceback
         traceback.print_exc()
         return EXIT_SURPRISE
     for problem in problems:
         traceback.print_exception(problem)
-    # On a disk that cannot be written to, the words above and the exit code are all there is.
+    # On a read-only disk, the traceback above and the exit code are all there is.
     with suppress(OSError), closing(EventLog(RunDir(path).events_file)) as log:
         for problem in problems:
             log.error(problem, Path(sys.argv[0]).stem)
@@ -38,7 +38,7 @@ def run(main: Callable[[Path], int]) -> int:
 
 
 def _let_go(code: int) -> int:
-    """Words that a full disk does not take must not change the exit code, as Python would."""
+    """Flush; output lost to a full disk must not change the exit code, as it would in Python."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""A rank's sign of life: a thread writes once a second what the main thread does, to the folder where ranks meet.
+"""A rank's heartbeat: a thread writes once a second what the main thread does, to the rendezvous folder.
 
-The main thread sets attributes and nothing else: no lock, no file, no clock it would not read anyway. The thread goes
-on while the main one waits in a collective, and stops when the process does: a silent rank is a stopped or dead one.
+The main thread only sets attributes: no lock, no file, no extra clock. The thread keeps running while the main thread
+waits in a collective, and stops with the process: a silent rank is stopped or dead.
 `SIGUSR2` writes the stacks of all threads into the rank's log, also while the main one hangs.
 """
 
@@ -24,15 +24,15 @@ from stoker import env
 
 _BEAT_SECONDS = 1.0
 _NEWEST = 20
-"""Steps whose times are shown."""
+"""Steps whose times are reported."""
 
 
 class Pulse:
-    """What a rank is doing, as its main thread leaves it."""
+    """What a rank is doing, as set by its main thread."""
 
     def __init__(self, *, cuda: bool = False) -> None:
         self.step = 0
-        """The one in work, from 1; while saving or evaluating, the one that ended."""
+        """The current step, from 1; while saving or evaluating, the last one."""
         self.mark = "join"
         """join, open, build, rehearsal, data, micro 1.., sum, update, save, eval; at last end or failed."""
         self.data_seconds: tuple[float, ...] = ()
@@ -43,23 +43,23 @@ class Pulse:
         self._own_seconds: deque[float] = deque(maxlen=_NEWEST)
 
     def waited(self, seconds: float) -> None:
-        """A step waited for its data."""
+        """Record a step's wait for data."""
         self.data_seconds = (*self.data_seconds, seconds)[-_NEWEST:]
 
     def begin(self) -> None:
-        """The micro batches of a step begin."""
+        """Start timing the micro batches of a step."""
         self._began = self._now()
 
     def computed(self, micro_batches: int) -> None:
-        """They are through, and no other rank was waited for.
+        """Stop timing them.
 
-        To be said only where that is so: gradients that are added up after the last one, in the canonical order.
-        Where ranks compute while they talk (DDP's own reduction, shards) a slow one slows all, and no time is anyone's.
+        Only valid if no other rank was waited for: gradients are reduced after the last micro batch, in the canonical
+        order. With overlapped communication (DDP's own reduction, FSDP) a slow rank slows all, and times say nothing.
         """
         self._computed.append((self._began, self._now(), micro_batches))
 
     def _now(self) -> Any:
-        """A moment: by the clock, or a mark in the device's stream, which runs behind."""
+        """A timestamp: by the clock, or a CUDA event in the device's asynchronous stream."""
         if not self._cuda:
             return time.perf_counter()
         moment = torch.cuda.Event(enable_timing=True)
@@ -69,9 +69,9 @@ class Pulse:
     # ---- in the thread
 
     def record(self) -> dict[str, Any]:
-        """What is written; own seconds are per micro batch, as ranks may have more or fewer of them."""
+        """The record to write; own seconds are per micro batch, because ranks may have different numbers of them."""
         if self._cuda and self._computed:
-            # A thread begins on device 0: asked from there, an event of another one takes memory of both.
+            # A thread starts on device 0: querying another device's event from there would create a context on both.
             torch.cuda.set_device(int(env.read(env.LOCAL_RANK, "0")))
         while self._computed and _is_over(self._computed[0][1]):
             began, ended, count = self._computed.popleft()
@@ -94,7 +94,7 @@ def _seconds(began: Any, ended: Any) -> float:
 
 @contextmanager
 def beating(rank: int, *, cuda: bool) -> Iterator[Pulse]:
-    """A pulse that is written for as long as the block runs; a process that trains alone has none to show it to."""
+    """A pulse that is written while the block runs; not written by a single process."""
     _show_stacks_when_asked()
     pulse = Pulse(cuda=cuda)
     meeting = env.read(env.RENDEZVOUS)
@@ -126,9 +126,9 @@ def _beat(path: Path, who: dict[str, Any], pulse: Pulse, ended: threading.Event)
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    """Replaced in one step; not synced: who reads it asks about this second."""
+    """Replaced atomically; not synced: readers only need the current second."""
     aside = path.with_suffix(".tmp")
-    with suppress(OSError):  # the folder goes when the first rank of a machine ends
+    with suppress(OSError):  # the folder is removed when the first rank of the node ends
         aside.write_text(json.dumps(record), encoding="utf-8")
         aside.replace(path)
 

@@ -1,9 +1,9 @@
-"""The quantize program: what is done in our own environment when a model is quantised.
+"""The quantize program: the part of quantisation that runs in our own environment.
 
     python -m stoker.engine.quantize RUN_DIR KIND SOURCE TARGET WORK
 int8        TARGET becomes the model with 8-bit weights, by torchao, in safetensors
 gptq, fp8   TARGET gets the files beside the weights; WORK/rows.json tokens of the run's data to calibrate with
-gguf-*      WORK/words.json gets texts with their tokens, the template and the ids that end answers, to compare with
+gguf-*      WORK/words.json gets texts with their tokens, the template and stop token ids, for comparison
 """
 
 import random
@@ -52,11 +52,11 @@ _TEXTS = (
     "x" * 300 + " " * 40 + "7" * 60,
 )
 """English, Chinese, other scripts, numbers, spaces, code, emoji and signs. Composed characters only: some tokenizers
-compose them first and llama.cpp does not."""
+normalise first and llama.cpp does not."""
 
 
 def main(path: Path) -> int:
-    """Do our part."""
+    """Quantise, or write what other tools need."""
     kind, source, target, work = sys.argv[2], *(Path(word) for word in sys.argv[3:6])
     run_dir = RunDir(path)
     if kind.startswith("gguf"):
@@ -74,7 +74,7 @@ def main(path: Path) -> int:
 
 
 def save_int8(source: Path, target: Path) -> None:
-    """8-bit weights per row of every linear layer but the output's, activations in 8 bits as they come."""
+    """8-bit weights per row of every linear layer but the output's, with dynamic 8-bit activations."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig
     from transformers import TorchAoConfig
 
@@ -95,22 +95,22 @@ def _calibration(run_dir: RunDir) -> list[list[int]]:
     return rows
 
 
-# ---- what stands beside the weights
+# ---- files beside the weights
 
 
 def _copy_words(source: Path, target: Path) -> None:
-    """Tokenizer and template byte for byte; the generation settings with every token that ends an answer."""
+    """Copy tokenizer and template byte for byte; write generation settings with every stop token."""
     for pattern in _WORDS:
         for path in source.glob(pattern):
             shutil.copyfile(path, target / path.name)
     settings = GenerationConfig.from_pretrained(source)
     settings.eos_token_id = generate.end_ids(settings, models.load_tokenizer(source))
-    settings._from_model_config = False  # else transformers would make it anew from config.json
+    settings._from_model_config = False  # else transformers would rebuild it from config.json
     settings.to_json_file(target / "generation_config.json")
 
 
 def words(run_dir: RunDir, source: Path) -> dict[str, Any]:
-    """What a GGUF file and llama.cpp's tokenizer must agree with."""
+    """The metadata and tokens that a GGUF file and llama.cpp's tokenizer must reproduce."""
     tokenizer = models.load_tokenizer(source)
     ends = generate.end_ids(GenerationConfig(), tokenizer)
     return {
@@ -136,7 +136,7 @@ def _texts(run_dir: RunDir, tokenizer: Any) -> Iterator[str]:
 
 
 def _mixed(tokenizer: Any) -> Iterator[str]:
-    """Words of the vocabulary put together at random: borders between words that no text of ours would show."""
+    """Random sequences of vocabulary entries: token boundaries that natural text would not show."""
     draw = random.Random(0)  # noqa: S311  # texts, not secrets
     usual = sorted(set(range(len(tokenizer))) - set(tokenizer.added_tokens_decoder))
     for _ in range(_MIXED_TEXTS):

@@ -1,6 +1,6 @@
-"""Files of others, and what their readers raise on them: here that becomes a named error.
+"""Turns exceptions of third-party readers on bad files into errors with a code.
 
-Only calls of transformers, PEFT and the like belong under `named`: around code of ours it would hide mistakes of ours.
+Only calls of transformers, PEFT and the like belong under `named`: around our own code it would hide our bugs.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from stoker.errors import StokerError
 from stoker.rundir import files
 
 _RAISED = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError)
-"""What transformers and PEFT meet a wrong file with."""
+"""What transformers and PEFT raise for a bad file."""
 _MISFITS = ("ignore_mismatched_sizes", "size mismatch")
 """Signs of a RuntimeError about weights that do not fit; all others are about memory or the device."""
 _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json")
@@ -23,7 +23,7 @@ _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model.safetensors
 
 @contextmanager
 def named(code: str, **fields: Any) -> Iterator[None]:
-    """What cannot be read in here is an error of this code, with the reason."""
+    """Raise reading errors in the block as this code, with the reason."""
     try:
         yield
     except _RAISED as error:
@@ -36,7 +36,7 @@ def named(code: str, **fields: Any) -> Iterator[None]:
 
 @contextmanager
 def named_whatever(code: str, **fields: Any) -> Iterator[None]:
-    """The same for readers that raise anything: `tokenizers` plain `Exception`, a chat template what it likes."""
+    """The same for readers that raise anything: `tokenizers` raises `Exception`, a chat template whatever it likes."""
     try:
         yield
     except Exception as error:
@@ -44,6 +44,6 @@ def named_whatever(code: str, **fields: Any) -> Iterator[None]:
 
 
 def require_safetensors(folder: Path) -> None:
-    """A folder's weights are safetensors; where they are not, its readers would turn to pickles."""
+    """Require safetensors weights in a folder; without them readers would fall back to pickles."""
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise StokerError("STK512", path=folder, reason=messages.text("weights.pickles"))

@@ -1,4 +1,4 @@
-"""Sample answers before and after training: prompts of the run's own data, the base's answer, the trained one's."""
+"""Sample answers before and after training: prompts from the run's data, the base's answer, the trained model's."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,7 +18,7 @@ Sample = dict[str, Any]
 
 
 def make(run_dir: RunDir, report: Report, model: Any, tokenizer: Any, count: int) -> list[Sample]:
-    """`count` samples, evenly spread over the eval rows, or over the training rows where there are none."""
+    """`count` samples, evenly spread over the eval rows, or over the training rows if there are none."""
     name, facts = ("eval", report.eval) if report.eval else ("train", report.train)
     split = PreparedSplit(run_dir.data / name, facts)
     numbers = sorted({place * len(split) // count for place in range(min(count, len(split)))})
@@ -32,7 +32,7 @@ def make(run_dir: RunDir, report: Report, model: Any, tokenizer: Any, count: int
 
 
 def _cut(segment: Segment) -> tuple[list[int], list[int]]:
-    """A document up to its first trained tokens, and these; text that is trained throughout is cut in the middle."""
+    """A document split before its first trained tokens; fully trained text is split in the middle."""
     tokens = [int(token) for token in segment]
     trained = [at for at, token in enumerate(tokens) if token >= 0]
     start = trained[0] if trained and trained[0] > 1 else max(1, len(tokens) // 2)
@@ -41,7 +41,7 @@ def _cut(segment: Segment) -> tuple[list[int], list[int]]:
 
 
 def _before(run_dir: RunDir, model: Any, tokenizer: Any, cuts: list[tuple[list[int], list[int]]]) -> list[Sample]:
-    """The base's answers; nothing for a model from scratch, which started from random numbers."""
+    """The base's answers; empty for a model trained from scratch."""
     if isinstance(run_dir.run().model, Shape):
         return [{} for _ in cuts]
     adapter = hasattr(model, "disable_adapter")

@@ -1,6 +1,6 @@
-"""Saves while training goes on: the state is copied to the host at the step boundary; a thread writes and commits it.
+"""Background saves: the state is copied to the host between steps; a thread writes and commits it.
 
-A save that fails is dropped: the last good checkpoint stays, training goes on, and the next try comes after a pause.
+A save that fails is dropped: the last good checkpoint stays, training continues, and the next try follows a pause.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from stoker.rundir import checkpoints, filesystem
 from stoker.rundir.events import EventLog
 
 _PAUSES_SECONDS = (15.0, 30.0, 60.0, 120.0, 240.0, 600.0)
-"""Before the next try, by how often it failed in a row."""
+"""Pauses before a retry, by consecutive failures."""
 _LAST_TRIES_SECONDS = (1.0, 4.0, 10.0)
-"""Pauses before a run that ends gives its last save up: a platform's grace is about 30 seconds."""
+"""Pauses between retries of a run's last save: a platform's grace period is about 30 seconds."""
 _SMALL_FILES_BYTES = 1 << 16
-"""The record, and what a file system needs for names."""
+"""The commit record, and directory entries."""
 _FILES = 32
 _UNMEASURED_SECONDS = 600.0
 """The interval until a save has been measured."""
@@ -34,7 +34,7 @@ _UNMEASURED_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Copied:
-    """A step's state on the host, and how it is written into a folder."""
+    """A step's state on the host, and the function that writes it into a folder."""
 
     write: Callable[[Path], None]
     bytes: int
@@ -50,7 +50,7 @@ class SaveJob:
     best: int | None
     """The best step so far, where one is tracked."""
     stall_seconds: float
-    """How long training stood still for the copy."""
+    """How long training paused for the copy."""
 
 
 @dataclass
@@ -64,26 +64,26 @@ class Saver:
     renames: bool = True
     between_failures_seconds: float = 0.0
     shares_cores: bool = False
-    """Whether writing takes time from training: a CPU that trains also writes."""
+    """Whether writing slows training: on a CPU both share the cores."""
 
     committed: int = -1
-    """The newest step that was committed by this process."""
+    """The newest step committed by this process."""
     refused: int = errno.EIO
-    """What the disk said to the last save that was dropped."""
+    """The errno of the last dropped save."""
     cost_seconds: float | None = None
-    """What the last save took from training."""
+    """Training time lost to the last save."""
     size_bytes: int = 0
-    """Of the last checkpoint; 0 before there was one."""
+    """Size of the last checkpoint; 0 before the first."""
     _write_seconds: float = 0.0
     _failures: int = 0
     _retry_at: float = 0.0
     _owed: SaveJob | None = None
-    """A dropped save of the best step: later ones cannot stand for it, so its copy is kept and written first."""
+    """A dropped save of the best step: later saves cannot replace it, so its copy is kept and written first."""
     _thread: threading.Thread | None = None
     _surprise: list[BaseException] = field(default_factory=list)
     _checks: list[threading.Thread] = field(default_factory=list)
 
-    # ---- asked at the step boundary
+    # ---- read between steps
 
     @property
     def failed(self) -> bool:
@@ -91,7 +91,7 @@ class Saver:
         return self._failures > 0
 
     def is_due(self, *, due: bool) -> bool:
-        """Whether to save now: as scheduled, or a dropped one again once its pause is over."""
+        """Whether to save now: as scheduled, or a retry after the pause."""
         if self.failed:
             trying = self._thread is not None and self._thread.is_alive()
             return time.monotonic() >= self._retry_at and not trying
@@ -99,7 +99,7 @@ class Saver:
 
     @property
     def interval_seconds(self) -> float:
-        """Of `save.every: auto`."""
+        """The interval of `save.every: auto`."""
         if self.cost_seconds is None:
             return _UNMEASURED_SECONDS
         return save_interval.interval_seconds(self.cost_seconds, self.between_failures_seconds, self._write_seconds)
@@ -107,7 +107,7 @@ class Saver:
     # ---- saving
 
     def begin(self, job: SaveJob) -> None:
-        """Write a step's copied state; in the background this returns at once."""
+        """Start writing a step's copied state; returns at once if in the background."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"save-{job.step}")
         self._thread.start()
@@ -115,19 +115,19 @@ class Saver:
             self.wait()
 
     def join(self) -> None:
-        """Until nothing is being written."""
+        """Wait for the write in progress."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def wait(self) -> None:
-        """The same; what no disk is to blame for is raised here."""
+        """Wait for the write in progress; errors that are not the disk's are raised here."""
         self.join()
         if self._surprise:
             raise self._surprise.pop()
 
     def require(self, check: Callable[[], None]) -> None:
-        """A check that goes on beside the training; what it finds ends the run before anything more is committed."""
+        """Add a background check; its error ends the run before anything more is committed."""
 
         def run() -> None:
             try:
@@ -138,20 +138,20 @@ class Saver:
         self._checks.append(threading.Thread(target=run, name="check", daemon=True))
 
     def start_checks(self) -> None:
-        """Start those that wait for it."""
+        """Start the added checks."""
         for check in self._checks:
             if check.ident is None:
                 check.start()
 
     def require_checked(self) -> None:
-        """Until every check is through."""
+        """Wait for every check."""
         self.start_checks()
         for check in self._checks:
             check.join()
         self.wait()
 
     def settle(self, job: SaveJob) -> None:
-        """The last save of a run that ends: waited for, and tried again a few times."""
+        """The last save of a run: waited for, and retried a few times."""
         self.wait()
         for pause in _LAST_TRIES_SECONDS:
             if self.committed == job.step:
@@ -161,7 +161,7 @@ class Saver:
             self.wait()
 
     def measure(self, stall_seconds: float, write_seconds: float, size_bytes: int) -> None:
-        """What a save takes: of training while it copies, and beside it while it writes."""
+        """Record a save's cost: seconds of the copy, seconds of the write, and bytes."""
         self._measured(stall_seconds + (write_seconds if self._in_the_way else 0.0), write_seconds)
         self.size_bytes = size_bytes
 
@@ -182,7 +182,7 @@ class Saver:
 
     def _run(self, job: SaveJob) -> None:
         if self._owed is not None and self._owed.step != job.best:
-            self._owed = None  # there is a better one
+            self._owed = None  # superseded by a better step
         owed = [self._owed] if self._owed is not None and self._owed.step != job.step else []
         for one in (*owed, job):
             self._try(one)
@@ -193,7 +193,7 @@ class Saver:
         try:
             self._save(job)
             self._owed = None if self._owed is job else self._owed
-        except Exception as error:  # noqa: BLE001  # told apart below; nothing may be lost in a thread
+        except Exception as error:  # noqa: BLE001  # sorted below; no error may be lost in a thread
             number = error_number(error)
             if number is None:
                 self._surprise_by(error)
@@ -201,8 +201,8 @@ class Saver:
                 self._drop(job, number)
 
     def _surprise_by(self, error: Exception) -> None:
-        """Raised where the run waits; said at once, because something else may end the run before."""
-        with contextlib.suppress(OSError):  # the log may lie on the same disk
+        """Raised in `wait`; logged at once, because something else may end the run first."""
+        with contextlib.suppress(OSError):  # the log may be on the same disk
             traceback.print_exception(error)
         self._surprise.append(error)
 
@@ -234,7 +234,7 @@ class Saver:
         return max(self.size_bytes, job.copied.bytes) + _SMALL_FILES_BYTES
 
     def _drop(self, job: SaveJob, number: int) -> None:
-        """Say so, and when the next try comes. The last good checkpoint was not touched."""
+        """Report the dropped save and the next retry. The last good checkpoint is untouched."""
         pause = _PAUSES_SECONDS[min(self._failures, len(_PAUSES_SECONDS) - 1)]
         self._failures += 1
         self.refused = number
@@ -252,7 +252,7 @@ class Saver:
             kept=kept,
             pause=f"{pause:g}",
         )
-        with contextlib.suppress(OSError):  # the log may lie on the same disk
+        with contextlib.suppress(OSError):  # the log may be on the same disk
             sys.stderr.write(f"{error}\n")
         self.events.write(
             "save_failed",
@@ -264,7 +264,7 @@ class Saver:
         )
 
     def _left(self) -> tuple[int | None, int | str]:
-        """Free bytes and the newest step that is safe, as far as a disk that is gone lets them be seen."""
+        """Free bytes and the newest committed step; unknown if the disk is gone."""
         try:
             kept = checkpoints.committed(self.folder)
             return filesystem.room(self.folder).free_bytes, kept[-1].step if kept else "-"
@@ -273,7 +273,7 @@ class Saver:
 
 
 def error_number(error: BaseException) -> int | None:
-    """The disk's own error, also where safetensors and tokenizers put it into words; none where there is no such."""
+    """The errno of a disk error, also from the text of safetensors' and tokenizers' exceptions; None for others."""
     if isinstance(error, OSError):
         return error.errno
     said = re.search(r"\(os error (\d+)\)", str(error))

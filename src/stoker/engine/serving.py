@@ -1,7 +1,7 @@
-"""Readies a finished model that was not exported: `python -m stoker.engine.serving RUN_DIR`.
+"""Prepares a finished model that was not exported for serving: `python -m stoker.engine.serving RUN_DIR`.
 
-Writes `artifacts/.serving.tmp/`: the base's folder as found and verified, and generation settings with the tokens that
-end an answer, so that the served model stops where `stoker chat` does.
+Writes `artifacts/.serving.tmp/`: the verified base's folder, and generation settings with every stop token, so that the
+served model stops where `stoker chat` does.
 """
 
 import sys
@@ -19,7 +19,7 @@ NAME = "serving"
 
 
 def main(path: Path) -> int:
-    """Write what a server must be told."""
+    """Write the server's settings."""
     run_dir = RunDir(path)
     plan = files.read_record(run_dir.plan_file, Plan)
     adapter = (run_dir.final / merge.ADAPTER_CONFIG).is_file()
@@ -34,7 +34,7 @@ def main(path: Path) -> int:
 
 
 def _settings(folder: Path) -> GenerationConfig:
-    """The model's own, else what its configuration says."""
+    """The model's own, else those of its configuration."""
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))

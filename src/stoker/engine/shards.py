@@ -21,7 +21,7 @@ _WRITE_SEGMENTS = 1 << 16
 
 
 class ShardWriter:
-    """Gathers the segments of a split."""
+    """Collects the segments of a split and writes them as shards."""
 
     def __init__(self, data: Path, split: str, length: int, done: list[dict[str, Any]], *, pack: bool) -> None:
         self._data = data
@@ -31,7 +31,7 @@ class ShardWriter:
         self._segments: list[np.ndarray] = []
         self.pending_tokens = 0
         self.done = done
-        """What is known of each finished shard."""
+        """Facts of each finished shard."""
 
     @property
     def num_segments(self) -> int:
@@ -44,7 +44,7 @@ class ShardWriter:
         return sum(shard["tokens"] for shard in self.done) + self.pending_tokens
 
     def add(self, segment: np.ndarray) -> None:
-        """Take one segment; its first token is stored untrained."""
+        """Add one segment; its first token is stored as untrained."""
         assert 0 < len(segment) <= self._length
         if segment[0] >= 0:
             segment = segment.copy()
@@ -53,7 +53,7 @@ class ShardWriter:
         self.pending_tokens += len(segment)
 
     def flush(self) -> None:
-        """Pack and write what was gathered as one shard."""
+        """Pack the collected segments and write them as one shard."""
         if not self._segments:
             return
         name = f"shard-{len(self.done):05d}"
@@ -95,7 +95,7 @@ class ShardWriter:
 
 
 def _write_array(path: Path, chunks: Any) -> str:
-    """Write the chunks and push them to the disk; the file's SHA-256."""
+    """Write the chunks and sync them to disk; returns the file's SHA-256."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for chunk in chunks:
@@ -107,7 +107,7 @@ def _write_array(path: Path, chunks: Any) -> str:
 
 
 def as_split(split: str, shards: list[dict[str, Any]]) -> Split:
-    """All shards of a split as the report says it."""
+    """All shards of a split, in the report's form."""
     return Split(
         sequences=sum(shard["sequences"] for shard in shards),
         segments=sum(shard["segments"] for shard in shards),
@@ -124,7 +124,7 @@ def as_split(split: str, shards: list[dict[str, Any]]) -> Split:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What only a look at all tokens tells."""
+    """Statistics over all tokens."""
 
     length_histogram: dict[str, int]
     unigram_entropy: float

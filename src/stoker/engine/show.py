@@ -1,7 +1,7 @@
-"""The showing program: `python -m stoker.engine.show RUN_DIR COUNT` writes prepared rows as text, in JSON, to stdout.
+"""The show program: `python -m stoker.engine.show RUN_DIR COUNT` writes prepared rows as JSON text to stdout.
 
 {"rows": [{"row": 0, "segments": [[[text, trained], ...], ...]}, ...]}: a row's documents, each as runs of text that
-are trained or not. The rows stand evenly spread over the training split.
+are trained or not. The rows are evenly spread over the training split.
 """
 
 import itertools
@@ -22,7 +22,7 @@ Runs = list[tuple[str, bool]]
 
 
 def main(path: Path) -> int:
-    """Write so many rows to stdout."""
+    """Write COUNT rows to stdout."""
     data, count = RunDir(path).data, int(sys.argv[2])
     report = prepared.read_report(data)
     if report is None:

@@ -1,7 +1,7 @@
-"""The checkpoint a run goes on from, on every machine: those that lack it get its files from the first rank.
+"""Distributes the checkpoint to resume from: nodes without it receive its files from the first rank.
 
-Only the head's folder counts. Where machines share one folder nobody lacks anything and nothing is sent. One chunk is
-in memory at a time; a copy is adopted after its digests were compared, as one from a store is.
+Only the head's folder counts. With a shared folder nothing is sent. One chunk is in memory at a time; a copy is adopted
+after its digests were verified, like one from a store.
 """
 
 import json
@@ -24,11 +24,11 @@ _CHUNK_BYTES = 16 << 20
 
 
 def from_first(folder: Path, found: Checkpoint | None, ranks: Ranks) -> Checkpoint | None:
-    """The checkpoint that the first rank found, as this rank's machine has it afterwards; all ranks must ask.
+    """The checkpoint that the first rank found, as present on this node afterwards; a collective call.
 
     Args:
-        folder: This machine's checkpoints.
-        found: On the first rank, the one to go on from.
+        folder: This node's checkpoints.
+        found: On the first rank, the one to resume from.
         ranks: This process among all that train.
     """
     if ranks.world == 1:
@@ -49,9 +49,9 @@ def from_first(folder: Path, found: Checkpoint | None, ranks: Ranks) -> Checkpoi
 
 
 def newer(folder: Path, found: Checkpoint | None, ranks: Ranks) -> list[str]:
-    """What other machines have that is newer than what all go on from, as `node:name`; all ranks must ask.
+    """Checkpoints of other nodes that are newer than the resumed one, as `node:name`; a collective call.
 
-    It stays there until what the run has done itself is as new: nobody's work is deleted for less.
+    They are kept until the run itself has one as new.
     """
     other, step = ranks.first_here and not ranks.first, found.step if found else 0
     names = [one.path.name for one in checkpoints.committed(folder) if other and one.step > step]
@@ -60,7 +60,7 @@ def newer(folder: Path, found: Checkpoint | None, ranks: Ranks) -> list[str]:
 
 
 def _told(folder: Path, found: Checkpoint | None) -> dict[str, Any] | None:
-    """What the others need to know: the record as it is written, and what else the first rank's folder has."""
+    """What the other ranks need: the commit record, and the digests of the first rank's checkpoints."""
     if found is None:
         return None
     text = (found.path / checkpoints.COMMIT_NAME).read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def _has(folder: Path, commit: Commit) -> bool:
 
 
 def _hand_out(folder: Path, commit: Commit, said: dict[str, Any], lacking: list[int], ranks: Ranks) -> None:
-    """From the first rank to one rank of each machine that lacks it; the others wait."""
+    """Send it from the first rank to one rank of each node without it; the others wait."""
     group = dist.new_group([0, *lacking], backend="gloo", timeout=parallel.PATIENCE)
     if ranks.first:
         _send(folder / checkpoints.folder_name(commit.step), commit, group)
@@ -88,7 +88,7 @@ def _hand_out(folder: Path, commit: Commit, said: dict[str, Any], lacking: list[
 
 
 def _make_room(folder: Path, aside: Path, commit: Commit, kept: list[str]) -> None:
-    """Remove what is older and the head no longer has; of a folder that is the head's, that is nothing."""
+    """Delete older checkpoints that the head no longer has; none if the folder is the head's."""
     shutil.rmtree(aside, ignore_errors=True)
     for one in checkpoints.committed(folder):
         if one.step <= commit.step and one.commit.digest not in kept:
@@ -115,7 +115,7 @@ def _receive(aside: Path, commit: Commit, group: Any) -> None:
 
 
 def _parts(size: int) -> Iterator[torch.Tensor]:
-    """Room for so many bytes, piece by piece: always the same one."""
+    """One reused buffer, for so many bytes chunk by chunk."""
     chunk = torch.empty(min(size, _CHUNK_BYTES), dtype=torch.uint8)
     for start in range(0, size, _CHUNK_BYTES):
         yield chunk[: size - start]

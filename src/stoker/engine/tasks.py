@@ -1,9 +1,9 @@
-"""Questions with known answers, a JSON object a line: what a row may be, and whether the model gets it right.
+"""Task files: questions with known answers, one JSON object per line; parsing and scoring.
 
-    {"prompt": "2 + 2 =", "answer": "4"}                          exact match, white space around it aside
+    {"prompt": "2 + 2 =", "answer": "4"}                          exact match after stripping white space
     {"prompt": "...", "choices": ["3", "4"], "answer": 1}         multiple choice; counted from 0
-`messages` may stand in place of `prompt`. A prompt goes through the chat template as a user's message, or as it is
-to a model that only goes on writing.
+`messages` may replace `prompt`. A prompt is rendered as a user message by the chat template, or used as is for a
+completion model.
 """
 
 import json
@@ -21,7 +21,7 @@ EXACT, CHOICE = "exact_match", "multiple_choice"
 _MOST_ERRORS = 20
 _SPARE_TOKENS = 16
 _AT_ONCE = 16
-"""Answers written at one time on a GPU; a processor gains nothing from more than one."""
+"""Batch size of answers on a GPU; a CPU gains nothing from more than one."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Question:
 
     @property
     def kind(self) -> str:
-        """How it is judged."""
+        """How it is scored."""
         return CHOICE if self.choices else EXACT
 
 

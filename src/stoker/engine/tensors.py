@@ -1,7 +1,6 @@
-"""Whether a folder holds the very weights of the trained model, tensor by tensor, and if not, why.
+"""Compares the weights of a folder with the trained model, tensor by tensor, and finds the cause of differences.
 
-Expected is what the adapter makes of its base: the base's weight plus PEFT's own delta, in fp32. Memory: the trained
-model and a tensor or two.
+Expected is the base's weight plus PEFT's delta, in fp32. Memory: the trained model and one or two tensors.
 """
 
 from collections import Counter
@@ -19,22 +18,22 @@ from stoker.rundir.safetensors_headers import Entry
 
 _FP32 = torch.finfo(torch.float32).eps
 _SUM_ROUNDINGS = 64
-"""fp32 roundings allowed to a delta, which is a sum over the adapter's rank."""
+"""fp32 roundings allowed for a delta, a sum over the adapter's rank."""
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a tensor must be: the base's part and, where the adapter touches it, the delta."""
+    """The expected value of a tensor: the base's part and, if adapted, the delta."""
 
     dtype: str
-    """As safetensors names it."""
+    """The safetensors name."""
     base: Callable[[], Tensor]
     delta: Callable[[], Tensor] | None = None
 
     def parts(self) -> tuple[Tensor, Tensor]:
-        """Both in fp32; the delta is zero where there is none."""
+        """Both in fp32; the delta is zero if there is none."""
         base = self.base().detach().float().cpu()
         return base, torch.zeros_like(base) if self.delta is None else self.delta().detach().float().cpu()
 
@@ -45,18 +44,18 @@ class Difference:
 
     name: str
     excess: float
-    """Largest distance, as a multiple of what rounding allows."""
+    """Largest difference, as a multiple of the rounding tolerance."""
     elements: int
     touched: bool
     cause: str
     factor: float = 1.0
-    """Of the delta, where the cause is its scale."""
+    """Factor of the delta, if the cause is its scale."""
     other: str = ""
-    """Whose place it takes, where tensors are swapped."""
+    """The other tensor, if two are swapped."""
 
 
 def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
-    """Compare the tensors in a folder with those of the trained model; what `Observation.weights` holds."""
+    """Compare the tensors of a folder with the trained model's; returns `Observation.weights`."""
     entries, wanted = safetensors_headers.read(folder), expected(model, dtype)
     names = [name for name in entries if name in wanted]
     figures: dict[str, Any] = {"compared": len(names), "of": len(entries), "worst": None, "excess": 0.0}
@@ -78,7 +77,7 @@ def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def expected(model: Any, dtype: str) -> dict[str, Expected]:
-    """By the name a tensor has in a model without adapter; those this cannot tell are left out."""
+    """Expected tensors by their name in a model without adapter; unsupported ones are left out."""
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
     modules = dict(inner.named_modules())
     found: dict[str, Expected] = {}
@@ -99,18 +98,18 @@ def expected(model: Any, dtype: str) -> dict[str, Expected]:
 
 
 def _stored(parameter: Any, dtype: str) -> str:
-    """The type a tensor is stored in: 4-bit ones, unpacked, in the model's."""
+    """The dtype a tensor is stored in; of 4-bit ones, dequantised, the model's."""
     own = str(parameter.dtype).removeprefix("torch.")
     return safetensors_headers.DTYPES.get(own, safetensors_headers.DTYPES[dtype])
 
 
 def _is_transposed(module: Any) -> bool:
-    """Whether 4-bit weights lie the other way round than in the files, as GPT-2's do."""
+    """Whether 4-bit weights are transposed relative to the files, as GPT-2's are."""
     return getattr(getattr(module, "source_cls", None), "__name__", "") == "Conv1D"
 
 
 def _is_plain_lora(layer: Any) -> bool:
-    """Whether PEFT's delta is all there is: DoRA scales the base's part too, and a bias may be trained."""
+    """Whether the weight changes by PEFT's delta only: DoRA also scales the base, and a bias may be trained."""
     more = (getattr(layer, name, {}) for name in ("use_dora", "lora_bias"))
     return hasattr(layer, "get_delta_weight") and not any(any(by_adapter.values()) for by_adapter in more)
 
@@ -123,7 +122,7 @@ def _delta(layer: Any) -> Callable[[], Tensor]:
 
 
 def _whole(parameter: Any) -> Callable[[], Tensor]:
-    """The weight as training saw it: 4-bit ones are unpacked."""
+    """The weight as training used it: 4-bit ones are dequantised."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return lambda: parameter
@@ -140,7 +139,7 @@ def _whole(parameter: Any) -> Callable[[], Tensor]:
 
 
 def _compare(name: str, entries: dict[str, Entry], wanted: dict[str, Expected]) -> tuple[float, Difference | None]:
-    """How far a tensor is from expected, as a multiple of what rounding allows; and the cause where it is too far."""
+    """A tensor's difference as a multiple of the rounding tolerance; and the cause if it exceeds it."""
     got = _read(entries[name], name)
     base, delta = wanted[name].parts()
     touched = wanted[name].delta is not None
@@ -161,7 +160,7 @@ def _excess(got: Tensor, base: Tensor, delta: Tensor, unit: float) -> float:
 
 
 def _cause(got: Tensor, base: Tensor, delta: Tensor, stored: torch.dtype) -> tuple[str, float]:
-    """Computed in a shorter type, or with another scale; else simply another tensor."""
+    """Computed in a shorter dtype, or with another scale; else another tensor."""
     for shorter in (torch.float16, torch.bfloat16):
         unit = torch.finfo(shorter).eps
         if unit > torch.finfo(stored).eps and _excess(got, base, delta, unit) <= 1:
@@ -181,7 +180,7 @@ def _read(entry: Entry, name: str) -> Tensor:
 
 
 def _overall(differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, Entry]) -> dict[str, Any]:
-    """The one cause that explains most, and the tensor that shows it."""
+    """The cause that explains most differences, and the worst tensor."""
     if not differences:
         return {}
     untouched = {name for name, one in wanted.items() if one.delta is None and name in entries}
@@ -209,7 +208,7 @@ def _elements(entry: Entry) -> int:
 def _swapped(
     differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, Entry]
 ) -> Difference | None:
-    """A tensor that is as another one should be."""
+    """A tensor that equals the expected value of another one."""
     for difference in differences:
         if difference.cause != "tensor":
             continue

@@ -1,7 +1,7 @@
-"""The oracle: runs a real training step with fake tensors on a CPU and says what CUDA's allocator would have held.
+"""The oracle: runs a real training step with fake tensors on a CPU and replays its allocations as on CUDA.
 
 `trace(step)` in process, or `python -m stoker.engine.trace FOLDER`: reads FOLDER/step.json, writes FOLDER/trace.json.
-Two optimizer steps, since the optimizer's state appears in the first one and the peak in the second.
+Two optimizer steps: the optimizer's state is created in the first, the peak is in the second.
 """
 
 import sys
@@ -22,24 +22,24 @@ from stoker.rundir import files
 
 @dataclass(frozen=True)
 class Traced:
-    """What one device held."""
+    """Memory of one device."""
 
     allocated: int
     """Peak of `torch.cuda.memory_allocated`."""
     reserved: int
     """Peak of `torch.cuda.memory_reserved`: what the allocator took from the driver."""
     static: int
-    """Bytes before the first step: the model."""
+    """Bytes of the model, before the first step."""
     requested: int
-    """Peak of the bytes that were asked for, before the allocator rounds them."""
+    """Peak of requested bytes, before the allocator rounds."""
     parts: dict[str, int]
-    """Allocated bytes at the peak by what they were for."""
+    """Allocated bytes at the peak by part."""
     moment: str
     """When the peak was."""
     moments: dict[str, int]
     """Peaks of allocated bytes by moment."""
     notes: list[str]
-    """Where the traced model differs from what was asked."""
+    """How the traced model differs from the step's."""
     log: list[Entry]
     """Every allocation and free, in order."""
 
@@ -50,7 +50,7 @@ def trace(step: Step, steps: int = 2, on: Kernels = "cuda") -> Traced:
     Args:
         step: What one device does.
         steps: Optimizer steps.
-        on: Whose kernels and allocator: a GPU's, or this CPU's as a real run on it would show.
+        on: The kernels: those of a GPU, or of this CPU for comparison with a real run on it.
     """
     with sharded.joined(step) as mesh, FakeTensorMode(), ExitStack() as around:
         ledger = Ledger(workspaces=cuda_kernels.WORKSPACES if on == "cuda" else {}, vocab=step.shape.vocab)
@@ -73,7 +73,7 @@ def trace(step: Step, steps: int = 2, on: Kernels = "cuda") -> Traced:
 
 
 def _replayed(ledger: Ledger, notes: list[str], *, expandable: bool) -> Traced:
-    """The log through CUDA's allocator, with the peak taken apart."""
+    """The log replayed through CUDA's allocator, with the peak by part."""
     allocator, marks = Allocator(expandable=expandable), dict(ledger.moments)
     moments: dict[str, int] = {}
     moment, at, last = "start", "start", 0
@@ -116,7 +116,7 @@ def _requested(log: list[Entry], sizes: dict[int, int]) -> int:
 
 
 def _parts(ledger: Ledger, place: int) -> dict[str, int]:
-    """Blocks in use after an entry of the log, by what they are for."""
+    """Bytes of blocks in use after an entry of the log, by part."""
     allocator = Allocator()
     for entry in ledger.log[: place + 1]:
         _serve(allocator, entry)

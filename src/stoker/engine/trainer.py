@@ -1,17 +1,17 @@
 """Everything Stoker overrides of `transformers.Trainer`, in one file (ADR 0006; tested floor: transformers 5.22).
 
-The Trainer's loop is kept. It sees one item per optimizer step, so its own accumulation and skipping are idle:
-    get_train_dataloader            steps from where the run goes on (O(1) seek)
+The Trainer's loop is kept. It sees one item per optimizer step, so its own accumulation and skipping do nothing:
+    get_train_dataloader            steps from the resumed one on (O(1) seek)
     get_batch_samples               one step at a time, and how long the loop waited for it
     training_step                   the step's micro batches: keyed RNG, canonical gradient sum, full-precision loss
-    _prepare_for_training           sharding, once the weights are loaded; what was planned is what runs
+    _prepare_for_training           sharding after the weights are loaded; the planned strategy is required
     _clip_grad_norm                 one norm in the order of the parameters
-    evaluate                        loss = mean over trained tokens of the whole split; given up for a stop
-    log                             a logger's full disk does not end the training; nothing is heaped up in the state
-    _save_checkpoint                committed checkpoints in our format, without states of callbacks: ours have none
-    _load_optimizer_and_scheduler   the same back; scaler and RNG come with it
-`tests/engine/test_trainer_contract.py` holds these names and signatures to the installed version. `ExactSteps` is a
-mixin: TRL's trainers are subclasses of `Trainer` and can take it too.
+    evaluate                        loss = mean over trained tokens of the whole split; interrupted by a stop
+    log                             a logger's full disk does not end the training; log history is cleared
+    _save_checkpoint                committed checkpoints in our format, without callback states: ours have none
+    _load_optimizer_and_scheduler   loads them, with scaler and RNG
+`tests/engine/test_trainer_contract.py` checks these names and signatures against the installed version. `ExactSteps`
+is a mixin: TRL's trainers are subclasses of `Trainer` and can take it too.
 """
 
 import copy
@@ -38,7 +38,7 @@ from stoker.plan.plan import Plan
 
 
 class Interrupted(Exception):
-    """An evaluation was given up for a stop; it is done after the resume."""
+    """An evaluation was interrupted by a stop; it is repeated after the resume."""
 
 
 if TYPE_CHECKING:
@@ -64,21 +64,21 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         ranks: Ranks,
         **kwargs: Any,
     ) -> None:
-        """Wrap the Trainer's own arguments with what it must not decide itself.
+        """Extend the Trainer's arguments by what it must not decide itself.
 
         Args:
             args: The Trainer's.
             steps: All steps of the run.
-            start_step: The step to go on from.
+            start_step: The step to resume from.
             eval_items: The eval split, whole items in order; empty without one.
             commit: Commits a checkpoint of the step that ended.
-            asked_to_stop: Whether the run is to end as soon as it can.
-            plan: What was decided.
+            asked_to_stop: Whether a stop was requested.
+            plan: The run's plan.
             ranks: This process among all that train.
             kwargs: The Trainer's.
         """
         super().__init__(*args, train_dataset=steps, data_collator=single, **kwargs)
-        # The Trainer's word for a model that is sharded already: accelerate must not wrap it.
+        # The Trainer's flag for a model that is sharded already: accelerate must not wrap it.
         self.is_distributed_loading_by_transformers = plan.strategy == "fsdp2"
         self._steps = steps
         self._start_step = start_step
@@ -89,11 +89,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self._commit = commit
         self._asked_to_stop = asked_to_stop
         self.due: list[str] = []
-        """What a stop put off at this step."""
+        """What a stop postponed at this step."""
         self.tokens = 0
-        """Seen so far."""
+        """Tokens seen so far."""
         self.passed_over: frozenset[int] = frozenset()
-        """Steps that do no update, by number from 1."""
+        """Steps without an update, by number from 1."""
         self.heartbeat = guard.Heartbeat(None)
         self.pulse = Pulse()
         self.last_item: StepItem | None = None
@@ -104,7 +104,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     # ---- data
 
     def get_train_dataloader(self) -> Any:
-        """Whole steps, from the one to go on with. Not prepared by accelerate: nothing is to be split or skipped."""
+        """Whole steps from the resumed one on. Not prepared by accelerate, which would split or skip."""
         workers = self.args.dataloader_num_workers
         return DataLoader(
             self._steps,
@@ -117,7 +117,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         )
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        """The next step, and how long the loop waited for it. Its trained tokens are counted in the item."""
+        """The next step, with the time the loop waited for it. The item has its count of trained tokens."""
         self.pulse.step, self.pulse.mark = self.state.global_step + 1, "data"
         started = time.perf_counter()
         item = next(epoch_iterator)
@@ -128,13 +128,13 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     # ---- the step
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        """Shard the model between loading its weights and making its optimizer."""
+        """Shard the model after loading its weights and before creating the optimizer."""
         if self._plan.strategy == "fsdp2":
             self._reduction = parallel.shard(self.model, self._plan)
         if not (self.is_deepspeed_enabled and resume_from_checkpoint):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         else:
-            # Weights before DeepSpeed takes them apart, the rest after: it would look for files of its own.
+            # Weights before DeepSpeed partitions them, the rest after: DeepSpeed would look for its own files.
             self._load_from_checkpoint(resume_from_checkpoint)
             prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
@@ -176,13 +176,13 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return self.last_losses.sum()
 
     def _pass_over(self, inputs: StepItem) -> torch.Tensor:
-        """The step keeps its number and does no update: without gradients in sync the optimizer leaves it out."""
+        """The step keeps its number without an update: accelerate's optimizer skips steps without synced gradients."""
         self.accelerator.sync_gradients = False
         self.last_item, self.last_losses = inputs, None
         return torch.zeros((), device=self.args.device)
 
     def _together(self, model: Any, *, last: bool) -> Any:
-        """The context of one micro batch: ranks add their gradients up with the last one, if not by the tree."""
+        """The context of one micro batch: without the tree, gradients are reduced with the last one."""
         self.accelerator.sync_gradients = last or not self.is_deepspeed_enabled
         return nullcontext() if last else parallel.unsynchronised(model)
 
@@ -199,7 +199,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     @functools.cached_property
     def _averaged(self) -> int:
-        """By how much the engine divides when it adds gradients up: it takes a mean over ranks, we want the sum."""
+        """The factor that undoes the engine's mean over ranks: we want the sum."""
         means = self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact
         return self._ranks.world if means else 1
 
@@ -215,15 +215,15 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Not counted here: the plan knows the model's arithmetic."""
+        """Not counted here: the plan estimates it."""
         return 0
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
-        """Clip by a norm summed in the order of the parameters, whoever computed the gradients."""
+        """Clip by a norm summed in parameter order, independent of ranks."""
         if self.last_losses is None:
             return torch.zeros(())
         if self.is_deepspeed_enabled:
-            self.last_norm = torch.tensor(super()._clip_grad_norm(model))  # clipped in its own step
+            self.last_norm = torch.tensor(super()._clip_grad_norm(model))  # DeepSpeed clips in its own step
             return self.last_norm
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients()
@@ -240,7 +240,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     # ---- evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Mean loss over the trained tokens of the eval split; resumes and device counts do not change it."""
+        """Mean loss over the trained tokens of the eval split, independent of resumes and device counts."""
         self.pulse.mark = "eval"
         started = time.perf_counter()
         try:
@@ -259,7 +259,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return metrics
 
     def _until_stopped(self, items: Sequence[StepItem]) -> Iterator[StepItem]:
-        """Eval items, unless a stop is asked for."""
+        """Eval items until a stop is requested."""
         for item in items:
             if any(self._ranks.anyone([self._asked_to_stop()])):
                 raise Interrupted
@@ -271,13 +271,13 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return mean_loss(items, lambda micro: self._loss(self.model_wrapped, micro, 1), self._ranks)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Hand figures to the loggers; their full disk does not end the training."""
+        """Pass figures to the loggers; a full disk there does not end the training."""
         try:
             super().log(*args, **kwargs)
         except OSError as error:
-            with suppress(OSError):  # the log may lie there too
+            with suppress(OSError):  # the log may be on the same disk
                 sys.stderr.write(f"{error}\n")
-        # It would be copied and written with every save; the events have it all.
+        # Log history is cleared: it would be written with every save, and the events have it all.
         self.state.log_history.clear()
 
     # ---- checkpoints
@@ -289,8 +289,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def copied(self, *, keep: bool) -> Copied:
         """This step's state on the host: weights and tokenizer in the Hugging Face layout, the rest in ours.
 
-        All ranks take part in putting shards together; the first one keeps what is written. The writer uses copies
-        only, so that training can go on meanwhile.
+        All ranks take part in gathering shards; the first keeps what is written. The writer uses copies only, so that
+        training can continue.
         """
         gather = zero.whole_weights if self._plan.strategy == "zero3" else checkpoint.whole_weights
         weights = gather(self.model, keep=keep)
@@ -314,16 +314,16 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Put the weights back: from safetensors, or not at all."""
+        """Load the weights, from safetensors only."""
         folder = Path(resume_from_checkpoint)
         if Path(self.model.config.name_or_path) == folder:
-            return  # built from it
+            return  # the model was built from it
         reading.require_safetensors(folder)
         with reading.named("STK512", path=folder):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint_path: str | None) -> None:
-        """Put back what was written beside the weights."""
+        """Load the training state written beside the weights."""
         if checkpoint_path is not None:
             self._training_state.load(Path(checkpoint_path))
 
@@ -335,11 +335,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
 
 class UnplacedArguments(TrainingArguments):
-    """Of a model that is sharded before it is placed: the whole of it may not fit on one device."""
+    """For a model that is sharded before it is moved to a device: the whole may not fit on one."""
 
     @property
     def place_model_on_device(self) -> bool:
-        """Sharding puts each part where it belongs."""
+        """Sharding moves each part to its device."""
         return False
 
 
@@ -348,7 +348,7 @@ class ExactTrainer(ExactSteps, Trainer):
 
 
 def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Copied weights or adapter, as transformers and PEFT write them: safetensors, training precision."""
+    """Write copied weights or an adapter as transformers and PEFT do: safetensors, training precision."""
     # PEFT would ask the hub whether the vocabulary grew; an adapter here never owns the embedding.
     options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, state_dict=weights, **options)

@@ -1,7 +1,7 @@
 """A model's weights as safetensors files, tensor by tensor: memory is bounded by the largest tensor, not by the model.
 
-Knows files, names and bytes; what a tensor means is not known here. The library's own writer wants a whole file's
-tensors at once, so files are written here: a header, then the bytes in its order.
+Knows files, names and bytes, not what a tensor means. The library's own writer needs all tensors of a file at once, so
+files are written here: a header, then the bytes in its order.
 """
 
 import json
@@ -48,7 +48,7 @@ class TensorEntry:
 
 
 class ModelFiles:
-    """The weights of a model folder. Read, not mapped: a map's pages would count as long as any tensor of it lives."""
+    """The weights of a model folder. Read, not memory-mapped: mapped pages would count as memory in use."""
 
     def __init__(self, folder: Path) -> None:
         index = folder / INDEX_NAME
@@ -70,11 +70,11 @@ class ModelFiles:
         return iter(self._places)
 
     def entry(self, name: str) -> TensorEntry:
-        """What the file's header says of a tensor."""
+        """A tensor's entry in the file's header."""
         return self._places[name].entry
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in memory of its own."""
+        """One tensor, read into memory."""
         place = self._places[name]
         value = torch.empty(place.entry.shape, dtype=place.entry.dtype)
         with place.path.open("rb") as file:
@@ -92,7 +92,7 @@ class _Place:
 
 
 def _places(path: Path) -> dict[str, _Place]:
-    """Where the tensors of one file stand, as its header says."""
+    """Offsets of the tensors of one file, by its header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -106,12 +106,12 @@ def _places(path: Path) -> dict[str, _Place]:
 
 
 def write(path: Path, entries: list[TensorEntry], tensor: Callable[[str], torch.Tensor]) -> None:
-    """Write one file; each tensor is asked for when its turn comes.
+    """Write one file; each tensor is requested when it is written.
 
     Args:
         path: The file.
-        entries: What will be written. Wider types come first, so that every tensor is aligned.
-        tensor: Gives a tensor by name, in the entry's type and shape.
+        entries: The tensors. Wider types come first, so that every tensor is aligned.
+        tensor: Returns a tensor by name, in the entry's dtype and shape.
     """
     ordered = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

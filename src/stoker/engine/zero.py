@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO: its optimizer state by parameter name, in the one checkpoint format, without its pickles.
 
-DeepSpeed keeps flat partitions over all parameters; its own functions put a parameter's state together and take it
-apart again. All ranks take part in both.
+DeepSpeed keeps flat partitions over all parameters; its own functions gather a parameter's state and partition it
+again. Both are collective calls.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from stoker.engine import checkpoint
 from stoker.engine.checkpoint import Tensors, TrainingState
 
 _FIELDS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps for a parameter; other optimizers are refused with ZeRO."""
+"""AdamW's state of a parameter; other optimizers are refused with ZeRO."""
 
 
 def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """The trained weights, put together on the rank that keeps them."""
+    """The trained weights, gathered on the rank that keeps them."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -26,14 +26,14 @@ def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
 
 
 def _persistent_buffers(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """What belongs to a model beside its parameters; every rank has it whole."""
+    """Persistent buffers; every rank has them whole."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     there = model.state_dict().items()
     return {name: checkpoint.kept(tensor, keep=keep) for name, tensor in there if name not in parameters}
 
 
 class ZeroState(TrainingState):
-    """The optimizer's state where DeepSpeed holds it."""
+    """The training state with DeepSpeed's optimizer."""
 
     def gather_optimizer(self, tensors: Tensors, *, keep: bool) -> dict[str, Any]:
         """By parameter name, as every strategy writes it."""
@@ -52,7 +52,7 @@ class ZeroState(TrainingState):
         return {"groups": [], "parameters": parameters}
 
     def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
-        """Hand each rank its parts, and go on counting."""
+        """Load each rank's partitions and the step count."""
         states = self._begin()
         if not index["parameters"]:
             return  # no update was done yet
@@ -68,13 +68,13 @@ class ZeroState(TrainingState):
         return self.optimizer.optimizer  # type: ignore[attr-defined]  # DeepSpeed's holds torch's
 
     def _counter(self, steps: float, beside: torch.Tensor) -> Any:
-        """Steps done, as the optimizer counts them: torch's by a tensor, DeepSpeed's own for the CPU by a number."""
+        """The optimizer's step count: a tensor in torch's, an integer in DeepSpeed's own for the CPU."""
         if isinstance(self._inner(), torch.optim.AdamW):
             return torch.tensor(steps, dtype=torch.float32, device=beside.device)
         return int(steps)
 
     def _begin(self) -> list[dict[str, Any]]:
-        """The states of the flat partitions; where there are none yet, as AdamW makes them at its first step."""
+        """The states of the flat partitions, created as AdamW would at its first step if missing."""
         zero: Any = self.optimizer
         partitions = getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups
         states = self._inner().state
@@ -83,12 +83,12 @@ class ZeroState(TrainingState):
                 states[flat] = {field: torch.zeros_like(flat) for field in _FIELDS}
                 states[flat]["step"] = self._counter(0.0, flat)
         if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
-            zero._lazy_init_hp_params_optimizer_state()  # stage 2: which part of a partition is whose
+            zero._lazy_init_hp_params_optimizer_state()  # stage 2: maps parameters to their part of a partition
         return [states[flat] for flat in partitions]
 
 
 def _set(parameter: Any, value: torch.Tensor, field: str) -> None:
-    """A parameter's state: whole for stage 2, this rank's padded part for stage 3."""
+    """Set a parameter's state: whole for stage 2, this rank's padded partition for stage 3."""
     from deepspeed.utils import safe_get_local_optimizer_state, safe_set_full_optimizer_state
 
     if not hasattr(parameter, "ds_id"):

@@ -1,7 +1,7 @@
 """Replays a log of allocations as CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp) would serve it.
 
-Knows size classes, block splitting and joining, and a pool per stream. Memory is never short here: nothing is given
-back to the driver, so that `reserved` only grows. Requests and frees only; knows nothing of tensors.
+Models size classes, block splitting and merging, and a pool per stream. Memory is unlimited: nothing is returned to the
+driver, so `reserved` only grows. Requests and frees only; knows nothing of tensors.
 """
 
 from bisect import bisect_left, insort
@@ -15,16 +15,16 @@ _SMALL = MiB
 _SMALL_SEGMENT = 2 * MiB
 _LARGE_SEGMENT = 20 * MiB
 _OWN_SEGMENT = 10 * MiB
-"""From here on a request gets a segment of its own size."""
+"""From here on a request gets a segment of its own."""
 _SEGMENT_ROUND = 2 * MiB
 
 Entry = tuple[int, int, int] | tuple[int]
-"""(number, bytes, stream) of an allocation, or (-number,) where it is freed."""
+"""(number, bytes, stream) of an allocation, or (-number,) of its free."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most that was held."""
+    """Peaks of a replay."""
 
     allocated: int
     """Bytes of blocks in use, as `torch.cuda.max_memory_allocated` counts them."""
@@ -34,7 +34,7 @@ class Peaks:
 
 @dataclass(eq=False)
 class _Block:
-    """A piece of a segment; pieces of one segment are linked in the order of their addresses."""
+    """A block of a segment; the blocks of a segment are linked in address order."""
 
     address: int
     size: int
@@ -49,13 +49,13 @@ class Allocator:
     """The allocator of one device."""
 
     expandable: bool = False
-    """`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one segment for each pool that grows at its end."""
+    """`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one growing segment per pool."""
     allocated: int = 0
     reserved: int = 0
     peak_allocated: int = 0
     peak_reserved: int = 0
     _pools: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict, repr=False)
-    """Free blocks as (size, address) in that order, for a stream and for small or large requests."""
+    """Free blocks as sorted (size, address), by stream and by small or large requests."""
     _free: dict[int, _Block] = field(default_factory=dict, repr=False)
     _used: dict[int, _Block] = field(default_factory=dict, repr=False)
     _ends: dict[int, _Block] = field(default_factory=dict, repr=False)
@@ -63,7 +63,7 @@ class Allocator:
     _next: int = 0
 
     def malloc(self, number: int, size: int, stream: int = 0) -> int:
-        """Serve a request; the size of the block it got, which is what counts as allocated."""
+        """Serve a request; returns the size of its block, which counts as allocated."""
         if size == 0:
             return 0
         size = rounded(size)
@@ -79,7 +79,7 @@ class Allocator:
         return block.size
 
     def free(self, number: int) -> None:
-        """Take a block back and join it with free neighbours."""
+        """Free a block and merge it with free neighbours."""
         block = self._used.pop(number, None)
         if block is None:
             return
@@ -99,9 +99,9 @@ class Allocator:
         return {number: block.size for number, block in self._used.items()}
 
     def _found(self, pool: list[tuple[int, int]], size: int) -> _Block | None:
-        """The smallest free block that is large enough, the one of the lowest address among equals.
+        """The smallest free block that is large enough, of equal ones that of the lowest address.
 
-        The free end of a growing segment counts as endless: it is taken last.
+        The free end of a growing segment is taken last.
         """
         end = self._ends.get(id(pool))
         for place in range(bisect_left(pool, (size, -1)), len(pool)):
@@ -124,7 +124,7 @@ class Allocator:
         return block
 
     def _grown(self, pool: list[tuple[int, int]], size: int, *, small: bool) -> _Block:
-        """Lengthen the pool's segment by whole pages until its free end holds the request."""
+        """Extend the pool's segment by whole pages until its free end holds the request."""
         page = _SMALL_SEGMENT if small else _LARGE_SEGMENT
         end = self._ends.get(id(pool))
         missing = size - (end.size if end is not None and end.free else 0)
@@ -136,7 +136,7 @@ class Allocator:
             return end
         if end is None:
             address = self._next
-            self._next += 1 << 50  # more than any device has: segments of different pools never meet
+            self._next += 1 << 50  # larger than any device: segments of different pools never touch
         else:
             address = end.address + end.size
         block = _Block(address, grown, pool, before=end)
@@ -199,7 +199,7 @@ def rounded(size: int) -> int:
 
 
 def _segment_size(size: int) -> int:
-    """Bytes that are asked of the driver where no free block holds the request."""
+    """Bytes requested from the driver if no free block is large enough."""
     if size <= _SMALL:
         return _SMALL_SEGMENT
     if size < _OWN_SEGMENT:

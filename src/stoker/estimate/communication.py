@@ -1,9 +1,9 @@
-"""What devices send each other in a step, and how long that takes without anything to hide behind.
+"""Communication of a step, and its time without overlap.
 
-Within a node and between nodes parts of a collective go on side by side, so the slower of the two counts. A gather over
+Transfers within a node and between nodes run in parallel, so the slower of the two counts. A gather over
 n devices in nodes of k: (k - 1) / k of the bytes reach each device inside; (nodes - 1) / nodes of them enter each node,
-over the lines of its k devices together. Where slices are exchanged nothing is added up on the way: each device sends
-(n - k) / n of its bytes out over its own line. Time to get a message under way is not counted.
+over the links of its k devices together. An exchange of slices reduces nothing on the way: each device sends
+(n - k) / n of its bytes over its own link. Latency is not counted.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _HOOKS = {"fsdp2": 1, "zero3": 9}
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How fast one device sends to others, after losses."""
+    """Effective bandwidths of one device."""
 
     inside: float
     """Bytes per second within a node."""
@@ -29,18 +29,18 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds of collectives, by what they can hide behind."""
+    """Seconds of collectives, by what they overlap with."""
 
     forward: float = 0.0
-    """Per micro batch, beside the forward pass."""
+    """Per micro batch, overlapping the forward pass."""
     backward: float = 0.0
-    """Per micro batch, beside the backward pass."""
+    """Per micro batch, overlapping the backward pass."""
     blocking: float = 0.0
-    """Per micro batch, with nothing beside it."""
+    """Per micro batch, without overlap."""
     last: float = 0.0
-    """Per step, beside the last backward pass."""
+    """Per step, overlapping the last backward pass."""
     end: float = 0.0
-    """Per step, with nothing beside it."""
+    """Per step, without overlap."""
     hooks: float = 0.0
     """Hooks the host runs per pass of a micro batch."""
 
@@ -54,7 +54,7 @@ def traffic(step: Step, work: Work, links: Links) -> Traffic:
     if step.strategy == "ddp":
         gather = _gather(step, work.trained_bytes, replicas, links)
         if step.canonical and replicas > step.devices_per_node:
-            # After the last micro batch, so beside nothing.
+            # After the last micro batch, so without overlap.
             sums = most_sums(step.accumulation, replicas)
             return Traffic(blocking=blocking, end=sums * _exchange(step, work.trained_bytes, replicas, links) + gather)
         return Traffic(blocking=blocking, last=2 * gather)
@@ -93,15 +93,15 @@ def _exchange(step: Step, size: float, devices: int, links: Links) -> float:
 
 
 def most_sums(leaves: int, ranks: int) -> int:
-    """How many sums of the canonical tree one rank holds at most, with so many leaves for each of the ranks.
+    """The most sums of the canonical tree that one rank holds, with `leaves` per rank.
 
-    A power of two of leaves makes one; a rank whose leaves start or end between the tree's nodes holds several.
+    A power of two of leaves makes one; a rank whose leaves start or end inside a node holds several.
     """
     return max(_sums(rank * leaves, (rank + 1) * leaves) for rank in range(ranks))
 
 
 def _sums(first: int, last: int) -> int:
-    """Whole nodes of the tree, the largest there are, that make up the leaves [first, last)."""
+    """The number of largest whole nodes that make up the leaves [first, last)."""
     count = 0
     while first < last:
         size = 1 << (last - first).bit_length() - 1
@@ -111,7 +111,7 @@ def _sums(first: int, last: int) -> int:
 
 
 def _tensor_parallel(step: Step, work: Work, links: Links) -> float:
-    """Two sums of the activations forward, two backward, two more to recompute."""
+    """Two all-reduces of the activations forward, two backward, two more to recompute."""
     if step.foreign.tensor_parallel == 1:
         return 0.0
     times = {"none": 4, "selective": 4, "full": 6}[step.recompute] * step.shape.layers / step.foreign.pipeline_parallel

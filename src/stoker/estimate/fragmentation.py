@@ -1,4 +1,4 @@
-"""What the allocator takes from the driver beyond what tensors hold: two steps of a shallow model, replayed.
+"""Memory the allocator reserves beyond what tensors hold: two steps of a shallow model, replayed.
 
 Blocks are alike: those between the first and the last add to what is held, hardly to what is lost between. The second
 step matters, because the optimizer's state, made at the end of the first, then lies where the first one's tensors were.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from stoker.estimate.allocator import Allocator, Entry
 
 _COUNTED_FROM = 1 << 20
-"""Smaller tensors are left out: together they fill a few segments of 2 MiB."""
+"""Smaller tensors are ignored: together they fill a few segments of 2 MiB."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Tensors:
     """Bytes of the tensors around a micro batch."""
 
     held: list[int]
-    """Those that live throughout."""
+    """Permanent ones."""
     waiting: list[int] = field(default_factory=list)
     """Gradients of earlier micro batches."""
     states: list[int] = field(default_factory=list)
-    """The optimizer's, made in the first step."""
+    """Optimizer state, created in the first step."""
     scratch: list[int] = field(default_factory=list)
-    """What the optimizer's step makes and drops together."""
+    """Temporaries of the optimizer step."""
 
 
 def lost_bytes(log: list[Entry], around: Tensors, *, expandable: bool) -> int:
@@ -68,12 +68,12 @@ class _Run:
         return list(range(first, self._next))
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Free what some requests got."""
+        """Free some requests."""
         for number in numbers:
             self.allocator.free(number)
 
     def micro_batch(self) -> list[int]:
-        """Serve the log; the numbers of what lives at its end."""
+        """Serve the log; returns the numbers of live requests at its end."""
         offset, malloc, free = self._next, self.allocator.malloc, self.allocator.free
         living: dict[int, None] = {}
         for entry in self.log:

@@ -1,4 +1,4 @@
-"""The linear layers of a family's block: what they are called, how large they are, and what an adapter trains."""
+"""The linear layers of a family's block: names, sizes, and what an adapter trains."""
 
 import functools
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NAMES = {
     "chatglm": {"qkv": "query_key_value", "o": "dense", "gate_up": "dense_h_to_4h", "down": "dense_4h_to_h"},
     "internlm2": {"qkv": "wqkv", "o": "wo", "gate": "w1", "up": "w3", "down": "w2"},
 }
-"""What families call their layers where not `q_proj` and the like; some join several into one."""
+"""Layer names of families that differ from `q_proj` and the like; some join several into one."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Linear:
     inputs: int
     outputs: int
     count: int
-    """How many the whole model has."""
+    """Their number in the whole model."""
     bias: bool = False
 
     @property
@@ -67,7 +67,7 @@ def linear_layers(shape: ModelShape) -> list[Linear]:
 
 
 def adapted(shape: ModelShape, adapter: Adapter) -> list[Linear]:
-    """Those that have a low-rank adapter."""
+    """Layers with a low-rank adapter."""
     return [one for one in linear_layers(shape) if not adapter.targets or one.name in adapter.targets]
 
 

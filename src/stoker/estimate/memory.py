@@ -22,15 +22,15 @@ from stoker.estimate.walk import Moment, Walk
 
 _FP32 = 4
 _CUBLAS_WORKSPACES = 2 * ((4096 * 2 + 16 * 8) << 10)
-"""cuBLAS' scratch space, one for the thread of each pass. It comes out of torch's allocator."""
+"""cuBLAS workspaces, one per thread of each pass, from torch's allocator."""
 _CONTEXT_BYTES = {"cuda": 500_000_000, "mps": 300 << 20, "cpu": 400 << 20}
-"""The driver's own, with the kernels a training run loads."""
+"""The CUDA context, with the kernels a training run loads."""
 _NCCL_BYTES = 200 << 20
 _FULL_STATE_BELOW = 4096
 """Elements up to which an 8-bit optimizer keeps fp32 states."""
 _PAGED_FROM = 100_000
 _LIVE_PARAMETERS = 10**9
-"""Weights that ZeRO-3 keeps put together (`stage3_max_live_parameters`)."""
+"""Weights that ZeRO-3 keeps gathered (`stage3_max_live_parameters`)."""
 _SUB_GROUP = 10**9
 """Weights that DeepSpeed's ZeRO-3 updates together (`sub_group_size`)."""
 _STATE_BLOCK = 256
@@ -38,9 +38,9 @@ _WEIGHT_BLOCK = 64
 _GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero in GPTQ's form."""
 _SLIGHT = 0.03
-"""Share of what is held below which gradients and states do not change where the next step's tensors lie."""
+"""Share of held memory below which gradients and states do not affect fragmentation."""
 _VARIED_ACTIVATIONS, _VARIED_LOGITS = 1.45, 3.7
-"""What the allocator has taken after many steps of differing lengths: so many times what one of the longest holds."""
+"""Reserved memory after many steps of differing lengths, as a multiple of the longest step's."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Estimate:
 
     @functools.cached_property
     def reserved(self) -> int:
-        """Taken by the allocator, by a replay of two blocks (milliseconds, when first asked for)."""
+        """Reserved by the allocator, by a replay of two blocks (milliseconds, on first use)."""
         if self.kind != "cuda":
             return self.allocated
         if self.step.foreign.varied:
@@ -75,7 +75,7 @@ class Estimate:
 
     @functools.cached_property
     def replayed(self) -> int:
-        """The same by a replay of all blocks: exact where gaps grow with depth, and a hundred times slower."""
+        """The same by a replay of all blocks: exact if fragmentation grows with depth, and a hundred times slower."""
         if self.kind != "cuda" or self.step.foreign.varied:
             return self.reserved
         return self.allocated + _lost_bytes(self.step, Walk(self.step, self.step.shape.layers))
@@ -88,7 +88,7 @@ class Estimate:
 
 @functools.cache
 def estimate(step: Step, device: str = "cuda") -> Estimate:
-    """Peak memory, when it is, and of what."""
+    """Peak memory, its moment and its parts."""
     weights, states, waiting = _held_weight_bytes(step), optimizer_bytes(step), _waiting_gradient_bytes(step)
     complete, buffers = gradient_bytes(step) - waiting, _buffer_bytes(step)
     moments = {**_walk(step).moments, "optimizer": _optimizer_moment(step, waiting)}
@@ -120,7 +120,7 @@ def _walked(step: Step) -> Walk:
 
 
 def _passing(step: Step) -> Step:
-    """The step with what makes no difference to its passes left out: many steps of a search pass alike."""
+    """The step without fields that do not affect its passes: many steps of a search share them."""
     if step.strategy in ("single", "ddp", "zero1"):
         alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1)
         alone = replace_foreign(alone, offload="none")
@@ -132,7 +132,7 @@ def _passing(step: Step) -> Step:
 
 
 def _lost_bytes(step: Step, walk: Walk) -> int:
-    """What the allocator has taken and no tensor uses, by a model of the blocks that were walked through."""
+    """Reserved bytes that no tensor uses, by a replay of the walked blocks."""
     shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
     around = _tensors(shallow)
     if sum(around.waiting) + sum(around.states) > _SLIGHT * sum(around.held):
@@ -144,14 +144,14 @@ def _lost_bytes(step: Step, walk: Walk) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _lost_in_passes(step: Step) -> int:
-    """The same where gradients and states are too small to be in the way."""
+    """The same if gradients and states are too small to matter."""
     walk = _walked(step)
     shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
     return lost_bytes(walk.tape.log, Tensors(_tensors(shallow).held), expandable=step.expandable)
 
 
 def _tensors(step: Step) -> Tensors:
-    """Tensors that are there beside those of a micro batch."""
+    """Tensors beside those of a micro batch."""
     trained = layers.trained(step.shape, step.adapter)
     gradients = [one.elements * _size(step, one) // step.gradient_parts for one in trained for _ in range(one.count)]
     weights = _weight_tensors(step) if step.foreign.offload != "all" else []
@@ -181,7 +181,7 @@ def whole_weight_bytes(step: Step) -> int:
 
 
 def _held_weight_bytes(step: Step) -> int:
-    """This device's part of the weights; of quantised ones only the packed numbers are shared out."""
+    """This device's shard of the weights; of quantised ones only the packed values are sharded."""
     whole = 0 if step.foreign.offload == "all" else whole_weight_bytes(step)
     if step.strategy == "zero3":
         gathered = min(step.shape.parameters(), _LIVE_PARAMETERS) * BYTES.get(step.weights, 2)
@@ -194,7 +194,7 @@ def _held_weight_bytes(step: Step) -> int:
 
 
 def _copies(parameters: Iterable[Parameter], size: int) -> int:
-    """Tensors of these forms, with so many bytes an element."""
+    """Bytes of tensors of these forms, by bytes per element."""
     return sum(block(one.elements * size) * one.count for one in parameters)
 
 
@@ -210,7 +210,7 @@ def _packed_bytes(step: Step, linear: Linear) -> int:
 
 
 def gradient_bytes(step: Step) -> int:
-    """Gradients of all trained weights of one device's part, in as many copies as live together."""
+    """Gradients of this device's shard of all trained weights, times the live copies."""
     return 0 if _hands_over(step) else _trained_bytes(step) * step.gradient_sets // step.gradient_parts
 
 
@@ -226,12 +226,12 @@ def _size(step: Step, one: Parameter) -> int:
 
 
 def _updated_size(step: Step, one: Parameter) -> int:
-    """Of what the optimizer changes."""
+    """Bytes of an element as the optimizer updates it."""
     return _FP32 if step.foreign.master else _size(step, one)
 
 
 def _hands_over(step: Step) -> bool:
-    """Whether gradients go to main memory as they come."""
+    """Whether gradients are offloaded as they arrive."""
     return step.foreign.offload == "all" or (
         step.foreign.offload == "optimizer" and step.strategy in ("zero2", "zero3")
     )
@@ -245,7 +245,7 @@ def _waiting_gradient_bytes(step: Step) -> int:
 
 
 def _buffer_bytes(step: Step) -> int:
-    """What DDP and ZeRO send gradients from, taken once."""
+    """DDP's and ZeRO's permanent gradient buckets."""
     gradients = _trained_bytes(step)
     if step.strategy == "ddp":
         return gradients
@@ -262,7 +262,7 @@ def gradient_sets(micro_batches: int, *, exact: bool) -> int:
 
 
 def checkpoint_bytes(step: Step) -> int:
-    """Size of one checkpoint of the whole run: trained weights and the optimizer's state."""
+    """Bytes of one checkpoint: trained weights and the optimizer's state."""
     states = sum(_state_bytes(step, one) * one.count for one in layers.trained(step.shape, step.adapter))
     return trainable_parameters(step.shape, step.adapter) * _FP32 + states + (16 << 20)
 
@@ -320,7 +320,7 @@ def _moment_bytes(step: Step, one: Parameter) -> int:
 
 
 def _optimizer_moment(step: Step, waiting: int) -> Moment:
-    """One complete set of gradients, and what the optimizer's step makes and drops."""
+    """One complete set of gradients, and temporaries of the optimizer step."""
     trained = layers.trained(step.shape, step.adapter)
     if step.foreign.offload != "none":
         return Moment(gradient_bytes(step) - waiting, gradients=gradient_bytes(step) - waiting)

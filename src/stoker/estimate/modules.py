@@ -24,7 +24,7 @@ _QUANTISED = ("nf4", "nf4_double", "int8", "int4")
 
 @dataclass(frozen=True)
 class _Family:
-    """What a family's block does otherwise than Llama's."""
+    """How a family's block differs from Llama's."""
 
     norm: Literal["rms", "wide_rms", "layer"] = "rms"
     """RMSNorm with its weight applied after the cast back or, wide, before it; or LayerNorm."""
@@ -34,13 +34,13 @@ class _Family:
     """Where norms are beside attention and feed-forward."""
     activation: Literal["kernel", "written_out"] = "kernel"
     rotary_share: float = 1.0
-    """How many of a head's channels are rotated."""
+    """Share of a head's channels that are rotated."""
     rotates_apart: bool = False
-    """Whether these are joined with the rest anew: heads, not tokens, then lie together, in flash's result, too."""
+    """Whether they are concatenated with the rest: the layout is then by head, not by token, also in flash's result."""
     dropout: bool = False
     """Dropout on what is added to the residual stream."""
     caps: bool = False
-    """Whether scores of attention and logits are bent below a cap."""
+    """Whether attention scores and logits have a soft cap."""
 
 
 _LLAMA = _Family()
@@ -77,20 +77,20 @@ class Modules:
         self.trains_embedding = self.trains_all or "embed_tokens" in whole
         self.table = BYTES[step.adapter.whole_dtype] if step.adapter and whole else self.outer
         self.trains_head = self.trains_all or "lm_head" in whole or (shape.tie_embeddings and self.trains_embedding)
-        # Of experts, those one token goes through, as one layer of their width together: approximate.
+        # The experts of one token as one layer of their total width: approximate.
         inner = shape.intermediate * max(1, shape.experts_per_token)
         self.linears = layers.by_role(dataclasses.replace(shape, intermediate=inner) if shape.experts else shape)
         self.head = Linear("lm_head", shape.hidden, shape.vocab, 1, bias=shape.head_bias)
         self.table_edge = LEAF
         self.selective, self.products = step.recompute == "selective", 0
         self.outputs: list[Held] = []
-        """What the training loop holds on to until the backward pass is over."""
+        """What the training loop holds until the end of the backward pass."""
         self.output = 0
         """Where on the tape the output layer's product ends and the loss begins."""
         self.scalar = tape.tensor(0, FP32)
 
     def _seen(self, stored: str) -> int:
-        """Bytes of an element of a weight where it is used; FSDP's mixed precision hands it out in `compute`."""
+        """Bytes of an element of a weight in use; FSDP's mixed precision gathers it in `compute`."""
         own = BYTES[stored]
         return own if self.step.autocast else min(own, self.compute)
 
@@ -113,7 +113,7 @@ class Modules:
         return self._efficient(query, key, value)
 
     def _flash(self, query: Held, key: Held, value: Held) -> Tensor:
-        """Keeps its inputs, its result and the logarithm of each row's sum."""
+        """Saves its inputs, its result and the log-sum-exp of each row."""
         shape, heads = self.shape, self.step.micro * self.shape.heads
         rows = heads * _up(self.step.length, 128)
         scratch: tuple[int, ...] = (rows * FP32, rows * _up(shape.head_dim, 32) * FP32)
@@ -126,7 +126,7 @@ class Modules:
         )
 
     def _efficient(self, query: Held, key: Held, value: Held) -> Tensor:
-        """As flash, but every head has keys of its own, and a mask is a number for each pair."""
+        """Like flash, but with keys repeated for every head, and a mask as a number per pair."""
         step, shape = self.step, self.shape
         length, heads = step.length, step.micro * shape.heads
         if shape.kv_heads != shape.heads:
@@ -147,11 +147,11 @@ class Modules:
         )
 
     def _repeated(self, value: Held) -> Tensor:
-        """Keys or values once for each head that reads them."""
+        """Keys or values repeated for each head."""
         return self.tape.op(value.bytes * self.shape.heads // self.shape.kv_heads, value.size, (value,))
 
     def _eager(self, query: Held, key: Held, value: Held) -> Held:
-        """Written out: every pair of tokens has a score."""
+        """Eager attention: the score of every pair of tokens is stored."""
         tape, shape = self.tape, self.shape
         pairs = self.step.micro * shape.heads * self.step.length**2
         if shape.kv_heads != shape.heads:
@@ -168,14 +168,14 @@ class Modules:
         return self.tape.op(scores.bytes, scores.size, (scores,), saves_result=True)
 
     def _matmul(self, left: Held, right: Held, elements: int) -> Tensor:
-        """A product for each head; of several sequences the heads must be brought together first."""
+        """A batched product over heads."""
         if self.step.autocast:
             left, right = self._cast(left, self.compute), self._cast(right, self.compute)
         saved = (right if left.edge is not None else None, left if right.edge is not None else None)
         return self.tape.op(elements * left.size, left.size, (left, right), saved)
 
     def _copied(self, x: Held) -> Tensor:
-        """Laid out anew."""
+        """A contiguous copy."""
         return self.tape.op(x.bytes, x.size, (x,))
 
     def _rotated(self, states: Held) -> Tensor:
@@ -252,7 +252,7 @@ class Modules:
         tape = self.tape
         if self.family.activation == "kernel":
             return tape.op(x.bytes, x.size, (x,), (x,))
-        # `gelu_new` is written out: half of x times one more than the tanh of a sum with its cube.
+        # `gelu_new` is written out: 0.5 * x * (1 + tanh(c * (x + d * x**3))).
         half = self._scaled(x)
         return self._multiplied(half, tape.shifted(self._tanh(self._scaled(tape.add(x, self._scaled(self._cubed(x)))))))
 
@@ -276,7 +276,7 @@ class Modules:
         return self.tape.op(num_bytes, size, (left, right), saved, cast)
 
     def _scaled(self, x: Held) -> Tensor:
-        """Times a number."""
+        """Times a scalar."""
         return self.tape.op(x.bytes, x.size, (x,), (self.scalar,))
 
     def _dropout(self, x: Held) -> Tensor:
@@ -318,7 +318,7 @@ class Modules:
         return self.selective and self.products % 2 == 1
 
     def _lowered(self, weight: Value, compute: int) -> Value:
-        """A weight as a product takes it; autocast keeps its copies of those that are trained."""
+        """A weight as input of a product; autocast caches its copies of trained ones."""
         if weight.size == compute:
             return weight
         if weight.edge is None:
@@ -328,7 +328,7 @@ class Modules:
         return copy
 
     def _unpacked_product(self, x: Held, linear: Linear) -> Held:
-        """The 4-bit layer of bitsandbytes: the weight is unpacked for the product and again in the backward pass."""
+        """The 4-bit layer of bitsandbytes: the weight is dequantised for the product and again in the backward pass."""
         given = self._cast(x, self.compute)
         num_bytes = x.bytes // x.size // linear.inputs * linear.outputs * self.compute
         unpacked = self.tape.tensor(linear.weights * self.compute, self.compute)

@@ -17,7 +17,7 @@ Precision = Literal["half", "single", "narrow", "experts"]
 _QUANTISED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1.03 / 64, "int8": 1.0, "int4": 0.5 + 2 / 128}
 """Bytes of one weight with its constants: NF4 in blocks of 64, GPTQ in groups of 128."""
 _UNPACKING = {"nf4": (5.0, 1), "nf4_double": (5.0, 3), "int8": (3.0, 2), "int4": (24.0, 8)}
-"""Bytes and kernels to turn a held weight into 16 bits. GPTQ's are unpacked by a chain of plain operations."""
+"""Bytes and kernels to dequantise a weight to 16 bits. GPTQ's is a chain of elementwise operations."""
 _OPTIMIZER_WORDS = {
     "adamw": 23.0,
     "adamw_fused": 10.0,
@@ -39,22 +39,22 @@ class Product(NamedTuple):
     inner: float
     columns: float
     times: float
-    """How many."""
+    """Their number."""
     launches: float
-    """Kernels they are done in: one each, or one for all experts of a layer."""
+    """Kernels launched for them: one each, or one for all experts of a layer."""
     frozen: bool = False
     """Whether the weight gets no gradient."""
     precision: Precision = "half"
-    """In 16 bits, in fp32, or in the step's `product_bits`, of layers all tokens pass or of experts."""
+    """16 bits, fp32, or the step's `product_bits`, of dense layers or of experts."""
 
     @property
     def flops(self) -> float:
-        """Operations of all of them."""
+        """Total floating-point operations."""
         return 2 * self.times * self.rows * self.inner * self.columns
 
     @property
     def moved(self) -> float:
-        """Bytes they read and write at least, in 16 bits."""
+        """Minimum bytes read and written, in 16 bits."""
         return 2 * self.times * (self.rows * self.inner + self.inner * self.columns + self.rows * self.columns)
 
     def backward(self) -> "Iterator[Product]":
@@ -67,7 +67,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Bytes that kernels without arithmetic to speak of read and write, and how many kernels they are."""
+    """Bytes read and written by memory-bound kernels, and the number of kernels."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -83,7 +83,7 @@ class Stream:
         )
 
     def times(self, tokens: float, layers: float) -> "Stream":
-        """Of so many tokens and layers."""
+        """Scaled by tokens and layers."""
         every = tokens * layers
         return Stream(
             self.forward * every, self.backward * every, self.kernels * layers, self.backward_kernels * layers
@@ -91,7 +91,7 @@ class Stream:
 
 
 class Load(NamedTuple):
-    """What one size of product asks of a device."""
+    """The load of one size of product on a device."""
 
     flops: float
     moved: float
@@ -106,11 +106,11 @@ class Pass:
     attention_flops: float = 0.0
     streamed: float = 0.0
     unpacked: float = 0.0
-    """Bytes streamed to unpack quantised weights."""
+    """Bytes streamed to dequantise weights."""
     kernels: float = 0.0
     """Kernels beside the products."""
     launches: float = 0.0
-    """Kernels in all."""
+    """All kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,17 @@ class Work:
     forward: Pass
     backward: Pass
     again: Pass
-    """What the backward pass computes a second time."""
+    """The recomputation in the backward pass."""
     update: Pass
     """The optimizer, once per step."""
     tokens: float
     """Tokens of a micro batch on this device."""
     trained: float
-    """Weights with a gradient, of the model part that this device holds or shares in."""
+    """Trained weights of the model part that this device holds or has a shard of."""
     trained_bytes: float
     """Bytes of their gradients."""
     gathered_bytes: float
-    """Bytes of that model part as it is sent where it is shared out."""
+    """Bytes of that model part as it is gathered, if sharded."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -260,7 +260,7 @@ def _attention_flops(sizes: _Sizes) -> float:
 
 
 def _block_stream(sizes: _Sizes) -> Stream:
-    """Everything in the blocks that is no product."""
+    """Everything in the blocks that is not a matrix product."""
     pieces = (_norms, _positions, _attention, _activation, _residual, _experts, _quantising)
     block = sum((piece(sizes) for piece in pieces), Stream())
     return block.times(sizes.tokens, sizes.layers) + _adapters(sizes) + _weight_casts(sizes)
@@ -290,7 +290,7 @@ def _positions(sizes: _Sizes) -> Stream:
 
 
 def _attention(sizes: _Sizes) -> Stream:
-    """A fused kernel reads and writes its ends; eager attention writes all scores, several times."""
+    """A fused kernel reads inputs and writes outputs; eager attention writes all scores several times."""
     ends = 2 * (sizes.query + sizes.key) * sizes.element
     if sizes.step.attention != "eager":
         return Stream(ends, 2.2 * ends, 1, 2)
@@ -319,7 +319,7 @@ def _residual(sizes: _Sizes) -> Stream:
 
 
 def _experts(sizes: _Sizes) -> Stream:
-    """Tokens sorted by expert, and put back."""
+    """Tokens sorted by expert, and restored."""
     if not sizes.shape.experts:
         return Stream()
     moved = 4 * sizes.element * sizes.shape.experts_per_token * sizes.shape.hidden
@@ -367,7 +367,7 @@ def _weight_casts(sizes: _Sizes) -> Stream:
 
 
 def _unpacking(sizes: _Sizes) -> tuple[float, float]:
-    """Bytes and kernels of one pass to unpack quantised weights."""
+    """Bytes and kernels of one pass to dequantise weights."""
     if not sizes.quantised:
         return 0.0, 0.0
     size, kernels = _UNPACKING[sizes.step.weights]
@@ -384,7 +384,7 @@ def _loss(sizes: _Sizes) -> Stream:
 
 
 def _gradients(sizes: _Sizes) -> Stream:
-    """Adding up the gradients of a micro batch."""
+    """Accumulating the gradients of a micro batch."""
     again = 1 - 1 / sizes.step.accumulation
     return Stream(0.0, 3 * sizes.trained_width * sizes.trained * again, 0.0, sizes.tensors * again)
 
@@ -411,7 +411,7 @@ def _update(sizes: _Sizes) -> Pass:
 def _gathered(sizes: _Sizes) -> float:
     step = sizes.step
     if not sizes.quantised:
-        # Under autocast weights are cast where they are used, after they were sent.
+        # Under autocast weights are cast at use, after they were gathered.
         return sizes.held * (BYTES.get(step.weights, sizes.element) if step.autocast else sizes.element)
     return (
         sizes.linear_weights * _QUANTISED_BYTES[step.weights] + (sizes.held - sizes.linear_weights) * BYTES[step.outer]

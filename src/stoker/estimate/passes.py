@@ -1,4 +1,4 @@
-"""A model's forward pass written against the tape, as transformers' own code goes it.
+"""A model's forward pass written against the tape, following transformers' code.
 
 One embedding, one block, one output layer with its loss; `walk.py` repeats the block and goes back.
 """
@@ -16,7 +16,7 @@ class Passes(Modules):
     # ---- the three parts
 
     def masks(self) -> list[Tensor]:
-        """What tells attention which pairs count, where that is a tensor. Checkpointed blocks hold on to it."""
+        """The attention mask, if it is a tensor. Checkpointed blocks hold it."""
         step = self.step
         pairs = step.micro * step.length**2
         if step.attention == "eager":
@@ -25,7 +25,7 @@ class Passes(Modules):
         return [self.tape.tensor(pairs, 1)] if step.masked else []
 
     def embed(self) -> tuple[Held, list[Tensor]]:
-        """The first block's input, and what lives as long as both passes: token numbers and rotation tables."""
+        """The first block's input, and what lives through both passes: token ids and rotary tables."""
         step, shape, tape = self.step, self.shape, self.tape
         around = [tape.tensor(2 * 8 * self.tokens, 8)]
         if shape.tie_embeddings and self.trains_embedding:
@@ -34,7 +34,7 @@ class Passes(Modules):
         table = Weight(shape.vocab * shape.hidden, size, trained=self.trains_embedding, edge=self.table_edge)
         x: Held = tape.op(self.tokens * shape.hidden * size, size, (table,), (around[0],))
         if step.adapter and step.recompute != "none" and x.edge is None:
-            # Checkpointed blocks are given an input that wants a gradient, whether a weight needs it or not.
+            # Checkpointed blocks get an input that requires a gradient, whether a weight needs it or not.
             x = tape.wanting(x)
         if shape.learned_positions:
             positions = Weight(shape.learned_positions * shape.hidden, self.outer, trained=self.trains_all)
@@ -79,7 +79,7 @@ class Passes(Modules):
         return self._cross_entropy(self._copied(logits) if self.step.foreign.shifted_logits else logits)
 
     def _returned(self, logits: Held) -> Held:
-        """The model's output: accelerate hands it on in fp32."""
+        """The model's output, which accelerate casts to fp32."""
         if self.step.autocast and self.step.loss == "logits_fp32" and not self.step.foreign.shifted_logits:
             return self.tape.tensor(logits.bytes // logits.size * FP32, FP32)
         return logits
@@ -98,7 +98,7 @@ class Passes(Modules):
         return self.tape.op(FP32, FP32, (log_probabilities,), (log_probabilities,))
 
     def _chunked_loss(self, hidden: Held) -> Tensor:
-        """torchtune's: logits in pieces, each piece's fp32 copy made again in the backward pass."""
+        """torchtune's: logits in chunks, each chunk's fp32 copy recomputed in the backward pass."""
         weight: Value = self._output_weight(self.tape.leaf() if self.table_edge == LEAF else self.table_edge)
         if weight.edge is not None:
             weight = self._lowered(weight, self.compute if self.step.autocast else hidden.size)
@@ -110,7 +110,7 @@ class Passes(Modules):
         return self.tape.join(losses)
 
     def _fused_loss(self, hidden: Held) -> Tensor:
-        """Liger's: gradients are made in the forward pass, from a few rows of logits at a time."""
+        """Liger's: gradients are computed in the forward pass, from a few rows of logits at a time."""
         tape, shape = self.tape, self.shape
         self.output = len(tape)
         compute = self.compute if self.step.autocast else hidden.size
@@ -123,7 +123,7 @@ class Passes(Modules):
         logits = None
         for turn in range(2 if rows < self.tokens else 1):
             lowered = [tape.tensor(size, compute) for size in cast]
-            logits = tape.tensor(rows * shape.vocab * compute, compute)  # the rows before are dropped only now
+            logits = tape.tensor(rows * shape.vocab * compute, compute)  # the previous rows are freed only now
             del lowered
             if weight.edge is None:
                 tape.touch(rows * shape.hidden * compute, *cast)
@@ -150,7 +150,7 @@ class Passes(Modules):
         return hidden if self.family.norms == "after" else self.norm(hidden)
 
     def _after(self, hidden: Held) -> Held:
-        """What comes between a part of the block and the residual stream."""
+        """Norm and dropout between a part of the block and the residual stream."""
         if self.family.norms != "before":
             return self.norm(hidden)
         return self._dropout(hidden) if self.family.dropout else hidden

@@ -1,4 +1,4 @@
-"""The honest interval beside a figure: which published measurements a step is like."""
+"""The interval beside a figure: which published measurements a step is comparable to."""
 
 import functools
 from typing import Literal
@@ -11,7 +11,7 @@ from stoker.facts.intervals import Interval
 
 
 def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Interval:
-    """Ratios measured / predicted of measurements like this step on this card."""
+    """Ratios measured / predicted of comparable measurements."""
     if card is None or card.kind != "cuda":
         return intervals.assumed(figure)
     if figure == "speed" and (_is_guessed(card.name) or _is_far(step, card.name)):
@@ -34,12 +34,12 @@ def sharing(step: Step) -> str:
 
 
 def _is_far(step: Step, card: str) -> bool:
-    """Whether nodes work together as in no measurement: over a shared port, or with the whole model on each device."""
+    """Whether no measurement covers these nodes: over a shared port, or with the whole model on each device."""
     together = step.devices > step.devices_per_node
     return together and (sharing(step) == "replicated" or not speed.hardware(cards.find(card)).own_port)
 
 
 @functools.cache
 def _is_guessed(card: str) -> bool:
-    """Whether no measurement tells what such cards reach."""
+    """Whether no measurement covers such cards."""
     return speed.hardware(cards.find(card)).rate_class in rates.guessed()

@@ -1,4 +1,4 @@
-"""How long a step takes: a roofline over its operations, launches, and communication that computation may hide.
+"""Duration of a step: a roofline over its operations, launch overhead, and communication with partial overlap.
 
 Constants are data (`facts.rates`), fitted to published measurements. CPUs and Macs get one utilisation figure.
 """
@@ -28,9 +28,9 @@ _SLOW_LINK = 8 * _PCIE_LANE["3"]
 _SERVER_CAPABILITIES = (6.0, 7.0, 7.5, 8.0, 9.0, 10.0)
 """Chips with HBM, and Turing's for servers."""
 _GEFORCE = ("RTX20", "RTX30", "RTX40", "RTX50", "vGPU")
-"""Cards whose tensor cores add up in fp32 at half rate, and whose drivers offer no direct copies over PCIe."""
+"""Cards whose tensor cores accumulate in fp32 at half rate, and that have no peer-to-peer copies over PCIe."""
 _CUT = 3.5
-"""Ratio of tensor peak to fp32 below which a server's chip is cut down for export; others have 8 and more."""
+"""Ratio of tensor peak to fp32 below which a server chip is an export version; others have 8 and more."""
 _ADAM_BYTES = 28
 """Weight, gradient and two averages read, and all but the gradient written."""
 _NETWORK = {"Volta": 12.5e9, "Ampere": 25e9, "Hopper": 50e9, "Blackwell": 50e9}
@@ -39,12 +39,12 @@ _NETWORK = {"Volta": 12.5e9, "Ampere": 25e9, "Hopper": 50e9, "Blackwell": 50e9}
 Ampere's is that of the clusters behind the published rows (llm-foundry: 1,600 Gb/s RoCE a node of eight).
 """
 _ETHERNET = 3.125e9
-"""Between other nodes: one port of 25 Gb/s, which a node's cards share. No published row tells."""
+"""Between other nodes: one port of 25 Gb/s, shared by a node's cards. No published row states it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A device as a roofline sees it, and how devices are linked. Stated figures, before losses."""
+    """A device's roofline figures and links, as stated by the vendor."""
 
     kind: str
     half_flops: float
@@ -84,8 +84,8 @@ def hardware(card: Card, link: Link = "card", per_node: int = 1) -> Hardware:
 
     Args:
         card: The card.
-        link: How cards of a node are linked, where not as the card's own figure says.
-        per_node: How many of it share a node's port, where they have none of their own.
+        link: How cards of a node are linked, if not as the card's own figure says.
+        per_node: Cards that share a node's port, if they have none of their own.
     """
     one_way, nvlink = _link(card, link)
     port = _NETWORK.get(card.architecture) if nvlink else None
@@ -118,7 +118,7 @@ def estimate(step: Step, on: Hardware, tokens: float | None = None) -> Pace:
     Args:
         step: What one device does.
         on: The device.
-        tokens: Tokens of the step over all devices, where not all its sequences are `mean_length` long.
+        tokens: Tokens of the step over all devices, if not all its sequences are `mean_length` long.
     """
     described = tokens_of(step)
     parts = seconds_by_part(step, on, rates()) if on.kind == "cuda" else _without_roofline(step, on)
@@ -217,7 +217,7 @@ def _excess(longer: float, shorter: float) -> float:
 
 
 def _exposed(computing: float, sending: float, hidden: float) -> float:
-    """Seconds of sending that do not hide: what is longer than computing, and a part of what runs beside it."""
+    """Exposed seconds of communication: what exceeds computation, and a part of the overlap."""
     return sending - hidden * min(computing, sending)
 
 
@@ -231,7 +231,7 @@ def _links(on: Hardware, constants: Rates) -> Links:
 
 
 def _offloaded(step: Step, work: Work, links: Links, constants: Rates) -> float:
-    """Gradients sent to main memory, Adam there, new weights back."""
+    """Gradients to main memory, Adam there, new weights back."""
     if step.foreign.offload == "none":
         return 0.0
     mine = work.trained / step.state_parts
@@ -278,6 +278,6 @@ def _pcie(card: Card) -> float:
 
 @functools.cache
 def _least_half_tflops(card: Card) -> float:
-    """For a card without a figure, no more than the slowest of its generation has."""
+    """For a card without a figure, the slowest of its generation."""
     kin = [other.half_tflops for other in cards() if other.architecture == card.architecture and other.half_tflops]
     return card.fp32_tflops or min(kin)

@@ -1,6 +1,6 @@
-"""Tensor, pipeline and context parallel steps, as one device sees them: the same step with a part of the model.
+"""Tensor, pipeline and context parallel steps on one device: the same step with a part of the model.
 
-Stoker does not run such steps; others publish them, and a memory model that holds for them holds for more.
+Stoker does not run such steps; others publish them, and they test the memory model.
 """
 
 import dataclasses
@@ -44,8 +44,7 @@ def estimate(step: Step) -> Estimate:
     last = memory.estimate(part)
     stream = part.tokens * part.shape.hidden * BYTES[part.compute]
     saved = stream + (part.shape.layers * stream if part.recompute == "full" else last.parts["activations"])
-    # The first stage has no logits, but as many micro batches as there are stages wait there for their way back, each
-    # with what was sent on.
+    # The first stage has no logits, but holds as many micro batches as there are stages until their backward pass.
     waiting = max(0, (min(step.foreign.pipeline_parallel, step.accumulation) - 1) * saved - last.parts["logits"])
     return dataclasses.replace(
         last,

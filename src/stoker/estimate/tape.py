@@ -1,8 +1,8 @@
-"""A tape of tensor operations without tensors: who keeps which bytes alive, forward and backward, as autograd does.
+"""A tape of tensor operations without tensors: which bytes are alive when, forward and backward, as in autograd.
 
-A `Tensor` here is a number of bytes that live as long as something refers to it; Python's own reference counts decide
-that, as they do for torch's tensors. A program written against the tape like the model's own code therefore has the
-model's lifetimes. Knows nothing of models (`passes.py`) nor of how often a block repeats (`memory.py`).
+A `Tensor` here is a number of bytes that live as long as something refers to it, by Python's own reference counting,
+like torch's tensors. Code written against the tape like the model's own code therefore has the model's lifetimes.
+Knows nothing of models (`passes.py`) nor of how often a block repeats (`memory.py`).
 """
 
 import itertools
@@ -19,7 +19,7 @@ _SEGMENT_GRAIN = 2 << 20
 
 
 def block(num_bytes: int) -> int:
-    """What CUDA's allocator counts for a tensor: rounded up, with a rest of its segment that is too small to use."""
+    """Bytes CUDA's allocator counts for a tensor: rounded up, with a remainder of its segment too small to use."""
     size = -(-num_bytes // _GRAIN) * _GRAIN
     if size >= _OWN_SEGMENT:
         rest = -size % _SEGMENT_GRAIN
@@ -28,7 +28,7 @@ def block(num_bytes: int) -> int:
 
 
 class Weight:
-    """A parameter. Its bytes are counted elsewhere; here only its gradient is made."""
+    """A parameter. Its bytes are counted elsewhere; here only its gradient is allocated."""
 
     __slots__ = ("bytes", "edge", "size")
 
@@ -39,7 +39,7 @@ class Weight:
 
 
 class Tensor:
-    """Bytes on the device, from when it is made until nothing refers to it any more."""
+    """Bytes on the device, from creation until the last reference is dropped."""
 
     __slots__ = ("_held", "_number", "_tape", "bytes", "edge", "size")
 
@@ -64,7 +64,7 @@ class Tensor:
 
 
 class View:
-    """Another tensor's bytes, or a part of them."""
+    """A view of another tensor, or of a part of it."""
 
     __slots__ = ("base", "bytes", "edge", "size")
 
@@ -80,16 +80,16 @@ Value = Tensor | View | Weight
 
 
 class _Frame:
-    """A checkpointed part: what its operations would have saved is made again by `program` when first needed."""
+    """A checkpointed part: what its operations would save is recomputed by `program` when first needed."""
 
     __slots__ = ("done", "nodes", "program", "spared")
 
     def __init__(self, program: Callable[[], object]) -> None:
         self.program = program
-        """Holds the part's input, which therefore lives until the last of its operations is through."""
+        """Holds the part's input, which therefore lives until the backward pass of its last operation."""
         self.nodes: list[_Node] = []
         self.spared: list[Tensor] = []
-        """Results that are not computed again."""
+        """Results that are not recomputed."""
         self.done = False
 
 
@@ -100,36 +100,36 @@ class _Node:
 
     def __init__(self, inputs: list[tuple[int, int]], saved: tuple[object, ...], scratch: tuple[int, ...]) -> None:
         self.inputs = inputs
-        """(edge, bytes of its gradient) for each input that wants one; 0 bytes where the gradient is passed on."""
+        """(edge, bytes of its gradient) for each input that requires one; 0 bytes if the gradient is passed on."""
         self.saved = saved
         self.scratch = scratch
         self.ready: tuple[Tensor, ...] = ()
         self.frame: _Frame | None = None
 
 
-class _Recomputed(Exception):  # not an error: all that was to be saved is there, as in torch's checkpoint
+class _Recomputed(Exception):  # not an error: everything to save is recomputed, as in torch's checkpoint
     pass
 
 
 class Tape:
-    """Live bytes, their peak, and the operations still to go back through."""
+    """Live bytes, their peak, and the operations of the backward pass."""
 
     def __init__(self) -> None:
         self.live = 0
         self.peak = 0
         self.log: list[Entry] = []
-        """Every tensor made and dropped, as `allocator.replay` reads it."""
+        """Every allocation and free, in the form of `allocator.replay`."""
         self.stream = 0
         self.kept: list[Tensor] = []
-        """Gradients of weights made so far."""
+        """Gradients of weights so far."""
         self.keeps_gradients = True
-        """False where weights have a gradient already, to which the new one is added in place."""
+        """False if weights have a gradient already, to which the new one is added in place."""
         self.shares: int | None = None
-        """Over how many devices gradients are shared out as they come (ZeRO); 0 where none stays on this one."""
+        """Over how many devices gradients are partitioned as they arrive (ZeRO); 0 if none stays on this one."""
         self.cache: list[Tensor] = []
-        """Copies of weights in the lower precision that autocast keeps until it is left."""
+        """Autocast's cache of weights in lower precision."""
         self.turned: set[int] = set()
-        """Edges whose first gradient is a transposed view: to such a one nothing is added in place."""
+        """Edges whose first gradient is a transposed view, to which nothing is added in place."""
         self._nodes: list[_Node] = []
         self._gradients: dict[int, Tensor] = {}
         self._pending: list[tuple[int, Tensor]] = []
@@ -144,16 +144,16 @@ class Tape:
         return len(self._nodes)
 
     def tensor(self, num_bytes: int, size: int) -> Tensor:
-        """Bytes that no operation of the tape made."""
+        """A tensor that no operation of the tape produced."""
         return Tensor(self, num_bytes, size)
 
     def leaf(self) -> int:
-        """The edge of a weight that several operations use: its gradient is complete only here."""
+        """The edge of a weight used by several operations: its gradient is complete only here."""
         self._nodes.append(_Node([], (), ()))
         return len(self._nodes) - 1
 
     def touch(self, *sizes: int) -> None:
-        """Tensors that live only for a moment, together."""
+        """Temporaries that are alive together for a moment."""
         [Tensor(self, num_bytes, 1) for num_bytes in sizes]
 
     def op(
@@ -172,11 +172,11 @@ class Tape:
         Args:
             num_bytes: Of the result.
             size: Of an element of the result.
-            inputs: Those a gradient may flow to.
-            saved: What its backward half reads.
-            scratch: Bytes of tensors the backward half uses beside the gradients it makes.
-            saves_result: Whether that is the result, too.
-            spared: Whether a checkpointed part keeps the result and does not compute it again.
+            inputs: Inputs that may require a gradient.
+            saved: Tensors saved for the backward pass.
+            scratch: Bytes of temporaries of the backward pass.
+            saves_result: Whether the result is saved, too.
+            spared: Whether a checkpointed part keeps the result instead of recomputing it.
         """
         wanted = [(one.edge, one.bytes) for one in inputs if one.edge is not None]
         if saves_result:
@@ -189,7 +189,7 @@ class Tape:
         return result
 
     def ahead(self, size: int, inputs: Sequence[Value], gradients: Sequence[Tensor]) -> Tensor:
-        """An operation with a single number as its result, whose forward half makes its inputs' gradients."""
+        """An operation with a scalar result, whose forward pass computes its inputs' gradients."""
         edge = self._note([(one.edge, one.bytes) for one in inputs if one.edge is not None], (), ())
         if edge is not None:
             self._nodes[edge].ready = tuple(gradients)
@@ -204,35 +204,35 @@ class Tape:
         return result
 
     def wanting(self, base: Held) -> View:
-        """A tensor that gets a gradient although it comes from nothing trained; it lives until that is there."""
+        """A tensor that requires a gradient although nothing trained produced it; it lives until that is computed."""
         return View(base, base.bytes, self._note([(LEAF, 1)], (base,), ()))
 
     def slice(self, base: Held, num_bytes: int) -> View:
-        """A part of a tensor by its range: its gradient is laid into zeros of the whole."""
+        """A slice of a tensor: its gradient is written into zeros of the whole."""
         wanted = [(base.edge, base.bytes)] if base.edge is not None else []
         return View(base, num_bytes, self._note(wanted, (), ()))
 
     def split(self, base: Held, parts: Sequence[int]) -> list[View]:
-        """A tensor in parts that make it up: their gradients wait for each other and are put together."""
+        """A tensor split into all its parts: their gradients are collected and concatenated."""
         edge = self._note([(base.edge, base.bytes)], (), ()) if base.edge is not None else None
         if edge is not None and edge != LEAF:
             self._collected[edge] = []
         return [View(base, num_bytes, edge) for num_bytes in parts]
 
     def join(self, parts: Sequence[Held]) -> Tensor:
-        """Several tensors in one: each gets its part of the gradient."""
+        """Concatenation: each tensor gets its part of the gradient."""
         size = max(one.size for one in parts)
         wanted = [(one.edge, 0 if one.size == size else one.bytes) for one in parts if one.edge is not None]
         edge = self._note(wanted, (), ())
         return Tensor(self, sum(one.bytes // one.size * size for one in parts), size, edge)
 
     def shifted(self, value: Held) -> Tensor:
-        """A tensor plus a number."""
+        """A tensor plus a scalar."""
         edge = self._note([(value.edge, 0)] if value.edge is not None else [], (), ())
         return Tensor(self, value.bytes, value.size, edge)
 
     def add(self, left: Held, right: Held) -> Tensor:
-        """A sum of two tensors of one shape: gradients are passed on, unless they must be cast."""
+        """Sum of two tensors of one shape: gradients are passed on, unless cast."""
         size = max(left.size, right.size)
         num_bytes = max(left.bytes, right.bytes)
         wanted = [(one.edge, 0 if one.size == size else one.bytes) for one in (left, right) if one.edge is not None]
@@ -240,13 +240,13 @@ class Tape:
         return Tensor(self, num_bytes, size, edge)
 
     def cast(self, value: Value, size: int) -> Value:
-        """The same in another precision: itself where it has it already."""
+        """A cast to another precision; a no-op if it has it already."""
         if value.size == size:
             return value
         return self.op(value.bytes // value.size * size, size, (value,))
 
     def _note(self, wanted: list[tuple[int, int]], saved: tuple[object, ...], scratch: tuple[int, ...]) -> int | None:
-        """Remember an operation's backward half. Comes before the result is made, as saving does in torch."""
+        """Record an operation for the backward pass, before its result is allocated, like saving in torch."""
         if not wanted:
             return None
         if self._again is not None:
@@ -265,7 +265,7 @@ class Tape:
     # ---- checkpointing
 
     def checkpoint(self, program: Callable[[Held], Tensor], value: Held) -> Tensor:
-        """Run a part that keeps only its input and runs again in the backward pass."""
+        """Run a checkpointed part, which saves only its input and is recomputed in the backward pass."""
         self._frame = _Frame(lambda: program(value))
         try:
             return program(value)
@@ -273,7 +273,7 @@ class Tape:
             self._frame = None
 
     def _recompute(self, frame: _Frame) -> None:
-        """Run a part again as far as its saved tensors go."""
+        """Recompute a part up to its last saved tensor."""
         frame.done = True
         self._again, frame.nodes = frame.nodes[::-1], []
         self._spared, frame.spared = frame.spared, []
@@ -294,7 +294,7 @@ class Tape:
         self._gradients[value.edge] = Tensor(self, value.bytes, value.size)
 
     def backward(self, until: int) -> None:
-        """Go back through the operations after the first `until`."""
+        """Run the backward pass of all operations after the first `until`."""
         while len(self._nodes) > until:
             node = self._nodes.pop()
             edge = len(self._nodes)
@@ -351,7 +351,7 @@ class Tape:
         if not self.keeps_gradients:
             return
         if self.shares is not None and self.kept:
-            # The one before has been added up with the other devices' by now.
+            # The previous one is reduced over the devices by now.
             before = self.kept.pop()
             self.kept.append(Tensor(self, before.bytes // self.shares if self.shares else 0, 1))
         self.kept.append(gradient)

@@ -30,15 +30,15 @@ class Moment:
 
     @property
     def others(self) -> int:
-        """What is made and dropped."""
+        """Temporaries."""
         return self.live - self.weights - self.gradients - self.activations - self.logits
 
 
 class Walk:
-    """The way through the model and back."""
+    """The forward and backward pass through the model."""
 
     def __init__(self, step: Step, blocks: int = 2) -> None:
-        """Go it.
+        """Run both passes.
 
         Args:
             step: What one device does.
@@ -101,11 +101,11 @@ class Walk:
 
     @property
     def _loss_outside(self) -> bool:
-        """Whether the model returns logits, and the loss is made of them later."""
+        """Whether the model returns logits, and the loss is computed from them later."""
         return self.step.loss == "logits" or self.step.foreign.shifted_logits
 
     def _loss(self) -> None:
-        """The output layer and the loss; with them autocast is left and drops its copies of weights."""
+        """The output layer and the loss; autocast ends with them and frees its cache."""
         tape = self.tape
         self.output, saved = len(tape), tape.live
         tape.peak = saved
@@ -124,7 +124,7 @@ class Walk:
         self.saved = saved - (self.between + 1) * released
 
     def _loss_backward(self) -> None:
-        """Back to the logits' gradient, then through the output layer."""
+        """Backward to the logits' gradient, then through the output layer."""
         tape = self.tape
         if self.shards and not self._loss_outside:
             self.shards.turn()
@@ -141,7 +141,7 @@ class Walk:
             self._mark("loss_backward", activations=self.saved)
 
     def _block_backward(self) -> None:
-        """The last block first, when all others' saved bytes live; then the first, when all others' gradients do."""
+        """The last block, when all others' saved tensors are alive; then the first, when all others' gradients are."""
         tape = self.tape
         between = self.between * self.each
         tape.peak, known = tape.live, self._gradients()
@@ -166,7 +166,7 @@ class Walk:
         self.moments["block_backward"] = highest
 
     def _back(self) -> int:
-        """Through the last block that is left; how high it went before its gradients were shared out."""
+        """Backward through the last remaining block; returns its peak before its gradients were sharded."""
         place = self.places.pop()
         if self.shards:
             self.shards.gather_again(more=bool(self.places))
@@ -188,30 +188,30 @@ class Walk:
 
 
 class _Shards:
-    """Weights that FSDP2 gathers and drops, and gradients it shares out, as tensors on the tape."""
+    """Weights that FSDP2 gathers and frees, and gradients it reduce-scatters, as tensors on the tape."""
 
     def __init__(self, step: Step, tape: Tape) -> None:
         self.tape, self.parts = tape, step.shard_devices
         self.exact, self.untied = step.gradient_sets > 1, not step.shape.tie_embeddings
         self.keeps = tape.keeps_gradients and step.foreign.offload != "all"
-        """Whether a weight's part has no gradient yet. Whole weights never have one for longer than a block."""
+        """Whether a weight's shard has no gradient yet. Whole weights keep one for a block only."""
         tape.keeps_gradients = True
         mixed = not step.autocast and step.weights != step.compute and step.weights in BYTES
         self.widened = _FP32 // BYTES[step.compute] if mixed else 1
-        """How much larger a gradient is while it is sent: mixed precision sends fp32."""
+        """Factor of a gradient's size during reduction: mixed precision reduces in fp32."""
         self.block, self.outer = layers.gathered_bytes(step.shape, step.adapter, _sizes(step, mixed=mixed))
         self.flat: Tensor | None = None
-        """What the newest gathering received, before it is laid out by weight."""
+        """The buffer of the newest all-gather, before it is copied out by weight."""
         self.whole: Tensor | None = None
         self.outer_whole: Tensor | None = None
         self.sent: Tensor | None = None
-        """Gradients on their way to the other devices."""
+        """Gradients being reduced."""
         self.received: list[Tensor] = []
-        """This device's part of the gradients."""
+        """This device's shard of the gradients."""
 
     @property
     def gathered(self) -> int:
-        """Bytes of weights that are put together."""
+        """Bytes of gathered weights."""
         return sum(one.bytes for one in (self.flat, self.whole, self.outer_whole) if one is not None)
 
     def gather_outer(self) -> None:
@@ -220,7 +220,7 @@ class _Shards:
         self.outer_whole = self.tape.tensor(self.outer, 1)
 
     def gather(self) -> None:
-        """A block's weights in the forward pass: the buffer of the block before is dropped only after that."""
+        """Gather a block's weights in the forward pass; the previous block's buffer is freed only after that."""
         received = self._buffer(self.block)
         self.whole = self.tape.tensor(self.block, 1)
         self.flat = received
@@ -230,23 +230,23 @@ class _Shards:
         self.whole = None
 
     def leave(self) -> None:
-        """The model returns: the last buffer is dropped."""
+        """The model returns: the last buffer is freed."""
         self.flat = None
 
     def turn(self) -> None:
-        """The way back begins: the last block is gathered ahead."""
+        """The backward pass begins: the last block is prefetched."""
         self.flat = None
         self.flat = self._buffer(self.block)
 
     def gather_again(self, *, more: bool) -> None:
-        """A block's weights in the backward pass, and the next one's ahead."""
+        """Gather a block's weights in the backward pass, and prefetch the next one's."""
         self.whole = self.tape.tensor(self.block, 1)
         self.flat = None
         if more:
             self.flat = self._buffer(self.block)
 
     def reduce(self, first: int = 0) -> None:
-        """Share out the gradients kept from the `first` on; the buffer they are sent from stays until the next."""
+        """Reduce-scatter the gradients kept from `first` on; their buffer lives until the next reduction."""
         tape = self.tape
         self.whole = self.sent = None
         size = sum(gradient.bytes for gradient in tape.kept[first:]) * self.widened
@@ -256,14 +256,14 @@ class _Shards:
         del tape.kept[first:]
         part = self._buffer(size // self.parts, _REDUCING)
         if self.exact:
-            # The canonical sum has every device's slice before it adds them up.
+            # The canonical sum receives every device's slice before adding.
             slices = [size] + [size // self.parts] * self.parts.bit_length()
             [self._buffer(one, _REDUCING) for one in slices]
         if self.keeps:
             self.received.append(part)
 
     def _buffer(self, size: int, stream: int = _GATHERING) -> Tensor:
-        """Memory that another stream than the computing one takes: its free blocks are of no use to that one."""
+        """Memory of another stream than the compute stream, which cannot reuse its free blocks."""
         self.tape.stream = stream
         made = self.tape.tensor(size, 1)
         self.tape.stream = 0

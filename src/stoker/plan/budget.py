@@ -1,4 +1,4 @@
-"""What ends a run early: budgets as seconds, and the end of a session. The supervisor counts nothing else."""
+"""Limits that end a run early: budgets in seconds, and the end of a session."""
 
 from stoker.config import values
 from stoker.config.run import Run
@@ -20,7 +20,7 @@ def limits(run: Run, cost: Cost | None, deadline: str | None) -> Limits:
 
 
 def reasons(run: Run, found: Limits, cost: Cost | None) -> list[Reason]:
-    """Why each limit is where it is."""
+    """The reason of each limit."""
     out = []
     if found.time_seconds is not None:
         out.append(Reason(about="limits.time_seconds", key="why.asked", fields={"word": "budget.time"}))

@@ -1,4 +1,4 @@
-"""What is asked but cannot be done: by the model's own limits, or for want of a package on this machine. Pure."""
+"""Requests that cannot work: beyond the model's limits, or without a package on this machine. Pure."""
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -6,19 +6,19 @@ from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
 
 _BROUGHT = ("peft", "bitsandbytes", "tensorboard")
-"""What Stoker brings along to a machine that is elsewhere."""
+"""Packages that are installed with Stoker on another machine."""
 
 
 def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = False) -> None:
     """Refuse what would fail later, before anything is paid for."""
     _check_length(run, shape)
-    # Without torch the machine only plans; what else is missing there does not matter.
+    # Without torch the machine only plans; other missing packages do not matter.
     if machine.examined and "torch" in machine.packages:
         _check_packages(run, {*machine.packages, *(_BROUGHT if elsewhere else ())})
 
 
 def _check_length(run: Run, shape: ModelShape) -> None:
-    """A learned position table has no row beyond its end; rotary positions go on."""
+    """Learned position embeddings limit the length; rotary ones do not."""
     if 0 < shape.learned_positions < run.data.length:
         raise StokerError("STK214", length=run.data.length, positions=shape.learned_positions)
 
@@ -30,7 +30,7 @@ def _check_packages(run: Run, packages: set[str]) -> None:
 
 
 def _needed(run: Run) -> list[tuple[str, str, str]]:
-    """Word of the run file, what it asks for, and the package that does it."""
+    """(word of the run file, its value, the package it needs)."""
     needed: list[tuple[str, str, str]] = []
     if run.tune.method != "full":
         needed.append(("tune.method", run.tune.method, "peft"))

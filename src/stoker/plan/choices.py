@@ -13,7 +13,7 @@ from stoker.plan.save_interval import OVERHEAD_CAP
 T = TypeVar("T")
 
 OLDEST_SUPPORTED_CAPABILITY = 7.5
-"""CUDA 13 builds of torch start at Turing; P100 (6.0) and V100 (7.0) are left to older builds."""
+"""CUDA 13 builds of torch start at Turing; P100 (6.0) and V100 (7.0) need older builds."""
 _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
@@ -35,12 +35,12 @@ def _because(value: T, about: str, key: str, **fields: Any) -> Choice[T]:
 
 
 def nodes(run: Run) -> int:
-    """How many machines a run asks for."""
+    """The number of nodes a run asks for."""
     return len(run.where.hosts or ()) or run.where.nodes
 
 
 def machine(run: Run, found: Machine) -> Choice[Machine]:
-    """The part of the machine that trains: its GPUs, those that were asked for, or the processor."""
+    """The part of the machine that trains: all GPUs, the selected ones, or the CPU."""
     wanted = run.where.gpus
     if wanted == 0:
         without = found.model_copy(update={"kind": "cpu", "devices": ()})
@@ -59,12 +59,12 @@ def machine(run: Run, found: Machine) -> Choice[Machine]:
 
 
 def _shared(run: Run, found: Machine) -> Machine:
-    """A processor's threads are shared by the processes that train on it."""
+    """A CPU's threads are divided among the processes that train on it."""
     return found.model_copy(update={"threads": max(1, found.threads // (processes(run, found) // found.nodes))})
 
 
 def processes(run: Run, machine: Machine) -> int:
-    """How many processes train, over all machines: one for each GPU, or as many as were asked for on a CPU."""
+    """The number of training processes over all nodes: one per GPU, or as stated on a CPU."""
     asked = run.where.processes
     if machine.kind == "cpu" and asked != "auto":
         return int(asked) * machine.nodes
@@ -75,7 +75,7 @@ def processes(run: Run, machine: Machine) -> int:
 
 
 def _chosen(wanted: int | str, devices: tuple[Device, ...]) -> tuple[int, list[Device]]:
-    """How many devices were asked for, and those of them that are there: a number counts, a text names them."""
+    """The number of devices asked for, and those found: an integer is a count, a text lists indices."""
     if wanted == "all":
         return len(devices), list(devices)
     if isinstance(wanted, int):
@@ -103,7 +103,7 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
 
 
 def attention(run: Run, machine: Machine, precision: str) -> Choice[str]:
-    """Attention kernel, by what can be imported and runs on the card."""
+    """The attention kernel, by what is installed and supported by the card."""
     able = machine.kind == "cuda" and machine.compute_capability >= _BF16_CAPABILITY and precision != "fp32"
     asked = run.where.attention
     missing = machine.examined and "flash_attn" not in machine.packages
@@ -117,7 +117,7 @@ def attention(run: Run, machine: Machine, precision: str) -> Choice[str]:
 
 
 def arrangement(run: Run, attention: str) -> Choice[str]:
-    """Whether rows stay as prepared or their documents are grouped by length inside a step."""
+    """Whether rows are used as prepared or their documents are grouped by length within a step."""
     if run.where.arrange != "auto":
         return _because(run.where.arrange, "arrange", "why.asked", word="where.arrange")
     if attention == "flash_attention_2":
@@ -150,7 +150,7 @@ def workers(run: Run, machine: Machine, devices: int) -> Choice[int]:
 
 
 def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choice[str]:
-    """When to commit a checkpoint; `auto` stays, because what a save costs is measured where it is written."""
+    """When to commit a checkpoint; `auto` stays `auto`: the cost of a save is measured at run time."""
     if run.save.every != "auto":
         return _because(run.save.every, "intervals.save", "why.asked", word="save.every")
     hours, share = f"{between_failures_seconds / 3600:.0f}", f"{OVERHEAD_CAP * 100:g}"
@@ -158,7 +158,7 @@ def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choi
 
 
 def background(machine: Machine, checkpoint_bytes: int) -> Choice[bool]:
-    """Whether a save is written while training goes on. Its copy stands in main memory until it is written."""
+    """Whether a save is written in the background. Its copy takes main memory until it is written."""
     if machine.examined and checkpoint_bytes > machine.memory_bytes * _MEMORY_FOR_A_COPY:
         return _because(False, "intervals.background", "why.background.off", **_gigabytes(machine, checkpoint_bytes))
     return _because(True, "intervals.background", "why.background.on", **_gigabytes(machine, checkpoint_bytes))

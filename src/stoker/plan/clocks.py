@@ -1,4 +1,4 @@
-"""Hours as platforms count them: sessions, weekly quotas, and disks that are too small. Pure; the facts are data."""
+"""Session lengths, weekly quotas and disk limits of platforms. Pure; the facts are data."""
 
 import functools
 import math
@@ -17,23 +17,23 @@ class Stay:
     """Its title."""
     free: bool
     session_hours: float | None
-    """Hours of one session; None where a machine stays until it is given back."""
+    """Hours of one session; None if a machine runs until it is released."""
     sessions: tuple[int, int]
     """Expected, and at most."""
     weekly_hours: float | None
     weeks: tuple[int, int]
-    """Until the weekly quota allows it all: expected, and at most."""
+    """Weeks of quota needed: expected, and at most."""
     idle_minutes: float | None
     release_days: float | None
-    """Days after which a stopped machine is given back, with all that is on it."""
+    """Days after which a stopped machine is released with all its data."""
     disk: Storage | None
-    """The largest disk that outlives a session, where the run does not fit it."""
+    """The largest persistent disk, if the run does not fit it."""
 
 
 def stays(
     card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int], nodes: int = 1
 ) -> list[Stay]:
-    """Every platform that has so many of a card, with its clocks; those that cost nothing first."""
+    """Every platform that offers so many of a card, with its limits; free ones first."""
     hours = seconds[0] / 3600, seconds[2] / 3600
     found = [_stay(platform, hours, kept_bytes(disk), free=free) for platform, free in _having(card, devices, nodes)]
     return sorted(found, key=lambda stay: not stay.free)
@@ -42,12 +42,12 @@ def stays(
 def reasons(
     card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int], nodes: int = 1
 ) -> list[Reason]:
-    """What the clocks of platforms mean for a run, in sentences."""
+    """The platforms' limits for a run, as reasons."""
     return [one for stay in stays(card, devices, seconds, disk, nodes) for one in _said(stay, kept_bytes(disk))]
 
 
 def kept_bytes(disk: dict[str, int]) -> int:
-    """What must outlive a session: data, checkpoints and artifacts; a base model can be had again."""
+    """Bytes that must be persistent: data, checkpoints and artifacts; a base model can be downloaded again."""
     return sum(size for part, size in disk.items() if part != "base")
 
 
@@ -71,7 +71,7 @@ def sessions_reason(stay: Stay) -> Reason:
 
 @functools.cache
 def _having(card: str, devices: int, nodes: int) -> tuple[tuple[Platform, bool], ...]:
-    """Platforms that lend a card, one machine at a time, or have an offer of it, and whether that is free."""
+    """Platforms that provide a card on one machine or have an offer of it, and whether it is free."""
     found: list[tuple[Platform, bool]] = []
     clouds = {offer.cloud for offer in prices.offers(card)}
     for platform in platforms.platforms():
@@ -108,7 +108,7 @@ def _times(hours: tuple[float, float], limit: float | None) -> tuple[int, int]:
 
 
 def dangers(platform: Platform) -> list[Reason]:
-    """What a platform ends or deletes by itself."""
+    """What a platform stops or deletes automatically."""
     return _dangers(platform.title, platform.limits.idle_minutes, platform.limits.release_after_stopped_days)
 
 

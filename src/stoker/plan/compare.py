@@ -1,4 +1,4 @@
-"""The same run on every card: which cards carry it, in order of money or time, and what would where none does. Pure.
+"""The same run on every card: which fit, ranked by money or time, and what would fit if none does. Pure.
 
 Batch and length are the run's on every row; only method, card and count are ever proposed to change.
 """
@@ -28,7 +28,7 @@ _VERDICTS: tuple[Fits, ...] = ("yes", "tight", "no")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A run on so many of a card."""
+    """A run on a number of one card."""
 
     card: str
     devices: int
@@ -45,17 +45,17 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Expected time; endless where it does not run."""
+        """Expected time; infinite if it does not fit."""
         return self.found.seconds[0] if self.found and self.fits != "no" else float("inf")
 
     @property
     def money(self) -> float:
-        """Expected money, for the order only."""
+        """Expected money in one currency, for sorting only."""
         return money.in_order(self.cost) if self.fits != "no" else float("inf")
 
     @property
     def stays(self) -> list[Stay]:
-        """Platforms that have it, with their clocks."""
+        """Platforms that offer it, with their session limits."""
         if self.found is None:
             return []
         nodes = self.found.inputs.machine.nodes
@@ -74,7 +74,7 @@ class Change:
 def compare(inputs: Inputs, cards: Iterable[Card], counts: Sequence[int] = COUNTS) -> list[Row]:
     """A row for every card and count, in the catalogue's order; a Mac has one GPU.
 
-    What no card can do is raised, not listed.
+    An error on every card is raised, not listed.
     """
     rows = [on(inputs, card, count) for card in cards for count in counts if count == 1 or card.kind == "cuda"]
     if all(one.refused for one in rows) and rows[0].refused:
@@ -84,7 +84,7 @@ def compare(inputs: Inputs, cards: Iterable[Card], counts: Sequence[int] = COUNT
 
 def on(inputs: Inputs, card: Card, count: int) -> Row:
     """The row of one card and count, on each of the run's nodes."""
-    # How many processes is a word for processors; on GPUs there is one for each.
+    # `where.processes` is for CPUs; on GPUs there is one per card.
     where = inputs.run.where.model_copy(update={"gpus": count, "processes": "auto"})
     run = inputs.run.model_copy(update={"where": where})
     offer = money.offer(run, card.name, count)
@@ -93,7 +93,7 @@ def on(inputs: Inputs, card: Card, count: int) -> Row:
 
 
 def here(inputs: Inputs, name: str, count: int) -> Row:
-    """The row of the machine that was found."""
+    """The row of a given machine."""
     try:
         found = make.find(inputs)
     except StokerError as refused:
@@ -103,7 +103,7 @@ def here(inputs: Inputs, name: str, count: int) -> Row:
 
 
 def ranked(rows: Iterable[Row], goal: Goal) -> list[Row]:
-    """What surely fits first; of those, the cheapest or the fastest."""
+    """Rows by verdict, then the cheapest or the fastest first."""
     return sorted(rows, key=lambda row: (_VERDICTS.index(row.fits), *_aims(row, goal), _lacking(row)))
 
 
@@ -119,9 +119,9 @@ def frontier(rows: Iterable[Row]) -> list[Row]:
 
 
 def shortlist(rows: list[Row], marked: list[Row], advised: list[Row], size: int) -> list[Row]:
-    """The best of a ranked list: what is advised, the frontier, evenly thinned, then each card's best, by rank.
+    """The best of a ranked list: the advised rows, the frontier, evenly thinned, then each card's best, by rank.
 
-    Where nothing fits, those that lack least.
+    If nothing fits, the nearest misses.
     """
     room = max(1, size // 2)
     step = max(1, -(-len(marked) // room))
@@ -141,12 +141,12 @@ def shortlist(rows: list[Row], marked: list[Row], advised: list[Row], size: int)
 
 
 def recommend(rows: list[Row], run: Run) -> Row | None:
-    """The first of a ranked list that fits and stays within the run's budget."""
+    """The first of a ranked list that fits and is within the run's budget."""
     return next((row for row in rows if row.fits != "no" and within(row, run)), None)
 
 
 def faster(rows: list[Row], than: Row, run: Run, times: float = 2.0) -> Row | None:
-    """The cheapest within the run's budget that is so many times as fast."""
+    """The cheapest within the run's budget that is `times` as fast."""
     able = [row for row in rows if row.fits == "yes" and row.cost and within(row, run)]
     quick = [row for row in able if row.seconds * times <= than.seconds]
     return min(quick, key=lambda row: row.money, default=None)
@@ -185,7 +185,7 @@ def _aims(row: Row, goal: Goal) -> tuple[float, float]:
 
 
 def _lacking(row: Row) -> float:
-    """How far a device is from having room, for the order of what does not fit."""
+    """Needed over available memory, to sort what does not fit."""
     if row.found is None:
         return float("inf")
     return row.found.way.memory.device / row.found.inputs.machine.memory_per_device
@@ -196,7 +196,7 @@ def _counts(card: Card, count: int) -> bool:
 
 
 def _milder(inputs: Inputs, cards: Sequence[Card], counts: Sequence[int]) -> list[Change | None]:
-    """For each method that needs less, the row with the least memory in all that carries it."""
+    """For each method that needs less memory, the row with the least total memory that fits."""
     able = [(card, count) for card in cards for count in counts if _counts(card, count)]
     able.sort(key=lambda each: each[0].memory_bytes * each[1])
     runs = [dataclasses.replace(inputs, run=run) for run in _methods(inputs.run)]

@@ -1,4 +1,4 @@
-"""What is known of the data: counted by `prepare`, or declared in the run file."""
+"""Size of the data: counted by `prepare`, or declared in the run file."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from stoker.rundir.inputs import eval_share
 from stoker.rundir.prepared import Report
 
 _PACK_EFFICIENCY = 0.97
-"""Share of a packed sequence that is real, assumed before the data was packed."""
+"""Assumed fill of packed sequences before the data is packed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def from_report(report: Report) -> DataFacts:
 
 
 def declared(run: Run) -> DataFacts:
-    """Facts the run file declares, for a plan before the data is at hand."""
+    """Facts the run file declares, for a plan before the data is available."""
     data = run.data
     if data.tokens is None:
         raise StokerError("STK206")

@@ -1,4 +1,4 @@
-"""What becomes of the machine when the run has ended: `where.after`, decided by what its platform can do. Pure."""
+"""What happens to the machine after the run: `where.after`, by what its platform supports. Pure."""
 
 from stoker.config.run import Run
 from stoker.facts.platforms import Platform
@@ -6,7 +6,7 @@ from stoker.plan.plan import After, Reason
 
 
 def after(run: Run, platform: Platform | None) -> After:
-    """`auto` is the stop that can be undone, where the platform has one; only the run file's own word releases."""
+    """`auto` is a reversible stop, if the platform has one; a machine is released only if the run file says so."""
     asked = run.where.after
     if asked == "stay" or platform is None:
         return "stay"
@@ -16,7 +16,7 @@ def after(run: Run, platform: Platform | None) -> After:
 
 
 def reasons(run: Run, platform: Platform | None) -> list[Reason]:
-    """Why the machine is stopped, given back or left on; nothing of a machine of one's own."""
+    """Why the machine is stopped, released or left on; empty for a machine of one's own."""
     asked, decided = run.where.after, after(run, platform)
     if platform is None:
         return [_because("why.after.unknown", word=asked)] if asked in ("stop", "release") else []

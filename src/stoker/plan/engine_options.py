@@ -1,6 +1,6 @@
 """The one place where our words become upstream's: `Run` and decisions to the engines' own option names.
 
-Spelling on the left is upstream's, exactly. The user's `native:` blocks are laid on top; config/native.py has
+Spelling on the left is upstream's, exactly. The user's `native:` blocks override; config/native.py has
 already refused every name that is set here.
 """
 
@@ -29,7 +29,7 @@ _FAMILIES: dict[str, dict[str, str]] = {
     },
 }
 _STATES_HEAD_DIM = ("qwen3",)
-"""Families whose configuration has a head size of its own instead of width / heads."""
+"""Families whose configuration states the head size instead of width / heads."""
 _FAMILY_DEFAULT = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -43,7 +43,7 @@ _FAMILY_DEFAULT = {
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the plan decided that upstream must be told."""
+    """The plan's decisions that upstream options depend on."""
 
     device: str
     batch: BatchSplit
@@ -103,7 +103,7 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "logging_nan_inf_filter": False,
         "report_to": ["tensorboard"],
         "disable_tqdm": True,
-        # Ours decide when to evaluate and save, and where the data goes on after a resume.
+        # Our callbacks decide when to evaluate and save; our sampler where to resume.
         "eval_strategy": "no",
         "save_strategy": "no",
         "ignore_data_skip": True,
@@ -114,9 +114,9 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
 
 
 def _optimizer(run: Run, decisions: Decisions) -> str:
-    """The Trainer's name; on a processor the fused AdamW rounds the end of a shard otherwise than its middle.
+    """The Trainer's name; on a CPU the fused AdamW rounds the tail of a shard differently from its middle.
 
-    One for all strategies: what is trained may not depend on how it is split.
+    The same for all strategies: the result must not depend on sharding.
     """
     if run.train.optimizer == "adamw" and decisions.device == "cpu":
         return "adamw_torch"
@@ -169,6 +169,6 @@ def _quantization(decisions: Decisions) -> dict[str, Any]:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
         "bnb_4bit_compute_dtype": compute,
-        # Floats are cut by every FSDP; of bytes some versions leave all to each device.
+        # FSDP shards floats in every version; some versions replicate uint8 on every device.
         **({"bnb_4bit_quant_storage": compute} if decisions.strategy == "fsdp2" else {}),
     }

@@ -37,7 +37,7 @@ from stoker.plan.search import Constraints, Fits, Way
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
-"""Cards whose drivers offer no direct copies between them; accelerate refuses to start unless NCCL is told."""
+"""Cards without peer-to-peer copies; accelerate refuses to start unless NCCL is configured for it."""
 _HALF_BYTES = 2
 
 
@@ -51,35 +51,35 @@ class Inputs:
     data: DataFacts
     offer: Offer | None = None
     vocab: int | None = None
-    """The tokenizer's size, once it is known; else the run file's or the shape's."""
+    """Vocabulary size of the tokenizer, once known; else the run file's or the shape's."""
     earlier: Earlier | None = None
-    """What the run goes on from: how its steps were cut is kept while it fits, because their bits follow from it."""
+    """The checkpoint to resume from: its way to cut steps is kept while it fits, because the bits depend on it."""
     out_of_memory: tuple[Rung, ...] = ()
-    """Rungs that ran out of memory on this machine: what estimates say of them is wrong."""
+    """Rungs that ran out of memory on this machine, whatever the estimates say."""
     deadline: str | None = None
     """When the platform ends the session."""
     place: str = "local"
-    """Where failures are counted: a platform's name, its kind, or `local`."""
+    """Key of the failure statistics: a platform's name, its kind, or `local`."""
     platform: Platform | None = None
-    """The platform the machine is on, where it is one we know."""
+    """The platform the machine is on, if known."""
     network: Network = field(default_factory=Network)
-    """How the machine reaches what it loads, where somebody asked."""
+    """Mirrors and proxies of the machine, if probed."""
     nodes: tuple[str, ...] = ()
-    """Names of the machines that train together, the deciding one first, once they are known."""
+    """Names of the nodes, the head first, once known."""
     elsewhere: bool = False
-    """The machine is not this one, and what it lacks of packages comes with Stoker."""
+    """The machine is not this one; missing packages are installed there with Stoker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """How a run goes on a machine, with its figures: what a plan writes down and a comparison puts side by side."""
+    """A run on a machine, decided, with its figures: the source of a plan and of a row of a comparison."""
 
     inputs: Inputs
-    """With the part of the machine that trains, and the vocabulary that is trained."""
+    """Restricted to the devices that train, with the final vocabulary."""
     constraints: Constraints
     way: Way
     choices: tuple[Choice[Any], ...]
-    """What was decided before the way, with reasons."""
+    """Choices made before the way, with reasons."""
     workers: int
     intervals: Intervals
     steps: StepCounts
@@ -129,7 +129,7 @@ class Found:
 
 
 def find(inputs: Inputs) -> Found:
-    """Decide how the run goes on this machine."""
+    """Decide how to run on this machine."""
     run, data = inputs.run, inputs.data
     trains = choices.machine(run, inputs.machine)
     checks.check(run, trains.value, inputs.shape.shape, elsewhere=inputs.elsewhere)
@@ -178,7 +178,7 @@ def find(inputs: Inputs) -> Found:
 
 
 def make_plan(inputs: Inputs) -> Plan:
-    """Decide everything the run file left open, and write it down."""
+    """Decide everything the run file left open."""
     found = find(inputs)
     inputs, constraints, way, steps = found.inputs, found.constraints, found.way, found.steps
     run, data, machine = inputs.run, inputs.data, inputs.machine
@@ -263,7 +263,7 @@ def make_plan(inputs: Inputs) -> Plan:
 
 
 def _share(batch: int, devices: int) -> int:
-    """Sequences per device and step, exactly; else the nearest batches are named."""
+    """Sequences per device and step; a batch that does not divide is refused with the nearest ones."""
     if batch % devices:
         below = batch - batch % devices
         nearest = [b for b in (below, below + devices) if b > 0]
@@ -272,7 +272,7 @@ def _share(batch: int, devices: int) -> int:
 
 
 def _check_host(machine: Machine, way: Way) -> None:
-    """Main memory takes a checkpoint whole, and where weights are shared out, the whole model for every process."""
+    """Require main memory for a whole checkpoint and, with sharding, for the whole model in every process."""
     if not machine.examined or machine.kind != "cuda":
         return
     here = way.step.devices_per_node
@@ -362,7 +362,7 @@ def _steps(run: Run, data: DataFacts) -> StepCounts:
 
 
 def _with_vocab(inputs: Inputs) -> ResolvedShape:
-    """The shape with the vocabulary that will really be trained."""
+    """The shape with the final vocabulary."""
     if inputs.shape.origin != "run_file":
         return inputs.shape
     shape = inputs.shape.shape
@@ -381,7 +381,7 @@ def _batch_reason(batch: BatchSplit) -> Reason:
 
 
 def _machine_reasons(machine: Machine) -> list[Reason]:
-    """How many threads, and whether memory is pinned."""
+    """Threads, and whether memory is pinned."""
     pinned = "why.pinned.cuda" if machine.kind == "cuda" else "why.pinned.none"
     return [
         Reason(about="threads", key="why.threads", fields={"threads": machine.threads, "cpus": machine.cpu_count}),
@@ -397,7 +397,7 @@ def _support_reasons(machine: Machine, *, supported: bool) -> list[Reason]:
 
 
 def _network_reasons(machine: Machine, way: Way) -> list[Reason]:
-    """What is taken for the line between several machines."""
+    """The bandwidth assumed between nodes."""
     if machine.nodes == 1 or machine.kind != "cuda":
         return []
     here, on = way.step.devices_per_node, way.on
@@ -408,12 +408,12 @@ def _network_reasons(machine: Machine, way: Way) -> list[Reason]:
 
 
 def _program(chosen: str, here: int) -> list[str]:
-    """The training program; several processes by torchrun, which starts those of one machine: it meets in a file."""
+    """The training program; several processes of one machine are started by torchrun, with a file rendezvous."""
     program = ["-m", "stoker.engine.train"]
     if chosen == "single":
         return program
     meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"]
-    # Asked to end, ranks finish their step and commit; torchrun would kill them after 30 seconds.
+    # On a stop request ranks finish their step and commit; torchrun's default kills them after 30 seconds.
     meeting += ["--shutdown-timeout", "1800"]
     return ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(here), *meeting, *program]
 
@@ -426,21 +426,21 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if chosen != "single":
-        # Torchrun opens no store of its own to the network.
+        # torchrun opens no TCP store of its own.
         settings |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUTF8": "1"}
         settings |= {"DS_ACCELERATOR": "cpu"} if machine.kind == "cpu" else {}
     if chosen != "single" and machine.nodes == 1:
-        # On one machine ranks talk over loopback only; of several, each knows its own interface.
+        # On one machine ranks use loopback only; of several nodes, each selects its own interface.
         loopback = _LOOPBACK.get(machine.system, "lo")
         settings |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     if chosen != "single" and machine.name.startswith(_NO_PEER_ACCESS):
         settings |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
     if machine.kind == "cuda":
-        # Rows differ in length: without segments that grow, freed memory of a shorter one serves no longer one.
+        # Rows differ in length: with fixed segments, memory freed by a shorter row cannot hold a longer one.
         settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if run.train.deterministic and machine.kind == "cuda":
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined and machine.nodes == 1):
-        # Torch uses every card it sees. By UUID: CUDA may number cards otherwise than the driver does.
+        # torch uses every visible card. By UUID: CUDA may number cards differently from the driver.
         settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(device.uuid for device in machine.devices)
     return settings

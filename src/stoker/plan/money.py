@@ -1,4 +1,4 @@
-"""Money: which price counts, and what a run costs at it. A currency is kept; none is turned into another."""
+"""The price that applies, and a run's cost. Currencies are never converted."""
 
 import datetime
 
@@ -9,11 +9,11 @@ from stoker.facts.prices import Offer
 from stoker.plan.plan import Cost
 
 OWN = "where.price"
-"""Whose price it is that the run file states."""
+"""The source of a price stated in the run file."""
 
 
 def offer(run: Run, card: str | None, count: int) -> Offer | None:
-    """The user's own price; else the offer at which so many of a card cost least, in the budget's currency first."""
+    """The user's own price; else the cheapest offer of so many cards, preferring the budget's currency."""
     if run.where.price is not None:
         return _own(run.where.price)
     currency = values.money(run.budget.money)[1] if run.budget.money else None
@@ -21,7 +21,7 @@ def offer(run: Run, card: str | None, count: int) -> Offer | None:
 
 
 def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None, nodes: int = 1) -> Cost | None:
-    """What the training time costs on devices of so many nodes: expected, least, most."""
+    """Cost of the training time: expected, least, most."""
     if price is None:
         return None
     billed = price.billed(devices, nodes)
@@ -39,7 +39,7 @@ def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None,
 
 
 def in_order(amount: Cost | None) -> float:
-    """A key that sorts by money over currencies; what has no price comes last."""
+    """A sort key over currencies by a rough rate; no price sorts last."""
     return amount.amount * prices.usd(amount.currency) if amount else float("inf")
 
 

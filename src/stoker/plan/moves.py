@@ -1,7 +1,7 @@
-"""Going on from an earlier attempt, perhaps elsewhere: what decides the bits of a step, and how exactly it goes on.
+"""Resuming an earlier attempt, perhaps on another machine: what decides the bits of a step, and the tier.
 
-The trainer compares whole fingerprints and has the last word (`engine.train`). A plan says the same before the start,
-as far as it can be seen without torch.
+The trainer compares whole fingerprints and decides (`engine.train`). A plan predicts it as far as possible without
+torch.
 """
 
 import json
@@ -12,16 +12,16 @@ from stoker.plan import order
 from stoker.plan.plan import Plan, Reason, Resume
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
-"""Whose versions are part of the fingerprint; DeepSpeed's is where it trains."""
+"""Packages whose versions are part of the fingerprint; DeepSpeed's only where it is used."""
 _UNSEEN = ("instructions", "driver", "cuda", "base")
 """Parts of the fingerprint that only the trainer knows."""
 _PACKAGES = ("torch", *LIBRARIES, "deepspeed")
-"""Likewise of a machine that is elsewhere: what is missing there comes with Stoker."""
+"""Also unknown for another machine: missing packages are installed there with Stoker."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The newest checkpoint a run goes on from."""
+    """The newest checkpoint, from which a run resumes."""
 
     step: int
     fingerprint: dict[str, str]
@@ -34,14 +34,14 @@ class Earlier:
         return int(self.fingerprint.get("micro", 0))
 
     def keeps(self, parts: dict[str, str]) -> bool:
-        """Whether these parts of the fingerprint are as they were."""
+        """Whether these parts of the fingerprint are unchanged."""
         return all(self.fingerprint.get(key) == value for key, value in parts.items())
 
 
 def cut(*, strategy: str, exact: bool, devices: int, micro: int, checkpointing: bool) -> dict[str, str]:
     """The fingerprint's parts that follow from how a step is cut to the hardware."""
     return {
-        # One process alone and several that keep whole gradients add up alike, where they do it in the canonical order.
+        # A single process and DDP add gradients alike in the canonical order.
         "strategy": "ddp" if exact and strategy == "single" else strategy,
         "devices": "any" if exact else str(devices),
         "micro": str(micro),
@@ -77,24 +77,24 @@ def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def provable(device: str, *, deterministic: bool) -> bool:
-    """Whether equal fingerprints mean equal bits there."""
+    """Whether equal fingerprints mean equal bits on this device."""
     return device == "cpu" or (device == "cuda" and deterministic)
 
 
 def tier(plan: Plan, differences: list[str]) -> str:
-    """How exactly a run goes on with the same data, said honestly."""
+    """How exactly a run resumes on the same data."""
     same = not differences and provable(plan.device, deterministic=plan.deterministic)
     return "EXACT" if same else "SAMPLE-EXACT"
 
 
 def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: bool = False) -> Resume | None:
-    """How a planned attempt goes on, as far as a plan can know; nothing where there is nothing to go on from.
+    """How a planned attempt resumes, as far as a plan can know; None without a checkpoint.
 
     Args:
         earlier: The checkpoint.
-        plan: How it is to go on.
+        plan: The plan of the new attempt.
         machine: The machine it is planned for.
-        elsewhere: It is not this one, though it may have been looked at.
+        elsewhere: It is another machine, though it may have been probed.
     """
     if earlier is None or earlier.step >= plan.steps.total:
         return None
@@ -115,7 +115,7 @@ def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: 
 
 
 def _seen(machine: Machine, plan: Plan) -> dict[str, str]:
-    """The device and the versions that a look at the machine finds."""
+    """The device and package versions, as probing the machine finds them."""
     device = machine.devices[0].name if machine.kind == "cuda" else plan.card
     libraries = ("torch", *LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
     versions = {name: machine.packages[name] for name in libraries if name in machine.packages}
@@ -123,7 +123,7 @@ def _seen(machine: Machine, plan: Plan) -> dict[str, str]:
 
 
 def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
-    """Why no more is claimed where nothing differs, and what is not known yet."""
+    """Why the tier is lower although nothing differs, and what is not known yet."""
     if found is None:
         return []
     keys = []

@@ -38,7 +38,7 @@ class Order:
 
 
 def stream_seed(seed: int, step: int, micro: int) -> int:
-    """The seed of all randomness in one logical micro batch: never of a rank, a worker or what ran before."""
+    """The seed of all randomness in one logical micro batch: independent of rank, worker and history."""
     text = f"rng/{VERSION}/{seed}/{step}/{micro}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 

@@ -1,8 +1,8 @@
-"""When an artifact is the trained model: what is written down of both, the limits, and the verdict. Pure.
+"""When an artifact counts as the trained model: reference, observation, limits and verdict. Pure.
 
-`Reference` is what the trained model answers, `Observation` what an artifact or an endpoint does when it is led along
-the reference's own tokens: at each of them, its first choice and its log-probabilities of the reference's best ones.
-Led this way, equal choices everywhere are equal greedy answers, and a parting does not hide what comes after it.
+`Reference` holds the trained model's answers, `Observation` those of an artifact or endpoint, teacher-forced along the
+reference's tokens: at each of them its top choice and its log-probabilities of the reference's top tokens. Equal
+choices everywhere are equal greedy answers, and one divergence does not hide what comes after it.
 """
 
 import itertools
@@ -21,14 +21,14 @@ PROMPTS = 64
 LEAST_PROMPTS = 50
 ANSWER_TOKENS = 32
 PROMPT_TOKENS = 256
-"""Longer prompts are cut: their beginnings are compared."""
+"""Longer prompts are truncated."""
 TOP = 16
 """Log-probabilities kept per token; endpoints give up to 20."""
 CORPUS_TOKENS = 2048
 """Tokens over which perplexity is measured."""
 
 _NO_ADAPTER = 0.01
-"""Of its delta, less than this is none."""
+"""A smaller factor of the delta means no adapter."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Kind:
     """What may differ from the trained model."""
 
     exact: bool
-    """Token for token, but for ties."""
+    """Equal token by token, except for ties."""
     agreement: float = 1.0
-    """Smallest share of tokens chosen alike."""
+    """Smallest share of equal tokens."""
     perplexity: float = 0.0
-    """Largest rise of the perplexity, as a share of it."""
+    """Largest relative increase of perplexity."""
 
 
 EXACT = Kind(exact=True)
@@ -55,19 +55,19 @@ KINDS: dict[str, Kind] = {
     "gguf-q4_k_m": Kind(exact=False, agreement=0.80, perplexity=0.10),
     "gptq": Kind(exact=False, agreement=0.80, perplexity=0.10),
 }
-"""By artifact. Limits of quantised ones are ours: loose enough for models of 100 M weights, which suffer most."""
+"""By artifact. Limits of quantised ones are loose enough for models of 100 M weights, which lose most."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far apart two right computations in one type may be, in units of its precision at the largest logit."""
+    """How far two correct computations in one type may differ, in units of its precision at the largest logit."""
 
     unit: float
     """Distance of 1 to the next number."""
     logits: int
     """Largest distance of log-probabilities."""
     tie: int
-    """Two tokens closer than this may change places."""
+    """Tokens closer than this may swap rank."""
     ties: float
     """Largest share of tokens that may do so."""
 
@@ -77,7 +77,7 @@ ROUNDING: dict[str, Rounding] = {
     "float16": Rounding(unit=2.0**-10, logits=16, tie=4, ties=0.02),
     "bfloat16": Rounding(unit=2.0**-7, logits=8, tie=2, ties=0.05),
 }
-"""Sums are kept in fp32 everywhere, so the shorter types lose fewer of their own units on the way."""
+"""Sums are in fp32 everywhere, so shorter types lose fewer of their own units."""
 
 
 class _ParityRecord(BaseModel):
@@ -89,13 +89,13 @@ class Prompt(_ParityRecord):
 
     source: Literal["data", "shipped", "random"]
     messages: list[dict[str, str]] | None
-    """The conversation, where it went through the chat template."""
+    """The conversation, if rendered by the chat template."""
     text: str
     ids: list[int]
     answer: list[int]
-    """Its greedy answer, with the token that ended it."""
+    """Its greedy answer, with the stop token."""
     stopped: bool
-    """Whether the last token of the answer ended it."""
+    """Whether the last token of the answer is a stop token."""
     top: list[list[int]]
     """For each token of the answer the most likely ones, best first."""
     logprobs: list[list[float]]
@@ -110,7 +110,7 @@ class Reference(_ParityRecord):
     """Digest of the weights, tokenizer, data and program versions it was made with."""
     dtype: str
     plain: bool
-    """The model goes on writing; it was not trained to converse."""
+    """A text completion model, not trained on conversations."""
     template: str
     """The chat template; empty where there is none."""
     stops: list[int]
@@ -119,27 +119,27 @@ class Reference(_ParityRecord):
     """Digest of what the tokenizer does."""
     largest_logit: float
     own_distance: float
-    """Between the trained model's own two ways to compute: token by token, and all at once."""
+    """Between the trained model's own token-by-token and single-pass logits."""
     texts: dict[int, str]
-    """What the tokens named here say."""
+    """Text of the tokens named here."""
     prompts: list[Prompt]
     corpus: list[list[int]]
-    """Token sequences for the perplexity; one that does not count is stored as ~id."""
+    """Token sequences for the perplexity; a token that does not count is stored as ~id."""
     corpus_loss: float
 
 
 class Observation(_ParityRecord):
-    """What was seen of an artifact or an endpoint. None: it cannot be seen this way."""
+    """Observations of an artifact or an endpoint. None: not observable this way."""
 
     through: str
     tokens: list[list[int]] = []
-    """Per prompt and token of the reference's answer, its own first choice."""
+    """Per prompt and token of the reference's answer, its own top choice."""
     logprobs: list[list[list[float | None]]] = []
     """Per prompt and token, its log-probabilities of the reference's `top`."""
     ended_elsewhere: list[int] = []
-    """Prompts whose answer goes on behind the token that should end it, or ends before."""
+    """Prompts whose answer continues after the stop token, or stops before it."""
     rendered: dict[int, str] = {}
-    """Prompts whose messages or text become other tokens here, and what came out."""
+    """Prompts that are tokenized differently here, with the rendered text."""
     template: str | None = None
     stops: list[int] | None = None
     tokenizer: str | None = None
@@ -147,35 +147,35 @@ class Observation(_ParityRecord):
     weights: dict[str, Any] | None = None
     """How the tensors themselves compare: compared, of, worst, and a `cause` where they differ."""
     missing: list[str] = []
-    """Tensors its configuration asks for and its files lack."""
+    """Tensors of its configuration that its files lack."""
     problems: list[dict[str, Any]] = []
-    """Errors that ended the look at it, as `StokerError.to_json` writes them."""
+    """Errors that ended the observation, as `StokerError.to_json` writes them."""
 
 
 @dataclass(frozen=True)
 class Parting:
-    """A token that was chosen differently."""
+    """A token that differs from the reference."""
 
     prompt: int
     position: int
     expected: int
     got: int
     margin: float
-    """By how much the trained model prefers its own; infinite where the other is not among its best."""
+    """By how much the trained model prefers its own; infinite if the other is not among its top tokens."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an artifact compares."""
+    """The result of a comparison."""
 
     figures: dict[str, Any]
     """For parity.json."""
     problems: list[StokerError]
-    """Empty: accepted. The first is the likeliest cause of the others."""
+    """Empty: accepted. The first is the most likely cause of the others."""
 
 
 def judge(name: str, reference: Reference, seen: Observation) -> Verdict:
-    """Compare what was seen with the reference, by the limits of the artifact's kind."""
+    """Compare an observation with the reference, by the limits of the artifact's kind."""
     kind = KINDS[name]
     problems = [StokerError.from_json(problem) for problem in seen.problems]
     if seen.missing:
@@ -199,13 +199,13 @@ def judge(name: str, reference: Reference, seen: Observation) -> Verdict:
 
 
 def limits(reference: Reference) -> tuple[float, float]:
-    """The largest distance of log-probabilities between two right computations, and the largest margin of a tie."""
+    """The largest log-probability difference of two correct computations, and the largest margin of a tie."""
     rounding = ROUNDING[reference.dtype]
     unit = rounding.unit * max(1.0, reference.largest_logit)
     return rounding.logits * unit, rounding.tie * unit
 
 
-# ---- words
+# ---- template, stop tokens, tokenizer
 
 
 def _text_problems(name: str, reference: Reference, seen: Observation) -> list[StokerError]:
@@ -226,7 +226,7 @@ def _text_problems(name: str, reference: Reference, seen: Observation) -> list[S
 
 
 def _tokenizer_problems(name: str, reference: Reference, seen: Observation) -> list[StokerError]:
-    """Other tokens for a plain text are the tokenizer's doing; for conversations alone, the template's."""
+    """Different tokens of a plain text are caused by the tokenizer; of conversations only, by the template."""
     if not seen.rendered:
         same = seen.tokenizer in (None, reference.tokenizer)
         reason = messages.text("parity.tokenizer.rules")
@@ -276,7 +276,7 @@ def _cause(weights: dict[str, Any]) -> str:
 
 
 def partings(reference: Reference, seen: Observation) -> Iterator[Parting]:
-    """Every token that was chosen differently, in order."""
+    """Every token that differs, in order."""
     for at, (prompt, chosen) in enumerate(zip(reference.prompts, seen.tokens, strict=True)):
         for position, (expected, got) in enumerate(zip(prompt.answer, chosen, strict=True)):
             if expected != got:
@@ -310,7 +310,7 @@ def _token_figures(kind: Kind, reference: Reference, seen: Observation) -> dict[
 
 
 def _distances(reference: Reference, seen: Observation) -> tuple[float | None, float | None]:
-    """The largest difference of a log-probability, and the mean divergence over the most likely tokens and the rest."""
+    """The largest log-probability difference, and the mean KL divergence over the top tokens and the rest."""
     largest, divergences = 0.0, []
     for prompt, row in zip(reference.prompts, seen.logprobs, strict=True):
         for ours, theirs in zip(prompt.logprobs, row, strict=True):
@@ -364,7 +364,7 @@ def _parted(name: str, reference: Reference, figures: dict[str, Any], parting: P
 
 
 def _likely_cause(reference: Reference, figures: dict[str, Any]) -> str:
-    """A distance that a shorter type would explain is likely its doing; a larger one is another model's."""
+    """A distance within the rounding of a shorter type is blamed on the dtype; a larger one on the model."""
     distance = figures["logit_distance"]
     shortest = ROUNDING["bfloat16"]
     if distance is not None and distance <= shortest.logits * shortest.unit * max(1.0, reference.largest_logit):
@@ -405,5 +405,5 @@ def _first_difference(expected: str, got: str) -> int:
 
 
 def _excerpt(text: str, at: int, length: int = 40) -> str:
-    """A piece of a text in one line."""
+    """An excerpt in one line."""
     return repr(text[at : at + length])

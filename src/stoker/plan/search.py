@@ -1,7 +1,7 @@
 """How a step is cut to the hardware: every way that keeps batch and length, and the fastest that fits.
 
-The order is law 1's ladder: larger micro batches first, then recomputing, then sharing out. Where ways are equally
-fast, the first of the ladder is taken.
+The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding. Of equally fast
+ways the first of the ladder is taken.
 """
 
 import functools
@@ -26,9 +26,9 @@ from stoker.plan.plan import Rung
 Fits = Literal["yes", "tight", "no"]
 
 USABLE_SHARE = 0.98
-"""Share of a device's memory that a process gets: the driver keeps the rest (81,050 of 81,920 MiB on an A100)."""
+"""Share of a device's memory that a process can use: the driver keeps the rest (81,050 of 81,920 MiB on an A100)."""
 _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
-"""The same of main memory: about what macOS lets a GPU hold, and what other programs leave a processor."""
+"""The same of main memory: about what macOS grants a GPU, and what other programs leave on a CPU."""
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
@@ -37,7 +37,7 @@ _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """What stays the same however the step is cut."""
+    """What every way to cut the step must keep."""
 
     run: Run
     machine: Machine
@@ -53,14 +53,14 @@ class Constraints:
     share: int
     """Sequences per device and step."""
     earlier: Earlier | None = None
-    """What the run goes on from."""
+    """The checkpoint the run resumes from."""
     out_of_memory: tuple[Rung, ...] = ()
-    """What ran out of memory on this machine: estimates that say otherwise are wrong."""
+    """Rungs that ran out of memory on this machine, whatever the estimates say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to run the step. What is slow to find out is only found out where it is asked."""
+    """One way to run the step. Expensive figures are computed on first use."""
 
     strategy: str
     micro: int
@@ -68,14 +68,14 @@ class Way:
     step: Step
     memory: Estimate
     around: Interval
-    """Of memory."""
+    """The interval of memory."""
     room: float
-    """Bytes a process gets on the device."""
+    """Bytes a process can use on the device."""
     on: Hardware
 
     @functools.cached_property
     def pace(self) -> Pace:
-        """How fast it is."""
+        """Its speed."""
         return speed.estimate(self.step, self.on)
 
     @property
@@ -85,7 +85,7 @@ class Way:
 
     @property
     def may_fit(self) -> bool:
-        """Whether what tensors hold has room."""
+        """Whether the tensors alone fit."""
         return self.memory.allocated + self.memory.runtime <= self.room
 
     @functools.cached_property
@@ -101,8 +101,8 @@ class Way:
 def find(constraints: Constraints) -> Way:
     """The fastest way that surely fits; else one that may; else the smallest.
 
-    A way that keeps the bits of an earlier attempt goes before all others, one that keeps its micro batch before those
-    that fit as well: random streams are numbered by micro batches.
+    A way that keeps the bits of an earlier attempt comes before all others; of those that fit equally, one that keeps
+    its micro batch: random streams are numbered by micro batch.
     """
     ways = list(_ways(constraints))
     if constraints.out_of_memory:
@@ -118,7 +118,7 @@ def find(constraints: Constraints) -> Way:
 
 
 def keeps_bits(constraints: Constraints, way: Way) -> bool:
-    """Whether a way computes the bits that the earlier attempt would have, on the same device."""
+    """Whether a way computes the same bits as the earlier attempt, on the same device."""
     parts = moves.cut(
         strategy=way.strategy,
         exact=strategy.exact(constraints.run, way.strategy),
@@ -131,7 +131,7 @@ def keeps_bits(constraints: Constraints, way: Way) -> bool:
 
 
 def _comparable(constraints: Constraints) -> Earlier | None:
-    """The earlier attempt, if all that is decided before the way is as it was and equal settings mean equal bits."""
+    """The earlier attempt, if every choice made before the way is unchanged and equal settings mean equal bits."""
     machine, earlier = constraints.machine, constraints.earlier
     device = machine.devices[0].name if machine.kind == "cuda" else machine.name
     parts = {
@@ -149,7 +149,7 @@ def _comparable(constraints: Constraints) -> Earlier | None:
 
 
 def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
-    """The first way of the ladder that fits and needs less than all that ran out of memory."""
+    """The first way of the ladder that fits and needs less than every rung that ran out of memory."""
     tried = (
         describe(
             constraints, rung.strategy, min(rung.micro, constraints.share), checkpointing=rung.gradient_checkpointing
@@ -165,7 +165,7 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
 
 
 def _fastest(ways: list[Way], verdict: Fits) -> Way | None:
-    """Of those that fit so well, the first that is about as fast as the fastest. The fastest are looked at first."""
+    """Of the ways with this verdict, the first of the ladder that is about as fast as the fastest."""
     able = [way for way in ways if way.may_fit]
     by_pace = sorted(able, key=lambda way: -way.pace.tokens_per_second)
     best = next((way for way in by_pace if way.verdict == verdict), None)
@@ -176,7 +176,7 @@ def _fastest(ways: list[Way], verdict: Fits) -> Way | None:
 
 
 def usable_share(machine: Machine) -> float:
-    """Share of a device's memory that a training process gets."""
+    """Share of a device's memory that a training process can use."""
     return _MAIN_MEMORY_SHARES.get(machine.kind, USABLE_SHARE)
 
 
@@ -197,13 +197,13 @@ def _ways(constraints: Constraints) -> Iterator[Way]:
     strategies = strategy.candidates(run, machine, constraints.devices, constraints.precision)
     earlier = _comparable(constraints)
     if strategies == ["single"] and run.where.strategy == "auto" and earlier and earlier.keeps(_SHARDED):
-        strategies = ["single", "fsdp2"]  # shards on one device keep the bits of shards on several
+        strategies = ["single", "fsdp2"]  # FSDP on one device keeps the bits of FSDP on several
     for chosen, checkpointing in itertools.product(strategies, recompute):
         yield from reversed(_sizes(constraints, chosen, sizes, checkpointing=checkpointing))
 
 
 def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
-    """Micro batches from the smallest on, up to one whose activations alone fill the device."""
+    """Ways by micro batch from the smallest, up to one whose activations alone fill the device."""
     machine = constraints.machine
     card, on, room = machine.card, hardware(machine), machine.memory_per_device * usable_share(machine)
     ways = []
@@ -226,7 +226,7 @@ def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpoin
 
 
 def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing: bool) -> Step:
-    """A step of ours: what `engine.train` will do with these choices."""
+    """The step that `engine.train` will run with these choices."""
     run, precision = constraints.run, constraints.precision
     accumulation = constraints.share // micro
     exact = strategy.exact(run, chosen)
@@ -274,7 +274,7 @@ _OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
-    """The adapter a run trains; where it names none of the blocks' layers, as large as one on all of them."""
+    """The adapter a run trains; if its targets name no layer of the blocks, one on all linear layers is assumed."""
     tune = run.tune
     if tune.method == "full":
         return None
@@ -292,7 +292,7 @@ def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_d
 
 
 def _kernel(constraints: Constraints) -> Attention:
-    """Which kernel the attention's name leads to: torch's own has flash from Ampere on, in 16 bits."""
+    """The attention kernel that will run: torch's sdpa uses flash from Ampere on, in 16 bits."""
     if constraints.attention == "eager":
         return "eager"
     able = constraints.machine.kind == "cuda" and constraints.machine.compute_capability >= _FLASH_CAPABILITY

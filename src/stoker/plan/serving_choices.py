@@ -1,7 +1,7 @@
 """How a trained model is served: engine, tensor-parallel size, memory, length, dtype, each with its reason. Pure.
 
-Sizes are coarse like the rest of the plan's memory: vLLM measures its own peak when it starts. What is decided here is
-whether it can work at all, on how many devices, and how long a conversation may become.
+Sizes are coarse: vLLM measures its own peak when it starts. Decided here is whether the model fits at all, on how many
+devices, and the context length.
 """
 
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ _RUNTIME_BYTES = 2 << 30
 """CUDA context, captured graphs and activations of one prefill."""
 _CPU_SHARE = 0.8
 _ROOM_SEQUENCES = 8
-"""Conversations of the trained length that should find room at once before another device is taken."""
+"""Concurrent conversations of the trained length that should fit before another device is used."""
 _CPU_SEQUENCES = 4
-"""Longest conversations that find room at once in main memory, which others need too."""
+"""Concurrent conversations of maximum length in main memory, which other programs need too."""
 _SMALLEST_CACHE_BYTES = 256 << 20
 _BLOCK_TOKENS = 16
 _BFLOAT16_CAPABILITY = 8.0
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks vLLM makes room for; an adapter takes the next larger one."""
+"""LoRA ranks vLLM supports; an adapter uses the next larger one."""
 
 
 class Serving(BaseModel):
@@ -65,14 +65,14 @@ class ServedAdapter:
     """An adapter that is served beside its base."""
 
     rank: int
-    """The largest of its layers'."""
+    """The largest rank of its layers."""
     targets: tuple[str, ...] = ()
-    """Kinds of layers it changes."""
+    """Names of the adapted layers."""
 
 
 @dataclass(frozen=True)
 class ServingInputs:
-    """Everything a serving follows from."""
+    """Everything a serving plan follows from."""
 
     name: str
     """The run's."""
@@ -82,7 +82,7 @@ class ServingInputs:
     dtype: str
     """What the model was saved in, or its base was loaded in."""
     length: int
-    """The trained length: at least so long must a conversation be."""
+    """The trained length: the minimum context length."""
     adapter: ServedAdapter | None = None
     """Served beside its base."""
     native: dict[str, Any] = field(default_factory=dict)
@@ -127,13 +127,13 @@ def make_serving(inputs: ServingInputs) -> Serving:
 
 
 def cache_bytes_per_token(shape: ModelShape, dtype: str, parallel: int = 1) -> int:
-    """Keys and values of one token on one of `parallel` devices; heads that cannot be split are kept on each."""
+    """KV cache of one token on one of `parallel` devices; heads that cannot be split are replicated."""
     heads = max(1, shape.kv_heads // parallel)
     return 2 * shape.layers * heads * shape.head_dim * _BYTES[dtype]
 
 
 def parallel_sizes(shape: ModelShape, devices: int) -> list[int]:
-    """Device counts over which every layer can be split evenly."""
+    """Tensor-parallel sizes that split every layer evenly."""
     return [
         size
         for size in range(1, devices + 1)
@@ -161,7 +161,7 @@ def _share(inputs: ServingInputs) -> float:
 
 
 def _room_bytes(inputs: ServingInputs, dtype: str, parallel: int) -> int:
-    """Bytes left for keys and values on one device."""
+    """Bytes left for the KV cache on one device."""
     machine = inputs.machine
     there = int(machine.memory_per_device * _share(inputs))
     return there - _own_bytes(machine) - inputs.shape.parameters() * _BYTES[dtype] // parallel
@@ -172,13 +172,13 @@ def _own_bytes(machine: Machine) -> int:
 
 
 def _needed_bytes(inputs: ServingInputs, dtype: str, parallel: int) -> int:
-    """What one device must have for a single conversation of the trained length."""
+    """Memory one device needs for a single conversation of the trained length."""
     weights = inputs.shape.parameters() * _BYTES[dtype] // parallel
     return _own_bytes(inputs.machine) + weights + inputs.length * cache_bytes_per_token(inputs.shape, dtype, parallel)
 
 
 def _tensor_parallel(inputs: ServingInputs, dtype: str) -> tuple[int, int, Reason]:
-    """The smallest number of devices with room enough, and the tokens that find room there."""
+    """The smallest number of devices with enough memory, and the tokens that fit there."""
     sizes = parallel_sizes(inputs.shape, max(1, len(inputs.machine.devices)))
     room = {
         size: _room_bytes(inputs, dtype, size) // cache_bytes_per_token(inputs.shape, dtype, size) for size in sizes
@@ -212,7 +212,7 @@ def _longest(inputs: ServingInputs, room_tokens: int) -> tuple[int, Reason]:
 
 
 def _cache_bytes(inputs: ServingInputs, dtype: str, parallel: int, longest: int) -> int:
-    """Of a GPU all that is left; of main memory, which others need too, room for some conversations."""
+    """On a GPU all that is left; in main memory, which other programs need too, enough for some conversations."""
     room = _room_bytes(inputs, dtype, parallel)
     if inputs.machine.kind == "cuda":
         return room * parallel
@@ -241,6 +241,6 @@ def _adapter(adapter: ServedAdapter | None, name: str) -> dict[str, Any]:
     room = next((size for size in _RANKS if size >= adapter.rank), None)
     if room is None:
         raise StokerError("STK625", option=f"tune.rank: {adapter.rank}", name=name)
-    # Only layers it has: with the output layer among them, vLLM 0.32 dies of a request for prompt log-probabilities.
+    # Only layers it has: with the output layer among them, vLLM 0.32 crashes on a request for prompt log-probabilities.
     targets = {"lora_target_modules": list(adapter.targets)} if adapter.targets else {}
     return {"enable_lora": True, "max_lora_rank": room, **targets}

@@ -1,4 +1,4 @@
-"""Machines that may be taken away at any time: what a run is expected to cost there, restarts included. Pure."""
+"""Spot machines: a run's expected cost, preemptions and restarts included. Pure."""
 
 import math
 
@@ -9,16 +9,16 @@ from stoker.plan import save_interval
 from stoker.plan.plan import Cost, Reason, Spot
 
 PLACE = "sky"
-"""Where failures of spot machines are counted."""
+"""Key of the failure statistics of spot machines."""
 _WRITE_BYTES_PER_SECOND = 5e8
-"""At which a checkpoint is assumed to be written, to tell how often it is worth one."""
+"""Assumed write speed of a checkpoint, for the save interval."""
 _LEAST_SAVE_SECONDS = 1.0
 
 
 def compare(
     run: Run, machine: Machine, seconds: float, cost: Cost | None, checkpoint_bytes: int, devices: int
 ) -> Spot | None:
-    """The expected cost on spot machines beside the one on demand; None where they are not allowed or have no price."""
+    """The expected cost on spot machines; None if they are not allowed or have no price."""
     offer = prices.cheapest_spot(machine.name, devices // machine.nodes) if run.where.spot else None
     if cost is None or offer is None or offer.spot_price_per_hour is None:
         return None
@@ -37,13 +37,13 @@ def compare(
 
 
 def expected_seconds(seconds: float, between: float, restart: float, save: float) -> float:
-    """Daly's expected time of so much work: saves, what is done again after each end, and the restarts.
+    """Daly's expected run time with saves, repeated work and restarts.
 
     Args:
-        seconds: The work, without ends.
-        between: Mean time between ends.
-        restart: From an end to the first new step.
-        save: What one save takes.
+        seconds: The work without preemptions.
+        between: Mean time between preemptions.
+        restart: From a preemption to the first new step.
+        save: Duration of one save.
     """
     save = max(save, _LEAST_SAVE_SECONDS)
     every = min(save_interval.interval_seconds(save, between), seconds)

@@ -1,4 +1,4 @@
-"""How several devices work together: what may be chosen, what does not go together, and DeepSpeed's configuration."""
+"""Parallel strategies: candidates, conflicts with other words of the run file, and DeepSpeed's configuration."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _OURS = {
     "torch_autocast": "where.precision",
     "amp": "where.precision",
 }
-"""DeepSpeed's names for what a word of the run file states."""
+"""DeepSpeed's options that a word of the run file sets."""
 
 
 def candidates(run: Run, machine: Machine, devices: int, precision: str) -> list[str]:
@@ -41,7 +41,7 @@ def candidates(run: Run, machine: Machine, devices: int, precision: str) -> list
 
 
 def reason(run: Run, chosen: str, *, kept: bool = False) -> Reason:
-    """Why this one; `kept`: because it was so before."""
+    """Why this strategy; `kept`: because the earlier attempt used it."""
     if run.where.strategy != _AUTO:
         return Reason(about="strategy", key="why.asked", fields={"word": "where.strategy"})
     if kept and chosen == "fsdp2":
@@ -50,7 +50,7 @@ def reason(run: Run, chosen: str, *, kept: bool = False) -> Reason:
 
 
 def check(run: Run, machine: Machine, strategy: str, devices: int, precision: str) -> None:
-    """Refuse what does not go together, by the words of the run file."""
+    """Refuse conflicting words of the run file."""
     conflicts = _conflicts(run, machine, strategy, devices)
     if strategy == "fsdp2" and precision == "fp16":
         conflicts.append(("where.precision", "fp16", "ddp"))
@@ -59,7 +59,7 @@ def check(run: Run, machine: Machine, strategy: str, devices: int, precision: st
 
 
 def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[tuple[str, str, str]]:
-    """(word, what it asks, the strategy to use instead) for each word that the strategy cannot serve."""
+    """(word, its value, the strategy to use instead) for each word that conflicts with the strategy."""
     if strategy in ("single", "ddp"):
         return [("where.strategy", strategy, _AUTO)] if strategy == "ddp" and machine.kind == "mps" else []
     found = []
@@ -82,7 +82,7 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
 
 
 def exact(run: Run, strategy: str) -> bool:
-    """Whether gradients are combined in the canonical order: by the recipe; DeepSpeed adds up in its own."""
+    """Whether gradients are combined in the canonical order: by the recipe; DeepSpeed sums in its own order."""
     if strategy.startswith("zero"):
         return False
     return run.tune.method != "full" if run.train.exact == _AUTO else bool(run.train.exact)
@@ -116,7 +116,7 @@ def deepspeed(run: Run, strategy: str, precision: str, share: int, devices: int)
         "train_batch_size": share * devices,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": run.train.clip,
-        # Weights stay in fp32 and products are computed in the lower precision, as with every other strategy.
+        # Weights stay in fp32 and matrix products run in the lower precision, as with every other strategy.
         **({"torch_autocast": {"enabled": True, "dtype": low}} if low else {}),
         "zero_allow_untested_optimizer": True,
     }
@@ -129,9 +129,9 @@ def _refuse_ours(user: dict[str, Any]) -> None:
 
 
 def _stated(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Everything under an option that is not left to us by `auto`, by its path.
+    """Every value under an option that is not `auto`, by its path.
 
-    DeepSpeed's own half-precision engines are not used, so that of their blocks only the switch says anything.
+    DeepSpeed's own half-precision engines are not used: of their blocks only `enabled` matters.
     """
     if not isinstance(value, dict):
         return [] if value == _AUTO else [(name, value)]

@@ -17,7 +17,7 @@ from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModif
 from transformers import AutoModelForCausalLM
 
 _WHOLE = ["lm_head", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate$", "re:.*router$"]
-"""Stays as it is: the output layer, and what chooses among experts."""
+"""Not quantised: the output layer, and routers of experts."""
 
 
 def main(source: Path, target: Path, rows: Path | None) -> None:

@@ -44,7 +44,7 @@ other scripts than Latin llama.cpp cuts otherwise."""
 
 
 class ConversionRefused(Exception):
-    """llama.cpp has no equal of something in the model."""
+    """llama.cpp does not support something in the model."""
 
     def __init__(self, what: str, detail: str) -> None:
         super().__init__(what, detail)
@@ -70,7 +70,7 @@ def main(folder: Path, target: Path, kind: str, name: str, turn_end: int | None)
 
 
 def _register(turn_end: int | None) -> None:
-    """Tell the converter what it does not find out itself, before it is called.
+    """Give the converter what it does not detect itself, before it is called.
 
     It knows a BPE tokenizer by a digest of its answer to one text, so of one trained by a user it says "BPE
     pre-tokenizer was not recognized", and it takes Llama 3's for one that merges otherwise; and it leaves out the end
@@ -106,13 +106,13 @@ def stated_type(tokenizer: Any) -> str | None:
 
 
 def _does(tokenizer: Any) -> dict[str, Any]:
-    """In words of tokenizer.json, as loaded: transformers puts its own steps in place of some families' files."""
+    """The pre-tokenizer's steps as loaded: transformers replaces those of some families' files."""
     does: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     return does
 
 
 def _step(step: dict[str, Any] | None) -> str:
-    """One step of a pre-tokenizer in a word; its regex, where it has one."""
+    """One step of a pre-tokenizer as a keyword, or its regex."""
     kind = step["type"] if step else None
     if step and kind == "ByteLevel" and not step["add_prefix_space"]:
         return "words to bytes" if step.get("use_regex", True) else "to bytes"
@@ -124,7 +124,7 @@ def _step(step: dict[str, Any] | None) -> str:
 
 
 def _convert(folder: Path, target: Path, outtype: str, name: str) -> None:
-    """The converter's `main`; it reads the command line and knows no other way in."""
+    """Run the converter's `main`, which only reads the command line."""
     sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(target), "--outtype", outtype]
     sys.argv += ["--model-name", name]
     convert_hf_to_gguf.main()
@@ -146,7 +146,7 @@ _NARROW = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 
 
 def quantise_q4_k_m(source: Path, target: Path) -> None:
-    """Write `source` with its matrices in Q4_K and, where the rule wants more bits, Q6_K."""
+    """Write `source` with its matrices in Q4_K or, where the rule needs more bits, Q6_K."""
     reader = gguf.GGUFReader(source)
     types = q4_k_m_types(reader)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -175,7 +175,7 @@ def quantise_q4_k_m(source: Path, target: Path) -> None:
 
 
 def q4_k_m_types(reader: Any) -> dict[str, Type]:
-    """The type of every tensor that is quantised; a tensor the rule does not name is refused."""
+    """The type of every quantised tensor; a tensor the rule does not cover is refused."""
     number = _numbers(reader)
     experts, layers = number("expert_count"), number("block_count")
     heads, kv_heads = number("attention.head_count"), number("attention.head_count_kv")
@@ -205,7 +205,7 @@ def q4_k_m_types(reader: Any) -> dict[str, Type]:
 
 
 def _numbers(reader: Any) -> Callable[[str], int]:
-    """The model's sizes by name; 0 where one is not stated."""
+    """The model's sizes by name; 0 if not stated."""
     family = reader.fields["general.architecture"].contents()
     if family == "falcon":
         raise ConversionRefused("tensor", family)  # has a rule of its own
@@ -233,7 +233,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _fitting(tensor: Any, kind: Type) -> Type:
-    """`kind`, or what is put in its place where rows are not whole blocks."""
+    """`kind`, or its fallback if rows are not whole blocks."""
     row = _shape(tensor)[-1]
     for option in (kind, _NARROW.get(kind, kind)):
         if row % gguf.GGML_QUANT_SIZES[option][0] == 0:
@@ -242,7 +242,7 @@ def _fitting(tensor: Any, kind: Type) -> Type:
 
 
 def _quantised(tensor: Any, kind: Type) -> Any:
-    """The tensor in blocks of `kind`, some rows at a time on every core."""
+    """The tensor quantised to `kind`, some rows at a time on every core."""
     shape = _shape(tensor)
     source = tensor.data.reshape(-1, tensor.data.shape[-1])
     rows = max(1, _CHUNK_WEIGHTS // shape[-1])
@@ -267,7 +267,7 @@ def _quantised(tensor: Any, kind: Type) -> Any:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """The template, ids and types as they stand in the file."""
+    """Template, ids and types, read back from the file."""
     reader = gguf.GGUFReader(path)
 
     def value(key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Asks for the token on every path of a server. vLLM's own check covers `/v1` and lets `/invocations` generate freely.
+"""Requires the token on every path of a server. vLLM's own check covers `/v1` only, not `/invocations`.
 
 Given to vLLM with its `--middleware`; plain ASGI, nothing but the standard library. The token comes from the
 environment and is kept as a digest.
@@ -16,7 +16,7 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN = ("/health",)
-"""Says only whether the server lives."""
+"""Health checks only."""
 
 
 class Guard:
@@ -44,7 +44,7 @@ class Guard:
 
 
 def _is_open(scope: Scope) -> bool:
-    """A browser asks with OPTIONS what it may send, before it sends the token."""
+    """A browser's CORS preflight: OPTIONS is sent without the token."""
     return scope.get("method") == "OPTIONS" or scope["path"] in _OPEN
 
 

@@ -21,11 +21,11 @@ _HANDLERS = {
     "transcription_handler": ("transcription", "TranscriptionHandler"),
     "systemone_handler": ("systemone", "SystemOneHandler"),
 }
-"""What `build_server` may ask for; which of them differs between versions."""
+"""Possible parameters of `build_server`, which differ between versions."""
 
 
 def main(model: str, port: int) -> None:
-    """Serve one model on the loopback address until told to end."""
+    """Serve one model on the loopback address until terminated."""
     models, state = ModelManager(force_model=model), GenerationState()
     wanted = inspect.signature(build_server).parameters
     handlers = {

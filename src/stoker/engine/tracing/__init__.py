@@ -1,1 +1,1 @@
-"""The parts of `stoker.engine.trace`. Changes when torch, transformers, PEFT or bitsandbytes allocate otherwise."""
+"""The parts of `stoker.engine.trace`. Changes when torch, transformers, PEFT or bitsandbytes allocate differently."""

@@ -1,4 +1,4 @@
-"""From a `Step` to what runs: the transformers model of its shape, with its adapter, in its types; and its optimizer.
+"""From a `Step` to a runnable model: the transformers model of its shape, with adapter and dtypes; and its optimizer.
 
 Real classes of transformers, PEFT, torch and bitsandbytes; only the 4-bit layer and the 8-bit optimizer are emulated.
 """
@@ -18,7 +18,7 @@ from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import ModelShape
 
 _DROPOUT = 0.05
-"""Any share above zero costs the same memory."""
+"""Any value above zero costs the same memory."""
 
 _KINDS = {
     "llama": "llama",
@@ -39,11 +39,11 @@ _KINDS = {
     "baichuan": "llama",
     "internlm2": "llama",
 }
-"""The model code that stands for a family; a family that is not here is traced as llama, with a note."""
+"""The model class traced for a family; a family not listed is traced as llama, with a note."""
 
 
 def kind(shape: ModelShape) -> tuple[str, list[str]]:
-    """The `model_type` of transformers that is traced, and what differs from what was asked."""
+    """The `model_type` of transformers that is traced, and notes on differences."""
     if shape.family in _KINDS and _KINDS[shape.family] == shape.family:
         return shape.family, []
     if shape.family == "qwen":
@@ -56,12 +56,12 @@ def kind(shape: ModelShape) -> tuple[str, list[str]]:
 
 
 def has_kernels(shape: ModelShape) -> bool:
-    """Whether the family's attention can be left to a kernel; gemma2's soft cap cannot."""
+    """Whether the family supports attention kernels; gemma2's soft cap does not."""
     return private_names.supports_sdpa(config(shape, 1))
 
 
 def notes(step: Step) -> list[str]:
-    """Where the traced model differs from what was asked."""
+    """How the traced model differs from the step's."""
     found = kind(step.shape)[1]
     if step.attention != "eager" and not has_kernels(step.shape):
         found.append(messages.text("trace.attention", family=step.shape.family, attention=step.attention))
@@ -86,7 +86,7 @@ def config(shape: ModelShape, length: int) -> Any:
             "n_head": shape.heads,
             "n_inner": intermediate,
             "n_positions": max(shape.learned_positions, length),
-            "attn_pdrop": 0.0,  # the others are left as transformers has them, like a run of ours does
+            "attn_pdrop": 0.0,  # the other dropouts keep transformers' defaults, as in our runs
         }
     else:
         sizes = {
@@ -133,8 +133,8 @@ def model(step: Step) -> Any:
 
 
 def _quantise(model: Any, step: Step) -> None:
-    """Every linear layer but the output's, as transformers does; the rest in `outer`, as PEFT prepares it."""
-    from stoker.engine.tracing.quantised import FakeLinear4bit  # bitsandbytes is not everywhere
+    """Quantise every linear layer but the output's, like transformers; the rest is in `outer`, as PEFT prepares it."""
+    from stoker.engine.tracing.quantised import FakeLinear4bit  # bitsandbytes is optional
 
     output = model.get_output_embeddings()
     for module in list(model.modules()):
@@ -177,7 +177,7 @@ def _adapted(model: Any, step: Step, adapter: Adapter) -> Any:
 
 
 def _targets(shape: ModelShape, adapter: Adapter) -> set[str]:
-    """Names of the adapted layers in the traced model, which may stand for a family with other names."""
+    """Names of the adapted layers in the traced model, whose family may use other names."""
     asked = set(adapter.targets) or {one.name for one in linear_layers(shape)}
     traced = linear_layers(replace(shape, family=kind(shape)[0]))
     found = set()
@@ -192,7 +192,7 @@ def _targets(shape: ModelShape, adapter: Adapter) -> set[str]:
 def _by_role(layers: list[Linear]) -> list[list[str]]:
     """Names of the layers into attention, out of it, into the feed-forward part and out of it."""
     names = [one.name for one in layers]
-    out = 3 if len(names) > 5 else 1  # queries, keys and values apart, or joined
+    out = 3 if len(names) > 5 else 1  # separate or joined q, k, v
     return [names[:out], [names[out]], names[out + 1 : -1], [names[-1]]]
 
 
@@ -207,7 +207,7 @@ def held(model: Any) -> list[torch.Tensor]:
 
 
 class Fake8bit(torch.optim.Optimizer):
-    """The state of bitsandbytes' 8-bit AdamW: two bytes a weight and a scale for every 256; paged, outside the device.
+    """The state of bitsandbytes' 8-bit AdamW: two bytes per weight, a scale per 256; paged states are off the device.
 
     Weights below 4,096 elements have fp32 states, paged ones below 100,000 elements stay on the device.
     """
@@ -219,7 +219,7 @@ class Fake8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Make the state at the first step; the kernel itself works in place."""
+        """Create the state at the first step; the kernel works in place."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and not self.state[parameter]:

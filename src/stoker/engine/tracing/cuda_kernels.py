@@ -1,4 +1,4 @@
-"""What CUDA runs where a CPU would run something else: attention and dropout, and the workspaces no result shows.
+"""CUDA's attention and dropout in place of the CPU's, and kernel workspaces that no result shows.
 
 Sizes are those of torch's own sources (aten/src/ATen/native/transformers/cuda, cuda/CUDABlas.cpp), named beside each.
 """
@@ -24,7 +24,7 @@ CUBLAS_WORKSPACE = (4096 * 2 + 16 * 8) << 10
 
 
 def attention(kind: str) -> Any:
-    """`scaled_dot_product_attention` with the kernel CUDA would choose, or that was asked for."""
+    """`scaled_dot_product_attention` with the requested kernel, or the one CUDA would choose."""
 
     def choose(  # noqa: PLR0913  # torch's own signature
         query: torch.Tensor,
@@ -41,7 +41,7 @@ def attention(kind: str) -> Any:
         if kind == "flash" and half and attn_mask is None:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if enable_gqa:
-            # The efficient kernel gets a copy for every head; transformers leaves repeating to torch without a mask.
+            # The efficient kernel gets keys repeated for every head; without a mask transformers leaves that to torch.
             key, value = (_repeated(tensor, query.shape[1]) for tensor in (key, value))
         bias = None if attn_mask is None else _bias(attn_mask, query, key)
         padded = [_padded(tensor, 8 if half else 4) for tensor in (query, key, value)]
@@ -53,7 +53,7 @@ def attention(kind: str) -> Any:
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: A002, ARG001, FBT001
-    """CUDA's dropout keeps one byte of an element, where a CPU's keeps the scaled noise."""
+    """CUDA's dropout saves a byte per element; the CPU's saves the scaled noise."""
     if p == 0.0 or not training:
         return input
     return torch.native_dropout(input, p, True)[0]
@@ -90,7 +90,7 @@ def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask as the efficient kernel takes it: a number for each pair, rows aligned to 16 elements (sdp_utils)."""
+    """A mask in the efficient kernel's form: a number per pair, rows aligned to 16 elements (sdp_utils)."""
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.full((), -math.inf, dtype=query.dtype))
     length = key.shape[2]

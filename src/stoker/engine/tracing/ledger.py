@@ -1,7 +1,7 @@
-"""`Ledger`: writes down every storage that is made and freed while it is active, on which stream and at what moment.
+"""`Ledger`: records every storage that is allocated and freed while it is active, with its stream and moment.
 
-A dispatch mode: it sees each operation below autograd, so also what autograd itself makes, sums and drops. Knows
-nothing of models; what a storage is for is said from outside (`name`) or follows from when it was made (`part`).
+A dispatch mode: it sees each operation below autograd, so also what autograd itself allocates, sums and frees. Knows
+nothing of models; the part a storage belongs to is set from outside (`name`) or follows from its moment (`part`).
 """
 
 import weakref
@@ -19,7 +19,7 @@ from stoker.estimate.allocator import Entry
 Part = Literal["weights", "gradients", "optimizer", "activations", "logits", "temporaries"]
 PARTS: tuple[Part, ...] = get_args(Part)
 Workspace = Callable[[tuple[Any, ...], Any], list[int]]
-"""Bytes a kernel takes beside its results while it runs, from its arguments and its result."""
+"""Workspace bytes of a kernel while it runs, from its arguments and its result."""
 
 _DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
@@ -27,15 +27,15 @@ _ADD = torch.ops.aten.add.Tensor
 
 @dataclass
 class Birth:
-    """A storage when it was made."""
+    """The allocation of a storage."""
 
     size: int
     moment: str
     forward: bool
-    """Made in a forward pass, the first one or a checkpointed block's second one."""
+    """Made in a forward pass or in the recomputation of a checkpointed block."""
     part: Part | None = None
     kept: bool = False
-    """Whether it outlived the forward pass it was made in."""
+    """Whether it outlived its forward pass."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Ledger(TorchDispatchMode):
     """The record of one trace."""
 
     workspaces: dict[Any, Workspace]
-    """What kernels take beside their results, by operation."""
+    """Kernel workspaces, by operation."""
     vocab: int = 0
     """Last dimension of logits."""
     log: list[Entry] = field(default_factory=list)
@@ -54,25 +54,25 @@ class Ledger(TorchDispatchMode):
     peak: int = 0
     moment: str = "start"
     closed: bool = False
-    """Whether the record is complete: what is freed later is not written down."""
+    """Whether the record is complete: later frees are ignored."""
     _numbers: dict[int, int] = field(default_factory=dict)
-    """The number of each living storage, by its address."""
+    """The number of each live storage, by its identity."""
     _watched: dict[int, Any] = field(default_factory=dict)
     _last: int = 0
     _sum: tuple[int, int, int] | None = None
-    """A sum of two gradients that may have taken the first one's place: both addresses and the bytes."""
+    """A sum of two gradients that may be in place of the first: both identities and the bytes."""
     _streams: dict[Any, int] = field(default_factory=lambda: {torch.cpu.current_stream(): 0})
-    """FSDP2's streams by number; the one that computes is 0."""
+    """FSDP2's streams by number; the compute stream is 0."""
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and record what it made."""
+        """Run the operation and record its results."""
         if func is _DEVICE:
-            return args[0].fake_device  # asked at every operation, and slow by the long way
+            return args[0].fake_device  # queried at every operation, and slow otherwise
         if DTensor in types:
-            return NotImplemented  # comes back as operations on this rank's parts
+            return NotImplemented  # dispatched again as operations on this rank's shards
         self._settle()
         out = func(*args, **(kwargs or {}))
         if func is _ADD and self.backward and self._meets(args, kwargs, out):
@@ -92,11 +92,11 @@ class Ledger(TorchDispatchMode):
 
     @property
     def backward(self) -> bool:
-        """Whether autograd itself is at work, not a block's second forward pass."""
+        """Whether autograd itself runs, not a block's recomputation."""
         return self.moment.endswith("backward") and not torch.is_grad_enabled()
 
     def record(self, tensor: torch.Tensor) -> None:
-        """Write a tensor's storage down, unless it is known."""
+        """Record a tensor's storage, unless known."""
         self._settle()
         storage = tensor.untyped_storage()
         key = storage_key(storage)
@@ -110,7 +110,7 @@ class Ledger(TorchDispatchMode):
         self._watch(storage)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage has another size now; that is a free and an allocation. Only gathered weights are treated so."""
+        """Record a resized storage as a free and an allocation. Only gathered weights are resized."""
         self._settle()
         key = storage_key(storage)
         number = self._numbers.get(key)
@@ -125,44 +125,44 @@ class Ledger(TorchDispatchMode):
         self._numbers[key] = renewed
 
     def name(self, tensors: Any, part: Part) -> None:
-        """Say what tensors are for; those not seen yet are recorded."""
+        """Set the part tensors belong to; unknown ones are recorded."""
         for tensor in map(local, tensors):
             self.record(tensor)
             self.births[self._numbers[storage_key(tensor.untyped_storage())]].part = part
 
     def hold(self, size: int, part: Part) -> None:
-        """Memory that is taken once and kept to the end."""
+        """Memory that is allocated once and kept to the end."""
         number = self._add(size)
         self.births[number].part = part
         self.births[number].moment = "held"
 
     def enter(self, moment: str) -> None:
-        """From here on it is another moment."""
+        """Start another moment."""
         if moment != self.moment:
             self.moment = moment
             self.moments.append((len(self.log), moment))
 
     def keep(self) -> None:
-        """The forward pass is over: what lives now was saved for the backward pass."""
+        """End the forward pass: live storages are saved for the backward pass."""
         self._settle()
         for number in self._numbers.values():
             self.births[number].kept = True
 
     def part(self, number: int) -> Part:
-        """What a storage was for."""
+        """The part a storage belongs to."""
         birth = self.births[number]
         if birth.part is not None:
             return birth.part
         return "activations" if birth.forward and birth.kept else "temporaries"
 
     def _meets(self, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
-        """Two gradients of one tensor are added: into the first one, where nobody else holds it.
+        """Two gradients of one tensor are added: in place of the first, if nothing else holds it.
 
-        While a dispatch mode is active autograd makes a third tensor instead (InputBuffer::accumulate); if the first
-        one is dropped at once, the sum takes its place here.
+        While a dispatch mode is active autograd allocates a third tensor instead (InputBuffer::accumulate); if the
+        first is freed at once, the sum takes its place here.
         """
         if kwargs or len(args) != 2 or not isinstance(args[1], torch.Tensor) or is_view(args[0]):
-            return False  # a view holds the tensor it was made from
+            return False  # a view holds its base
         storage, new = args[0].untyped_storage(), out.untyped_storage()
         if storage_key(storage) not in self._numbers or storage.nbytes() != new.nbytes():
             return False
@@ -171,7 +171,7 @@ class Ledger(TorchDispatchMode):
         return True
 
     def _settle(self) -> None:
-        """A sum whose first part still lives has memory of its own."""
+        """A sum whose first operand is still alive has its own memory."""
         if self._sum is not None:
             _, key, size = self._sum
             self._sum = None
@@ -182,7 +182,7 @@ class Ledger(TorchDispatchMode):
         self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
 
     def _name_like(self, weight: torch.Tensor, cast: torch.Tensor) -> None:
-        """A weight in another type is part of the weights."""
+        """A cast weight belongs to the weights."""
         number = self._numbers.get(storage_key(weight.untyped_storage()))
         if number is not None and self.births[number].part == "weights":
             self.births[self._numbers[storage_key(cast.untyped_storage())]].part = "weights"

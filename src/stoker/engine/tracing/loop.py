@@ -1,4 +1,4 @@
-"""The training loop as Stoker's Trainer runs it, told to a ledger: its moments, and which tensors are what.
+"""The training loop as Stoker's Trainer runs it, recorded in a ledger: its moments, and the parts of tensors.
 
 Runs whatever `building` made, on fake tensors. Knows nothing of allocators.
 """
@@ -33,7 +33,7 @@ class Loop:
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         ledger.name(building.held(self.model), "weights")
         self._hold(on)
-        # On this rank's parts: DTensors only hand each operation down to them.
+        # On local shards: DTensors only forward each operation to them.
         self.updated = [self._updated(parameter) for parameter in self.trained]
         self.optimizers = self._optimizers()
         self.labels = torch.zeros(step.micro, step.length, dtype=torch.int64)
@@ -56,7 +56,7 @@ class Loop:
             self._update(range(len(self.trained)), self.optimizers[0])
 
     def _updated(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-        """What the optimizer changes: this rank's part of a weight, or an fp32 copy of it."""
+        """What the optimizer updates: this rank's shard of a weight, or an fp32 copy of it."""
         part = exact.local(parameter).detach()
         if self.step.foreign.master and part.dtype != torch.float32:
             part = part.float()
@@ -64,7 +64,7 @@ class Loop:
         return torch.nn.Parameter(part)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """One over all weights; or one for each, that runs as soon as its gradient is there."""
+        """One for all weights; or one per weight, run as soon as its gradient is ready."""
         if self.step.gradient_sets > 0:
             return [building.optimizer(self.step, self.updated)]
         several = [building.optimizer(self.step, [updated]) for updated in self.updated]
@@ -87,7 +87,7 @@ class Loop:
         optimizer.zero_grad()
 
     def _hold(self, on: Kernels) -> None:
-        """Memory beside the model that stays: products' workspaces, buffers of the strategy."""
+        """Permanent memory beside the model: cuBLAS workspaces, buffers of the strategy."""
         if on == "cuda":
             for _ in ("the forward thread's", "the backward thread's"):
                 self.ledger.hold(cuda_kernels.CUBLAS_WORKSPACE, "temporaries")
@@ -117,9 +117,9 @@ class Loop:
         self.ledger.name((parameter.grad for parameter in self.trained if parameter.grad is not None), "gradients")
 
     def _canonical(self) -> None:
-        """Gradients are taken after each micro batch and added in the order of a tree.
+        """Gradients are detached after each micro batch and added in tree order.
 
-        Two micro batches are run; the sums that the tree holds beside them at its fullest are made beforehand.
+        Two micro batches are run; the sums that the tree holds at its fullest are allocated beforehand.
         """
         self._micro()
         first = exact.take_gradients(self.trained)
@@ -133,7 +133,7 @@ class Loop:
         exact.give_gradients(self.trained, first)
 
     def _clip(self) -> None:
-        """As the Trainer does it; only other tools have replicas of shards."""
+        """As in the Trainer; only other tools combine sharding with replicas."""
         gradients: list[Any] = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         if self.step.strategy == "fsdp2" and self.step.devices == self.step.shard_devices:
             norm = (exact.whole_norm if self.step.canonical else exact.sharded_norm)(gradients)
@@ -144,7 +144,7 @@ class Loop:
         private_names.multiply_in_place(parts, torch.clamp(1.0 / (norm + 1e-6), max=1.0))
 
     def _mix(self) -> None:
-        """Mixed precision: around the model as accelerate does it, which returns fp32; around a loss of one's own."""
+        """Autocast: around the model's forward with fp32 outputs, like accelerate; or around a custom loss too."""
         self.outside: Any = nullcontext()
         if not self.step.autocast or self.step.compute == "fp32":
             return
@@ -155,7 +155,7 @@ class Loop:
             self.model.forward = convert_outputs_to_fp32(context(self.model.forward))
 
     def _mark_moments(self) -> None:
-        """The loss begins at the output layer; its backward pass ends where the hidden states' gradient is there."""
+        """The loss begins at the output layer; its backward pass ends when the hidden states' gradient is ready."""
 
         def begins(_: Any, args: tuple[torch.Tensor, ...]) -> None:
             if self.ledger.moment == "forward":

@@ -13,7 +13,7 @@ _CHUNKS = 8
 
 
 def prepare(step: Step, model: Any, labels: torch.Tensor) -> None:
-    """Let the output layer of this model return the loss itself, where the loss is made without whole logits."""
+    """Make the output layer return the loss itself, if it is computed without whole logits."""
     output = model.get_output_embeddings()
     shifted = _shifted(labels)
     if step.loss == "chunked":

@@ -27,12 +27,12 @@ _FP32_ON_CUDA = (
     "rms_norm",
 )
 _FP32_RESULT_ON_CUDA = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
-"""Operations for which CUDA's autocast asks for an fp32 result, unless the caller states a type."""
+"""Operations for which CUDA's autocast sets an fp32 result, unless the caller states a dtype."""
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """One attribute, for a while."""
+    """Replace one attribute in the block."""
     with mock.patch.object(owner, name, value):
         yield
 
@@ -50,7 +50,7 @@ def cuda_kernels(attention: Any, dropout: Any) -> Iterator[None]:
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """CPU autocast that also treats in fp32 what CUDA's does, and libraries that ask see CUDA's switched on.
+    """CPU autocast with CUDA's list of fp32 operations; libraries that check see CUDA's autocast enabled.
 
     Remove when a fake `cuda` device works without a GPU.
     """
@@ -70,7 +70,7 @@ def cuda_autocast() -> Iterator[None]:
 
 @contextmanager
 def no_packing() -> Iterator[None]:
-    """Positions are not searched for packed documents, whose values do not exist: a mask is given where one is meant.
+    """Skip the search for packed documents in fake position ids: a mask is passed explicitly where needed.
 
     Remove when transformers' `find_packed_sequence_indices` finds none in fake tensors, instead of making a mask.
     """
@@ -80,7 +80,7 @@ def no_packing() -> Iterator[None]:
 
 @contextmanager
 def resizing(seen: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Storages that change their size are reported: FSDP2 frees and takes memory that way, unseen by a dispatch mode.
+    """Report resized storages: FSDP2 frees and allocates memory that way, invisible to a dispatch mode.
 
     Remove when torch shows `UntypedStorage.resize_` to dispatch modes.
     """

@@ -1,6 +1,6 @@
 """Gradient checkpointing: whole blocks, or torchtitan's choice of operations ("selective", by operation).
 
-The choice keeps the results of attention and of every other product; the rest of a block is computed again.
+It keeps the results of attention and of every other matrix product; the rest of a block is recomputed.
 """
 
 import functools
@@ -21,12 +21,12 @@ _KEPT = _PRODUCTS | {
 
 
 def prepare(step: Step, model: Any, *, keep_random_state: bool) -> None:
-    """Let a model checkpoint its blocks, where the step asks for it.
+    """Enable gradient checkpointing, if the step asks for it.
 
     Args:
-        step: What is asked.
-        model: A model of transformers, or PEFT's around one.
-        keep_random_state: Whether each block keeps the state of this CPU's random numbers; a GPU's is not on the GPU.
+        step: The step.
+        model: A model of transformers, or PEFT's wrapper.
+        keep_random_state: Whether each block saves the CPU's RNG state; a GPU's is not in GPU memory.
     """
     if step.recompute == "none":
         return

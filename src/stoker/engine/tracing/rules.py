@@ -1,7 +1,7 @@
-"""What is not run but follows from a rule on top of a trace: DeepSpeed's ZeRO, DDP's buckets, and offloading.
+"""Rules applied to a trace instead of running them: DeepSpeed's ZeRO, DDP's buckets, and offloading.
 
-A rule changes how large a storage is on this device and how long it lives there; the order of events stays the traced
-one. ZeRO's own buffers are those of its `auto` settings in transformers (integrations/deepspeed.py).
+A rule changes the size and lifetime of a storage on this device; the order of events is the traced one. ZeRO's own
+buffers are those of its `auto` settings in transformers (integrations/deepspeed.py).
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ _FIRST_BUCKET = 1 << 20
 _BUCKET = 25 << 20
 """DDP's `bucket_cap_mb`; the first bucket is smaller, so that sending starts early."""
 _LIVE_PARAMETERS = 10**9
-"""ZeRO-3's `stage3_max_live_parameters`: weights that stay gathered."""
+"""ZeRO-3's `stage3_max_live_parameters`: weights that may stay gathered."""
 
 
 def buffers(step: Step, gradient_sizes: list[int]) -> list[int]:
-    """Bytes of buffers that a strategy takes once and keeps.
+    """Bytes of permanent buffers of a strategy.
 
     Args:
         step: What one device does.
@@ -28,21 +28,21 @@ def buffers(step: Step, gradient_sizes: list[int]) -> list[int]:
     if step.strategy == "ddp":
         return list(_buckets(gradient_sizes))
     if step.strategy in ("zero2", "zero3"):
-        # Two buckets of hidden x hidden elements: one is filled while the other one is sent.
+        # Two buckets of hidden x hidden elements: one is filled while the other is sent.
         bucket = min(step.shape.hidden**2 * BYTES[step.compute], sum(gradient_sizes))
         return [bucket, bucket]
     return []
 
 
 def gathered(step: Step) -> int:
-    """Bytes of weights that ZeRO-3 keeps put together."""
+    """Bytes of weights that ZeRO-3 keeps gathered."""
     if step.strategy != "zero3":
         return 0
     return min(step.shape.parameters(), _LIVE_PARAMETERS) * BYTES.get(step.weights, 2)
 
 
 def unseen(step: Step) -> dict[Part, int]:
-    """Bytes that hang on experts which are not traced: a token takes a few of them, the device holds all."""
+    """Bytes of experts that are not traced: a token uses a few of them, the device holds all."""
     shape = step.shape
     if not shape.experts:
         return {}
@@ -57,7 +57,7 @@ def unseen(step: Step) -> dict[Part, int]:
 
 
 def _buckets(sizes: list[int]) -> Iterator[int]:
-    """Gradients in the order they come, last layer first, cut where a bucket is full."""
+    """Bucket sizes: gradients in backward order, split when a bucket is full."""
     filled, limit = 0, _FIRST_BUCKET
     for size in reversed(sizes):
         filled += size
@@ -75,16 +75,16 @@ def applies(step: Step) -> bool:
 
 @dataclass
 class Rewriting:
-    """A ledger's record as the rules have it, written into the ledger."""
+    """Rewrites a ledger's record by the rules."""
 
     step: Step
     ledger: Ledger
     log: list[Entry] = field(default_factory=list)
     moments: list[tuple[int, str]] = field(default_factory=list)
     _now: dict[int, int] = field(default_factory=dict)
-    """The number a storage has now, where it is another one than the traced one's."""
+    """The current number of a storage, if it was replaced."""
     _gradient: int | None = None
-    """The newest gradient, whole until the next one comes."""
+    """The newest gradient, whole until the next one arrives."""
 
     def run(self) -> None:
         """Rewrite the record."""
@@ -99,7 +99,7 @@ class Rewriting:
         self.ledger.log, self.ledger.moments = self.log, self.moments
 
     def _enter(self, moment: str) -> None:
-        """The last gradient, too, is handed on when the backward pass ends."""
+        """At the end of the backward pass the last gradient is reduced, too."""
         if self._gradient is not None and not moment.endswith("backward"):
             self._shrink(self._gradient)
             self._gradient = None
@@ -120,13 +120,13 @@ class Rewriting:
         self.log.append((-self._now.pop(number, number),))
 
     def _passes_on(self, number: int) -> bool:
-        """Whether it is a gradient that other devices, or main memory, keep."""
+        """Whether it is a gradient that is reduced to other devices or offloaded."""
         birth = self.ledger.births[number]
         handed = self.step.strategy in ("zero2", "zero3") or (self._offloads and self.step.strategy != "zero1")
         return handed and birth.part == "gradients" and birth.moment.endswith("backward")
 
     def _shrink(self, number: int) -> None:
-        """A gradient is summed with the other devices'; this device's part is left, or none."""
+        """Replace a reduced gradient by this device's shard, or by nothing."""
         birth = self.ledger.births[number]
         part = 0 if self._offloads else birth.size // self.step.gradient_parts
         renewed = len(self.ledger.births) + 1
@@ -141,7 +141,7 @@ class Rewriting:
         )
 
     def _share(self, number: int) -> float:
-        """How much of a storage is on this device."""
+        """The share of a storage on this device."""
         birth, step = self.ledger.births[number], self.step
         zero = step.strategy.startswith("zero")
         if birth.part == "optimizer" or birth.moment in ("clipping", "optimizer"):

@@ -1,7 +1,7 @@
-"""Sharding without other devices: FSDP2's own code on a process group that only pretends, seen from the first rank.
+"""Sharding without other devices: FSDP2's own code on a fake process group, as the first rank.
 
-FSDP2 gathers and reduces on streams of its own; torch's CPU streams do nothing but are told apart, which is enough for
-the ledger. Wrapped as `engine.parallel.shard` does it: every block, then what is left.
+FSDP2 gathers and reduces on its own streams; torch's CPU streams do nothing but are distinct, which is enough for the
+ledger. Wrapped like `engine.parallel.shard`: every block, then the rest.
 """
 
 import sys
@@ -22,12 +22,12 @@ from stoker.estimate.step import Step
 
 @contextmanager
 def joined(step: Step) -> Iterator[DeviceMesh | None]:
-    """The devices of a step as a mesh; None where every device holds everything."""
+    """The devices of a step as a mesh; None without sharding."""
     if step.strategy != "fsdp2":
         yield None
         return
     replicas = step.devices // step.shard_devices
-    hook = sys.excepthook  # torch puts one of its own around it
+    hook = sys.excepthook  # torch replaces it
     dist.init_process_group("fake", rank=0, world_size=step.devices, store=private_names.FakeStore())
     try:
         if replicas > 1:
@@ -36,7 +36,7 @@ def joined(step: Step) -> Iterator[DeviceMesh | None]:
             yield init_device_mesh("cpu", (step.shard_devices,))
     finally:
         dist.destroy_process_group()
-        # What DTensor remembers of a sharding holds this mesh; the process may be another rank of the next one.
+        # DTensor's cache holds this mesh; the process may be another rank of the next one.
         private_names.forget_shardings()
         sys.excepthook = hook
 
