@@ -13,18 +13,15 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from stoker import env
+from stoker.facts.fact import Fact
 
 Confidence = Literal["P", "S", "G"]
 
 
-class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Detection(_Fact):
+class Detection(Fact):
     """Signs of a platform; one is enough."""
 
     env: tuple[str, ...]
@@ -40,7 +37,7 @@ class Detection(_Fact):
     confidence: Confidence = "P"
 
 
-class Storage(_Fact):
+class Storage(Fact):
     """A place on disk, and what becomes of it."""
 
     path: str
@@ -54,11 +51,11 @@ class Storage(_Fact):
     confidence: Confidence
 
 
-class Verb(_Fact):
+class Verb(Fact):
     """A command on the machine itself. A word `$NAME` is a variable of the machine."""
 
     words: tuple[str, ...]
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default_factory=dict)
     """Variables the command reads, by those the machine has; a secret comes this way, never as a word."""
 
     @property
@@ -76,7 +73,7 @@ class Verb(_Fact):
         return words, {name: environment[value[1:]] if value.startswith("$") else value for name, value in given}
 
 
-class Meter(_Fact):
+class Meter(Fact):
     """What ends billing."""
 
     stops_on: Literal["stop", "release"]
@@ -90,7 +87,7 @@ class Meter(_Fact):
     confidence: Confidence
 
 
-class Limits(_Fact):
+class PlatformLimits(Fact):
     """Clocks that end a session or delete data."""
 
     session_hours: float | None = None
@@ -103,7 +100,7 @@ class Limits(_Fact):
     """Between the notice and the kill."""
 
 
-class Lent(_Fact):
+class Lent(Fact):
     """A card that a platform hands out as it is, without an offer of so much an hour."""
 
     card: str
@@ -115,14 +112,14 @@ class Lent(_Fact):
     confidence: Confidence
 
 
-class TensorBoard(_Fact):
+class TensorBoard(Fact):
     """The platform's own TensorBoard."""
 
     port: int
     folder: str
 
 
-class Platform(_Fact):
+class Platform(Fact):
     """One platform."""
 
     name: str
@@ -131,7 +128,7 @@ class Platform(_Fact):
     detect: Detection
     storage: tuple[Storage, ...]
     meter: Meter
-    limits: Limits
+    limits: PlatformLimits
     cards: tuple[Lent, ...] = ()
     """Cards that no table of prices has; those it has are found by the platform's name as a cloud."""
     tensorboard: TensorBoard | None = None

@@ -79,7 +79,7 @@ class SshStore:
             aside = self._put_aside(line, name, content)
             try:
                 line.link(aside, self._path(name))
-            except sftp.Refused:
+            except sftp.SftpRefused:
                 if line.size(self._path(name)) is None:
                     raise
                 return False
@@ -239,7 +239,7 @@ class SshStore:
             if self._connection is None:
                 self._connection = Connection([*self._ssh(), "-s", self._destination(), "sftp"], self._patience)
             return operation(self._connection)
-        except sftp.Refused as refused:
+        except sftp.SftpRefused as refused:
             if refused.code == sftp.NOT_PERMITTED:
                 raise StokerError("STK653", store=self._address.text, reason=refused) from refused
             raise Fault(refused) from refused
