@@ -21,7 +21,7 @@ nightly *args:
 lint:
     ruff format --check .
     ruff check .
-    mypy
+    python tools/check_types.py
     lint-imports
     python tools/known_options.py --check
     python tools/reference.py --check

@@ -30,28 +30,28 @@ _WITHHELD = "why.mirror.withheld"
 
 
 class MirrorRoute(Fact):
-    """One way."""
+    """One way to reach a hub or an index."""
 
     name: str
-    """As people know it."""
+    """Its common name."""
     serves: Serves
     address: str
-    """What is asked to see whether it is open; the key of its answer."""
+    """The address that is probed, and the key of its result."""
     asks: str = ""
-    """The address that is asked, where it differs: through `file`."""
+    """The address that is probed, where it differs: through `file`."""
     origin: bool = False
-    """The straight way."""
+    """Without a mirror."""
     foreign: bool = False
-    """Run by somebody else, who sees what is loaded."""
+    """Run by a third party, who sees what is downloaded."""
     file: str = ""
     """A file of the platform that sets a proxy, read by the shell."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that lead there."""
+    """Variables that select it."""
     confidence: Literal["P", "S", "G"]
 
 
 class MirrorChoice(Fact):
-    """A way that was taken, or that none was, and why."""
+    """The route that was chosen, or none, and why."""
 
     serves: Serves
     name: str
@@ -61,7 +61,7 @@ class MirrorChoice(Fact):
 
 
 class Network(Fact):
-    """How a machine reaches what it loads."""
+    """How a machine reaches hubs and indexes."""
 
     choices: tuple[MirrorChoice, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
@@ -126,7 +126,7 @@ def choose(
     if not reachable and not given:
         return Network()
     taken = [_choice(serves, reachable, token=token, given=given) for serves in ("hub", "pip")]
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = {}
     files = []
     for _, way in taken:
         if way is not None:

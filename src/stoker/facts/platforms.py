@@ -1,4 +1,4 @@
-"""Platforms people rent or borrow from: how to tell that we are on one, what survives there, what stops the meter.
+"""Platforms people rent or borrow from: how to recognise one, what survives there, what stops the meter.
 
 Nothing here was tried on a live platform (see `confidence`): callers probe, they do not assume.
 """
@@ -65,7 +65,7 @@ class Verb(Fact):
         return tuple(dict.fromkeys(word[1:] for word in given if word.startswith("$")))
 
     def expanded(self, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | None:
-        """The command and the variables to set for it; None where the machine lacks one that is needed."""
+        """The command and its variables; None if a required variable is missing on the machine."""
         if any(not environment.get(name) for name in self.variables):
             return None
         words = [environment[word[1:]] if word.startswith("$") else word for word in self.words]
@@ -101,7 +101,7 @@ class PlatformLimits(Fact):
 
 
 class Lent(Fact):
-    """A card that a platform hands out as it is, without an offer of so much an hour."""
+    """A card that a platform lends without a price per hour."""
 
     card: str
     """Its name in the catalogue."""

@@ -101,7 +101,7 @@ class Connection:
                     raise
 
     def entries(self, path: str) -> list[SftpEntry]:
-        """What stands in a folder; nothing where there is none."""
+        """The entries of a folder; none if it does not exist."""
         found: list[SftpEntry] = []
         try:
             handle = self._ask(OPENDIR, _text(path), HANDLE)
@@ -128,7 +128,7 @@ class Connection:
         self._unless_missing(RMDIR, path)
 
     def rename(self, path: str, to: str) -> None:
-        """Instead of what stands at `to`, in one step."""
+        """Replace `to` atomically."""
         self._ask(EXTENDED, _text("posix-rename@openssh.com") + _text(path) + _text(to))
 
     def link(self, path: str, to: str) -> None:
@@ -136,7 +136,7 @@ class Connection:
         self._ask(EXTENDED, _text("hardlink@openssh.com") + _text(path) + _text(to))
 
     def write(self, path: str, begin: int, chunks: Iterator[bytes], wrote: Callable[[int], None]) -> None:
-        """Write chunks from an offset on, synced at the end; `wrote` hears of each chunk the server has taken."""
+        """Write chunks from an offset on, synced at the end; `wrote` is called for each acknowledged chunk."""
         with self._opened(path, FOR_WRITING | CREATE) as handle:
             for chunk in chunks:
                 packets = (
