@@ -50,6 +50,7 @@ tools *names:
 # Generated files: reference pages, known options, frozen surface.
 generate:
     python tools/known_options.py
+    python tools/sort_messages.py
     python tests/architecture/test_surface.py --write
     python tools/reference.py
 
