@@ -21,7 +21,7 @@ nightly *args:
 lint:
     ruff format --check .
     ruff check .
-    mypy
+    python tools/check_types.py
     lint-imports
     python tools/known_options.py --check
     python tools/reference.py --check
@@ -50,6 +50,7 @@ tools *names:
 # Generated files: reference pages, known options, frozen surface.
 generate:
     python tools/known_options.py
+    python tools/sort_messages.py
     python tests/architecture/test_surface.py --write
     python tools/reference.py
 

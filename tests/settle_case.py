@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stoker.facts.platforms import Detection, Limits, Meter, Platform, Storage, Verb
+from stoker.facts.platforms import Detection, Meter, Platform, PlatformLimits, Storage, Verb
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 from stoker.settle import meter, platform_command
@@ -56,7 +56,7 @@ class Box:
                 irreversible=releasing if release else None,
                 confidence="G",
             ),
-            limits=Limits(),
+            limits=PlatformLimits(),
             sources=("a test",),
         )
         self.now = BEGAN

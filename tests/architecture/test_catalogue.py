@@ -5,6 +5,7 @@ import string
 from pathlib import Path
 
 import pytest
+import sort_messages
 
 from stoker.messages import CATALOGUES
 from stoker.messages.en import ENGLISH
@@ -77,3 +78,12 @@ def test_every_other_sentence_is_said_somewhere() -> None:
 def test_errors_and_hints_end_without_a_period(language: str) -> None:
     sentences = {key: text for key, text in CATALOGUES[language].items() if CODE.match(key)}
     assert [key for key, text in sentences.items() if text.endswith((".", "。"))] == []
+
+
+def test_the_catalogues_are_sorted() -> None:
+    assert sort_messages.main(["--check"]) == 0, "run `python tools/sort_messages.py`"
+    assert sort_messages.in_order(["b.x", "STK202", "b.y", "STK101.hint", "a.z", "STK101", "b.w"]) == [
+        *("b.x", "b.y", "b.w"),
+        *("STK101", "STK101.hint", "STK202"),
+        "a.z",
+    ]

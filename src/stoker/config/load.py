@@ -199,7 +199,7 @@ def _no_mapping(document: Document) -> StokerError:
 
 
 def _run_name(stem: str) -> str:
-    """A run's name from its file's; letters a name cannot have are told apart by a digest."""
+    """A run's name from its file's name; a digest distinguishes names with characters that are replaced."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", stem).strip(".-_")[:80]
     if stem.isascii():
         return cleaned or "run"

@@ -18,9 +18,9 @@ PLAN = "plan"
 SERVE = "serve"
 """Decided by `stoker serve`: what is served, where it listens, who may ask, and what could run foreign code."""
 JOB = "job"
-"""Decided by the job's script: where its words go, how it is told of its end, what it runs and in what environment."""
+"""Decided by the job's script: its output, its end-of-time signal, its command and its environment."""
 CHAIN = "chain"
-"""Decided by the chain of kernels: what each is called, what it runs, which one it goes on from."""
+"""Decided by the chain of kernels: name, code and predecessor of each."""
 REFUSED = {PLAN: "STK112", SERVE: "STK122", JOB: "STK138", CHAIN: "STK139"}
 """The error for an option that no word of the run file sets."""
 
@@ -102,7 +102,7 @@ _SERVED = (
 )
 
 _SUBMITTED = (
-    # How a job is told of its end, and goes on in the next.
+    # The signal before a job's time limit, and how the next job continues.
     "signal",
     "requeue",
     "no_requeue",

@@ -142,7 +142,7 @@ _ELSEWHERE = {
     "num_nodes": "where.nodes",
     "nnodes": "where.nodes",
 }
-"""Names other tools use for words of ours."""
+"""Names that other tools use for keys of the run file."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _word(finding: _Finding, document: Document) -> StokerError:
 
 
 def _choices(expected: str) -> str:
-    """Pydantic's list of a literal's values with backticks; a list of ours has them already."""
+    """Pydantic's list of a literal's values with backticks; Stoker's own lists have them already."""
     quoted = re.findall(r"'([^']*)'", expected)
     return ", ".join(f"`{one}`" for one in quoted) if quoted else expected
 

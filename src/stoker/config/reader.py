@@ -31,7 +31,7 @@ _DEEPEST = 30
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: its values, and the line on which each key path stands."""
+    """A parsed file: its values, and the line of each key path."""
 
     name: str
     values: Any
@@ -96,7 +96,7 @@ def parse(text: str, name: str) -> Document:
 
 
 def _unread(text: str, name: str) -> list[StokerError]:
-    """Anchors, aliases and tags, wherever they stand; nesting without end is refused at once."""
+    """Anchors, aliases and tags anywhere in the file; endless nesting is refused."""
     problems, depth = [], 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         where = f"{name}:{event.start_mark.line + 1}"

@@ -47,7 +47,7 @@ def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
 
 
 def mistyped(text: str) -> str:
-    """The sentence for text that was meant as `key: value` and is none; empty where nothing speaks for that."""
+    """The sentence for text that was probably meant as `key: value`; else empty."""
     if _WIDE_COLON.match(text):
         return _full_width("：")
     return messages.text("yaml.space") if _NO_SPACE.match(text) else ""

@@ -21,7 +21,7 @@ DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
 
 @dataclass(frozen=True)
 class Every:
-    """An interval: so many steps, so many seconds, each epoch, or left to the plan."""
+    """An interval: a number of steps, of seconds, each epoch, or decided by the plan."""
 
     kind: Literal["steps", "seconds", "epoch", "auto", "never"]
     amount: float = 0

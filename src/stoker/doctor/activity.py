@@ -41,14 +41,14 @@ def parse(answer: str) -> list[GpuLoad]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Processor time a process has used; None where the system does not tell."""
+    """Processor time a process has used; None if the system does not report it."""
     fields = _stat(pid)
     # After the name: state is field 3 of proc(5), user and system time are fields 14 and 15.
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else None
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Main memory a process holds; None where the system does not tell."""
+    """Main memory a process holds; None if the system does not report it."""
     fields = _stat(pid)
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 

@@ -7,7 +7,7 @@ from stoker import env
 from stoker.doctor.finding import Finding, ok, warn
 from stoker.facts import answers, mirrors
 from stoker.facts.answers import Answer
-from stoker.facts.mirrors import Way
+from stoker.facts.mirrors import MirrorRoute
 
 _TRUE = ("1", "ON", "YES", "TRUE")
 
@@ -25,11 +25,11 @@ def findings() -> list[Finding]:
     return [*_hubs(hub, ways, found), _pip(index, ways, found), *(_proxy(way) for way in files)]
 
 
-def _of(ways: tuple[Way, ...], serves: str) -> list[Way]:
+def _of(ways: tuple[MirrorRoute, ...], serves: str) -> list[MirrorRoute]:
     return [way for way in ways if way.serves == serves and not way.file]
 
 
-def _hubs(hub: str, ways: tuple[Way, ...], found: dict[str, Answer]) -> list[Finding]:
+def _hubs(hub: str, ways: tuple[MirrorRoute, ...], found: dict[str, Answer]) -> list[Finding]:
     origin, mirror, other = (*_of(ways, "hub")[:2], _of(ways, "other_hub")[0])
     first = _hub(hub, mirror.address, other.address, found)
     rest = [way.address for way in (mirror, other) if way.address != hub]
@@ -59,7 +59,7 @@ def _mirror(url: str, answer: Answer) -> Finding:
     return ok(name, "doctor.mirror", url=url, milliseconds=answer.milliseconds)
 
 
-def _pip(index: str, ways: tuple[Way, ...], found: dict[str, Answer]) -> Finding:
+def _pip(index: str, ways: tuple[MirrorRoute, ...], found: dict[str, Answer]) -> Finding:
     """The index that is set, or pip's own; a mirror is proposed where that is shut or far slower."""
     used = index or _of(ways, "pip")[0].address
     answer = found[used]
@@ -77,5 +77,5 @@ def _pip(index: str, ways: tuple[Way, ...], found: dict[str, Answer]) -> Finding
     return warn("pip", key, "doctor.advice.pip_mirror" if fields["index"] else "doctor.advice.pip_unset", **fields)
 
 
-def _proxy(way: Way) -> Finding:
+def _proxy(way: MirrorRoute) -> Finding:
     return ok("proxy", "doctor.proxy", file=way.file, name=way.name)

@@ -4,14 +4,10 @@ import functools
 import json
 from importlib import resources
 
-from pydantic import BaseModel, ConfigDict
+from stoker.facts.fact import Fact
 
 
-class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Combination(_Fact):
+class Combination(Fact):
     """Versions that were run together."""
 
     date: str
@@ -22,7 +18,7 @@ class Combination(_Fact):
         return sum(release(installed.get(name, "")) == version for name, version in self.packages.items())
 
 
-class Build(_Fact):
+class Build(Fact):
     """Cards that a PyTorch build carries code for, by compute capability."""
 
     cuda: str
@@ -36,7 +32,7 @@ class Build(_Fact):
         return self.lowest <= capability and int(capability) <= int(self.highest)
 
 
-class Table(_Fact):
+class Table(Fact):
     """The whole table."""
 
     about: dict[str, object]

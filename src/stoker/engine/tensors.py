@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from stoker.rundir import safetensors_headers
-from stoker.rundir.safetensors_headers import Entry
+from stoker.rundir.safetensors_headers import HeaderEntry
 
 _FP32 = torch.finfo(torch.float32).eps
 _SUM_ROUNDINGS = 64
@@ -138,7 +138,9 @@ def _whole(parameter: Any) -> Callable[[], Tensor]:
 # ---- one tensor
 
 
-def _compare(name: str, entries: dict[str, Entry], wanted: dict[str, Expected]) -> tuple[float, Difference | None]:
+def _compare(
+    name: str, entries: dict[str, HeaderEntry], wanted: dict[str, Expected]
+) -> tuple[float, Difference | None]:
     """A tensor's difference as a multiple of the rounding tolerance; and the cause if it exceeds it."""
     got = _read(entries[name], name)
     base, delta = wanted[name].parts()
@@ -171,7 +173,7 @@ def _cause(got: Tensor, base: Tensor, delta: Tensor, stored: torch.dtype) -> tup
     return "tensor", 1.0
 
 
-def _read(entry: Entry, name: str) -> Tensor:
+def _read(entry: HeaderEntry, name: str) -> Tensor:
     with safe_open(entry.file, framework="pt") as file:
         return file.get_tensor(name)
 
@@ -179,7 +181,9 @@ def _read(entry: Entry, name: str) -> Tensor:
 # ---- all of them
 
 
-def _overall(differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, Entry]) -> dict[str, Any]:
+def _overall(
+    differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, HeaderEntry]
+) -> dict[str, Any]:
     """The cause that explains most differences, and the worst tensor."""
     if not differences:
         return {}
@@ -201,12 +205,12 @@ def _shown(cause: str, differences: list[Difference]) -> dict[str, Any]:
     return {"cause": cause, "worst": worst.name, "factor": factor, "other": worst.other}
 
 
-def _elements(entry: Entry) -> int:
+def _elements(entry: HeaderEntry) -> int:
     return torch.Size(entry.shape).numel()
 
 
 def _swapped(
-    differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, Entry]
+    differences: list[Difference], wanted: dict[str, Expected], entries: dict[str, HeaderEntry]
 ) -> Difference | None:
     """A tensor that equals the expected value of another one."""
     for difference in differences:

@@ -15,20 +15,20 @@ from stoker import __version__
 
 _TIMEOUT_SECONDS = 3.0
 PIP = "pip"
-"""Stands for pip's own index: pip knows where that is."""
+"""pip's own index, whose address pip knows."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How an address answered."""
+    """The response of an address."""
 
     milliseconds: int = 0
     problem: str = ""
-    """Why it did not; empty where it did."""
+    """Why there was none; empty on success."""
 
 
 def ask(urls: Iterable[str]) -> dict[str, Answer]:
-    """Ask all addresses at once. A name server may hang beyond any timeout, so threads are left behind."""
+    """Probe all addresses at once. A name server may hang beyond any timeout, so threads are abandoned."""
     answers = {url: Answer(problem=f"{_TIMEOUT_SECONDS:g} s") for url in urls}
 
     def one(url: str) -> None:

@@ -104,7 +104,7 @@ def recognise(device_name: str, memory_bytes: int, capability: float, sm_count: 
     exact = [card for card in fitting if card.sm_count == sm_count]
     for card in (*(one for one in named if one in exact), *exact):
         return card
-    # Where the catalogue's count was found in no source, the name may speak for a card that is not far from it.
+    # A count that no source confirms may differ a little: the name then decides.
     near = (card for card in named if card.sm_count and abs(card.sm_count - sm_count) <= _SM_SLACK * card.sm_count)
     return next((card for card in near if "sm_count" in card.unverified), None)
 

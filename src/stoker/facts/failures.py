@@ -7,7 +7,7 @@ from typing import Any
 
 
 def seconds_between(place: str, gpus: int) -> float:
-    """Mean time between failures of so many GPUs at a place: a platform's name, its kind, or `local`."""
+    """Mean time between failures of this many GPUs at a place: a platform's name, its kind, or `local`."""
     known = _known()
     per_hour = 1 / known["places"][place]["hours"] + gpus * known["hardware"]["failures_per_gpu_hour"]
     return float(3600 / per_hour)

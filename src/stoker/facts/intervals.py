@@ -56,7 +56,7 @@ def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Int
 
 
 def assumed(figure: Figure) -> Interval:
-    """For devices of which no measurement is at hand: a guess, said as one."""
+    """For devices without measurements: a guess, marked as one."""
     low, high = _ASSUMED[figure]
     return Interval(low=low, high=high, n=0, group="not measured")
 

@@ -288,7 +288,7 @@ def _physical_memory_bytes() -> int:
 def _windows_memory_bytes() -> int:
     import ctypes
 
-    class Status(ctypes.Structure):
+    class MemoryStatus(ctypes.Structure):
         _fields_ = (
             ("length", ctypes.c_ulong),
             ("load", ctypes.c_ulong),
@@ -297,7 +297,7 @@ def _windows_memory_bytes() -> int:
             ("extended", ctypes.c_ulonglong),
         )
 
-    status = Status(length=ctypes.sizeof(Status))
+    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
     ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]  # Windows only
     return int(status.total)
 

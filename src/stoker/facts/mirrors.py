@@ -12,9 +12,10 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stoker import env
+from stoker.facts.fact import Fact
 
 Serves = Literal["hub", "other_hub", "pip"]
 
@@ -28,33 +29,29 @@ OVER_GIVEN = "why.mirror.over_given"
 _WITHHELD = "why.mirror.withheld"
 
 
-class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Way(_Fact):
-    """One way."""
+class MirrorRoute(Fact):
+    """One way to reach a hub or an index."""
 
     name: str
-    """As people know it."""
+    """Its common name."""
     serves: Serves
     address: str
-    """What is asked to see whether it is open; the key of its answer."""
+    """The address that is probed, and the key of its result."""
     asks: str = ""
-    """The address that is asked, where it differs: through `file`."""
+    """The address that is probed, where it differs: through `file`."""
     origin: bool = False
-    """The straight way."""
+    """Without a mirror."""
     foreign: bool = False
-    """Run by somebody else, who sees what is loaded."""
+    """Run by a third party, who sees what is downloaded."""
     file: str = ""
     """A file of the platform that sets a proxy, read by the shell."""
-    environment: dict[str, str] = {}
-    """Variables that lead there."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that select it."""
     confidence: Literal["P", "S", "G"]
 
 
-class Choice(_Fact):
-    """A way that was taken, or that none was, and why."""
+class MirrorChoice(Fact):
+    """The route that was chosen, or none, and why."""
 
     serves: Serves
     name: str
@@ -63,11 +60,11 @@ class Choice(_Fact):
     fields: dict[str, Any]
 
 
-class Network(_Fact):
-    """How a machine reaches what it loads."""
+class Network(Fact):
+    """How a machine reaches hubs and indexes."""
 
-    choices: tuple[Choice, ...] = ()
-    environment: dict[str, str] = {}
+    choices: tuple[MirrorChoice, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
     files: tuple[str, ...] = ()
     """Files of the platform the shell reads first."""
     withheld: tuple[str, ...] = ()
@@ -90,7 +87,7 @@ class Network(_Fact):
 def from_text(text: str) -> Network:
     """What `to_text` wrote; nothing where that cannot be read."""
     try:
-        choices = tuple(Choice.model_validate(one) for one in json.loads(text)["choices"])
+        choices = tuple(MirrorChoice.model_validate(one) for one in json.loads(text)["choices"])
     except (ValueError, LookupError, TypeError):
         return Network()
     return Network(choices=choices)
@@ -104,9 +101,9 @@ def _content() -> dict[str, Any]:
 
 
 @functools.cache
-def ways() -> tuple[Way, ...]:
+def ways() -> tuple[MirrorRoute, ...]:
     """All ways, the straight ones first."""
-    return tuple(Way.model_validate(one) for one in _content()["ways"])
+    return tuple(MirrorRoute.model_validate(one) for one in _content()["ways"])
 
 
 def addresses() -> tuple[str, ...]:
@@ -148,24 +145,24 @@ def choose(
 
 def _choice(
     serves: Literal["hub", "pip"], reachable: Mapping[str, int], *, token: bool, given: Mapping[str, str]
-) -> tuple[Choice, Way | None]:
+) -> tuple[MirrorChoice, MirrorRoute | None]:
     variable, way = _GIVEN[serves], _way(serves, reachable, token=token)
     fields: dict[str, Any] = {"variable": variable, "address": given.get(variable)}
     sees_token = serves == "hub" and token and not _is_origin(given.get(variable, ""))
     if given.get(variable) and not (sees_token and way):
         key = _WITHHELD if sees_token else "why.mirror.given"
-        return Choice(serves=serves, name=variable, key=key, fields=fields), None
+        return MirrorChoice(serves=serves, name=variable, key=key, fields=fields), None
     if way is None:
         return _none(serves, reachable, token=token), None
     origin = _origin(serves)
     if given.get(variable):
         fields |= {"name": way.name, "milliseconds": reachable[way.address]}
-        return Choice(serves=serves, name=way.name, key=OVER_GIVEN, fields=fields), way
+        return MirrorChoice(serves=serves, name=way.name, key=OVER_GIVEN, fields=fields), way
     told = {"name": way.name, "milliseconds": reachable[way.address], "origin": origin.name}
-    return Choice(serves=serves, name=way.name, key=_key(way, origin, reachable), fields=told), way
+    return MirrorChoice(serves=serves, name=way.name, key=_key(way, origin, reachable), fields=told), way
 
 
-def _origin(serves: Serves) -> Way:
+def _origin(serves: Serves) -> MirrorRoute:
     return next(one for one in ways() if one.serves == serves and one.origin)
 
 
@@ -174,7 +171,7 @@ def _is_origin(address: str) -> bool:
     return urlsplit(address)[:2] == urlsplit(_origin("hub").address)[:2]
 
 
-def _way(serves: str, reachable: Mapping[str, int], *, token: bool) -> Way | None:
+def _way(serves: str, reachable: Mapping[str, int], *, token: bool) -> MirrorRoute | None:
     """The straight way while it is no worse; else the first to the hub, the fastest to the index."""
     secret = token and serves == "hub"
     answered = [w for w in ways() if w.serves == serves and w.address in reachable and not (w.foreign and secret)]
@@ -185,7 +182,7 @@ def _way(serves: str, reachable: Mapping[str, int], *, token: bool) -> Way | Non
     return first if first.origin and reachable[first.address] <= near else fastest
 
 
-def _key(way: Way, origin: Way, reachable: Mapping[str, int]) -> str:
+def _key(way: MirrorRoute, origin: MirrorRoute, reachable: Mapping[str, int]) -> str:
     if way.origin:
         return "why.mirror.origin"
     if way.file:
@@ -193,12 +190,12 @@ def _key(way: Way, origin: Way, reachable: Mapping[str, int]) -> str:
     return "why.mirror.faster" if origin.address in reachable else "why.mirror.instead"
 
 
-def _none(serves: Serves, reachable: Mapping[str, int], *, token: bool) -> Choice:
+def _none(serves: Serves, reachable: Mapping[str, int], *, token: bool) -> MirrorChoice:
     """No way: what else there is to do."""
     foreign = [w.name for w in ways() if w.serves == serves and w.foreign and w.address in reachable]
     if token and foreign:
-        return Choice(serves=serves, name="", key="why.mirror.token", fields={"name": foreign[0]})
+        return MirrorChoice(serves=serves, name="", key="why.mirror.token", fields={"name": foreign[0]})
     other = next((way.name for way in ways() if way.serves == "other_hub" and way.address in reachable), None)
     if serves == "hub" and other:
-        return Choice(serves=serves, name="", key="why.mirror.other_hub", fields={"name": other})
-    return Choice(serves=serves, name="", key="why.mirror.none", fields={"origin": _origin(serves).name})
+        return MirrorChoice(serves=serves, name="", key="why.mirror.other_hub", fields={"name": other})
+    return MirrorChoice(serves=serves, name="", key="why.mirror.none", fields={"origin": _origin(serves).name})

@@ -1,4 +1,4 @@
-"""Platforms people rent or borrow from: how to tell that we are on one, what survives there, what stops the meter.
+"""Platforms people rent or borrow from: how to recognise one, what survives there, what stops the meter.
 
 Nothing here was tried on a live platform (see `confidence`): callers probe, they do not assume.
 """
@@ -13,18 +13,15 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from stoker import env
+from stoker.facts.fact import Fact
 
 Confidence = Literal["P", "S", "G"]
 
 
-class _Fact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Detection(_Fact):
+class Detection(Fact):
     """Signs of a platform; one is enough."""
 
     env: tuple[str, ...]
@@ -40,7 +37,7 @@ class Detection(_Fact):
     confidence: Confidence = "P"
 
 
-class Storage(_Fact):
+class Storage(Fact):
     """A place on disk, and what becomes of it."""
 
     path: str
@@ -54,11 +51,11 @@ class Storage(_Fact):
     confidence: Confidence
 
 
-class Verb(_Fact):
+class Verb(Fact):
     """A command on the machine itself. A word `$NAME` is a variable of the machine."""
 
     words: tuple[str, ...]
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default_factory=dict)
     """Variables the command reads, by those the machine has; a secret comes this way, never as a word."""
 
     @property
@@ -68,7 +65,7 @@ class Verb(_Fact):
         return tuple(dict.fromkeys(word[1:] for word in given if word.startswith("$")))
 
     def expanded(self, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | None:
-        """The command and the variables to set for it; None where the machine lacks one that is needed."""
+        """The command and its variables; None if a required variable is missing on the machine."""
         if any(not environment.get(name) for name in self.variables):
             return None
         words = [environment[word[1:]] if word.startswith("$") else word for word in self.words]
@@ -76,7 +73,7 @@ class Verb(_Fact):
         return words, {name: environment[value[1:]] if value.startswith("$") else value for name, value in given}
 
 
-class Meter(_Fact):
+class Meter(Fact):
     """What ends billing."""
 
     stops_on: Literal["stop", "release"]
@@ -90,7 +87,7 @@ class Meter(_Fact):
     confidence: Confidence
 
 
-class Limits(_Fact):
+class PlatformLimits(Fact):
     """Clocks that end a session or delete data."""
 
     session_hours: float | None = None
@@ -103,8 +100,8 @@ class Limits(_Fact):
     """Between the notice and the kill."""
 
 
-class Lent(_Fact):
-    """A card that a platform hands out as it is, without an offer of so much an hour."""
+class Lent(Fact):
+    """A card that a platform lends without a price per hour."""
 
     card: str
     """Its name in the catalogue."""
@@ -115,14 +112,14 @@ class Lent(_Fact):
     confidence: Confidence
 
 
-class TensorBoard(_Fact):
+class TensorBoard(Fact):
     """The platform's own TensorBoard."""
 
     port: int
     folder: str
 
 
-class Platform(_Fact):
+class Platform(Fact):
     """One platform."""
 
     name: str
@@ -131,7 +128,7 @@ class Platform(_Fact):
     detect: Detection
     storage: tuple[Storage, ...]
     meter: Meter
-    limits: Limits
+    limits: PlatformLimits
     cards: tuple[Lent, ...] = ()
     """Cards that no table of prices has; those it has are found by the platform's name as a cloud."""
     tensorboard: TensorBoard | None = None

@@ -39,7 +39,7 @@ class Offer(BaseModel):
     note: str
 
     def billed(self, count: int, nodes: int = 1) -> int:
-        """Cards that are paid for where so many are wanted, evenly on so many nodes: whole machines only."""
+        """Cards that are billed for a wanted number, evenly over the nodes: whole machines only."""
         return -(-count // nodes // self.gpu_count) * self.gpu_count * nodes
 
     def age_days(self, today: datetime.date | None = None) -> int:
@@ -70,7 +70,7 @@ def offers(card: str) -> list[Offer]:
 
 @functools.cache
 def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
-    """The offer at which so many of a card cost least; those from a source still kept go first.
+    """The cheapest offer for this many of a card; sources that are still maintained go first.
 
     Args:
         card: A card of the catalogue.
@@ -86,7 +86,7 @@ def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | 
 
 @functools.cache
 def cheapest_spot(card: str, count: int = 1) -> Offer | None:
-    """The offer at which so many of a card that may be taken away cost least."""
+    """The cheapest spot offer for this many of a card."""
     found = [offer for offer in offers(card) if offer.spot_price_per_hour is not None]
     return min(found, key=lambda offer: _spot_in_usd(offer) * offer.billed(count), default=None)
 
@@ -103,7 +103,7 @@ def _usd_per_unit() -> dict[str, float]:
 
 
 def usd(currency: str) -> float:
-    """What a unit of a currency is worth, for the order only; one that is not in the table stands by itself."""
+    """The value of one unit of a currency, for sorting only; a currency that is not in the table sorts by itself."""
     return _usd_per_unit().get(currency, 1.0)
 
 

@@ -54,7 +54,7 @@ def rates() -> Rates:
 
 @functools.cache
 def guessed() -> frozenset[str]:
-    """Classes of card whose share of the peak no measurement was at hand for."""
+    """Classes of card without a measured share of the peak."""
     return frozenset(name.removeprefix("peak ") for name in _stored()["about"]["defaults"])
 
 

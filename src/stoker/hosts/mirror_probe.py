@@ -10,7 +10,7 @@ from stoker import env
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import answers, mirrors
-from stoker.facts.mirrors import Network, Way
+from stoker.facts.mirrors import MirrorRoute, Network
 from stoker.hosts.box_facts import BoxFacts
 from stoker.store import address
 
@@ -60,7 +60,7 @@ def script() -> str:
     return f"{_ASK.replace('SECONDS', str(_SECONDS))}{probes}\n{given}\nwait"
 
 
-def _question(way: Way) -> str:
+def _question(way: MirrorRoute) -> str:
     if way.address == answers.PIP:
         return "stoker_ask_pip"
     return f"stoker_ask {shlex.join((way.address, way.file, way.asks or way.address))}"

@@ -1,4 +1,4 @@
-"""Finished things of a run: `artifacts/<name>/`. Each is made aside, compared with the trained model, then accepted.
+"""Finished things of a run: `artifacts/<name>/`. Each is compared with the trained model before it is accepted.
 
 artifacts/final          what training made: a model, or an adapter
 artifacts/merged         the adapter inside its base
@@ -18,12 +18,12 @@ from stoker.rundir.layout import RunDir
 
 
 def folder(run_dir: RunDir, name: str) -> Path:
-    """Where an accepted artifact stands."""
+    """Folder of an accepted artifact."""
     return run_dir.artifacts / name
 
 
 def aside(run_dir: RunDir, name: str) -> Path:
-    """Where an artifact stands until it is accepted."""
+    """Folder of an artifact until it is accepted."""
     return run_dir.artifacts / f".{name}.tmp"
 
 
@@ -61,7 +61,7 @@ def entries_of(folder: Path) -> dict[str, FileEntry]:
 
 
 def files_record(entries: dict[str, FileEntry]) -> bytes:
-    """The list of an artifact's files, as it stands beside a copy of it."""
+    """The list of an artifact's files, as stored beside its copy."""
     return files.json_text({name: entry.model_dump() for name, entry in entries.items()}).encode()
 
 

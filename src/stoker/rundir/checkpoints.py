@@ -1,4 +1,4 @@
-"""Committed checkpoints: written aside, synced, listed with digests, renamed. Committed or it does not exist (law 3).
+"""Committed checkpoints: written elsewhere, synced, listed with digests, renamed. Committed or absent (law 3).
 
     checkpoints/step-00000500/{files..., COMMIT.json}     committed
     checkpoints/.step-00000500.<pid>.{tmp,gone}/          being written or deleted; left by a crash: swept
@@ -138,7 +138,7 @@ def writing(checkpoints: Path, step: int, *, renames: bool = True, **facts: Any)
 
 
 def adopt(checkpoints: Path, aside: Path) -> Checkpoint:
-    """Commit a folder that is whole already, such as a copy that came from the store into `aside` on the same disk."""
+    """Commit a complete folder, such as a copy downloaded from the store into `aside` on the same disk."""
     commit = _read_commit(aside)
     wrong = commit if isinstance(commit, str) else verify(Checkpoint(aside, commit))
     if isinstance(commit, str) or wrong:
@@ -186,7 +186,7 @@ def _sync(folder: Path) -> dict[str, FileEntry]:
 
 
 def _put(folder: Path, final: Path) -> None:
-    """The rename is the commit. A committed name is not used again: what stands there gives way whole, or stays."""
+    """The rename is the commit. A committed name is not reused: an existing folder is moved away whole, or kept."""
     files.sync_folder(folder)
     if final.exists():
         if _holds_the_same(final, folder):
@@ -250,7 +250,7 @@ def committed(checkpoints: Path) -> list[Checkpoint]:
 
 
 def next_found(checkpoints: Path) -> Checkpoint | None:
-    """The checkpoint the next start goes on from, if it verifies: the newest, also one that `sweep` will name."""
+    """The checkpoint the next start continues from, if it verifies: the newest, also one that `sweep` will rename."""
     inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
     unnamed = (path for path in inner if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1]))
     whole = ((path, _read_commit(path)) for path in unnamed)
@@ -364,7 +364,7 @@ def _uncommit(path: Path, *, renames: bool) -> Path:
 
 
 def quarantine(path: Path, reason: str) -> Path:
-    """Put aside what is named like a checkpoint and is none, with the reason; the newest few are kept."""
+    """Move invalid checkpoint folders into quarantine, with the reason; the newest few are kept."""
     room = path.parent / QUARANTINE_NAME
     room.mkdir(exist_ok=True)
     numbers = [int(one.suffix[1:]) for one in room.iterdir() if one.suffix[1:].isdigit()]
@@ -383,7 +383,7 @@ def quarantine(path: Path, reason: str) -> Path:
 def sweep(checkpoints: Path) -> list[Path]:
     """Remove what crashed writers left behind.
 
-    What is whole and only lacks its name gets it: the rename was all that was missing.
+    A complete one that was not renamed yet is renamed.
     """
     inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
     stale = [p for p in inner if p.name.startswith((".step-", ".probe.")) and p.suffix in (".tmp", ".gone")]
@@ -467,6 +467,6 @@ def parse_commit(text: str) -> Commit | str:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a file of this name stands in the folder it is written for."""
+    """Whether a file of this name exists in its folder."""
     parts = PurePosixPath(name).parts
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\\" not in name and ":" not in name

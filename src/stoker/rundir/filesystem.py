@@ -93,7 +93,7 @@ def room(folder: Path) -> Room:
 
 
 def require(folder: Path, needed_bytes: int, needed_files: int) -> None:
-    """There is room for so much, or the error the disk would give halfway."""
+    """Check free space first, and raise the error that the disk would raise halfway."""
     there = room(folder)
     if there.free_bytes < needed_bytes or (there.free_files is not None and there.free_files < needed_files):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))

@@ -40,7 +40,7 @@ def eval_source(run: Run) -> Source | None:
 
 
 def model_path(name: str, folder: Path) -> str:
-    """A model's folder: a local one, or what the run in `run:NAME` made; else the hub id as it stands."""
+    """A model's folder: a local one, or the result of the run in `run:NAME`; else the hub id unchanged."""
     if name.startswith(EARLIER_RUN):
         run_dir = layout.find(name.removeprefix(EARLIER_RUN))
         if not run_dir.final.is_dir():
@@ -83,7 +83,7 @@ def expand(path: str, folder: Path) -> list[Path]:
 
 
 def label(path: Path, folder: Path) -> str:
-    """A file as people know it: relative to the run file's folder (or the recipes') where it lies in there."""
+    """A file's label: relative to the run file's folder (or the recipes') if it is inside."""
     if path.is_relative_to(load.recipes_folder()):
         return SHIPPED + path.relative_to(load.recipes_folder()).as_posix()
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

@@ -1,4 +1,4 @@
-"""Where everything of a run stands on disk, and how a run directory is opened.
+"""Layout of a run directory on disk, and how one is opened.
 
 The light and the heavy world meet here: one writes the directory, the other is started with its path.
 """
@@ -128,7 +128,7 @@ class RunDir:
 
     @property
     def store_folder(self) -> Path:
-        """What copying to and from the store needs: its locks, its token, what is on its way."""
+        """Files for copying to and from the store: locks, token, partial downloads."""
         return self.path / ".store"
 
     @property
@@ -173,7 +173,7 @@ class RunDir:
             raise StokerError("STK501", name=self.name, folder=self.path.parent) from error
 
     def run(self) -> Run:
-        """The run as asked, with the overrides it was started with."""
+        """The run file with the overrides it was started with."""
         return self.file().run
 
     def file(self) -> RunFile:

@@ -70,7 +70,7 @@ def read(path: Path) -> Nodes | None:
 
 
 def write(path: Path, record: Nodes) -> None:
-    """Replace the record; nobody else may read it, not even for a moment."""
+    """Replace the record; it is never readable by other users."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     aside.unlink(missing_ok=True)

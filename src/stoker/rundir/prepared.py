@@ -88,7 +88,7 @@ class Report(BaseModel):
 
 
 def report_file(data: Path) -> Path:
-    """Where the report stands."""
+    """Path of the report."""
     return data / "report.json"
 
 
@@ -143,7 +143,7 @@ def key(run: Run, folder: Path) -> str:
 
 
 def _other_formats(run: Run) -> list[str]:
-    """Formats of other packages that may read the rows, with their versions: a new version prepares anew."""
+    """Formats of other packages that may read the rows, with their versions: a new version prepares again."""
     if run.data.format in layouts.BUILT_IN:
         return []
     offered = plugins.offered(plugins.FORMATS)

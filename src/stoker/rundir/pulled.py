@@ -16,7 +16,7 @@ NAME = "pulled.json"
 
 
 class Pulled(BaseModel):
-    """What stands in a run directory, by digest."""
+    """Contents of a run directory, by digest."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -34,7 +34,7 @@ def standing(run_dir: RunDir) -> Pulled:
 
 
 def examined(run_dir: RunDir) -> tuple[Pulled, list[Rejected]]:
-    """What stands there, and newer checkpoints that were committed and do not verify any more, newest first."""
+    """Its contents, and newer committed checkpoints that no longer verify, newest first."""
     newest, rejected = checkpoints.newest_verified(run_dir.checkpoints)
     record = Pulled(
         step=newest.step if newest else None,

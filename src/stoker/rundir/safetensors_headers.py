@@ -25,7 +25,7 @@ _LONGEST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class HeaderEntry:
     """One tensor on disk."""
 
     file: Path
@@ -39,7 +39,7 @@ def content_digest(folder: Path) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def read(folder: Path) -> dict[str, Entry]:
+def read(folder: Path) -> dict[str, HeaderEntry]:
     """Every tensor of a model folder by name; a file that is missing, cut short or no safetensors is an error."""
     index = folder / INDEX_NAME
     if not index.is_file():
@@ -64,7 +64,7 @@ def listed(index: Path) -> dict[str, str]:
     return promised
 
 
-def _entries(path: Path) -> dict[str, Entry]:
+def _entries(path: Path) -> dict[str, HeaderEntry]:
     header, data_bytes = _header(path)
     header.pop("__metadata__", None)
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
@@ -75,7 +75,7 @@ def _entries(path: Path) -> dict[str, Entry]:
         width = _BYTES.get(entry["dtype"])
         if width is not None and math.prod(entry["shape"]) * width != behind - start:
             raise _broken(path, messages.text("weights.size", tensor=name))
-    return {name: Entry(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    return {name: HeaderEntry(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

@@ -1,4 +1,4 @@
-"""How a run's copies stand in a store, and what of them there is.
+"""Layout of a run's copies in a store, and which of them exist.
 
     <run>/run.yaml  manifest.json  plan.json  events.jsonl  data.json     as in the run directory; data.json is the
                                                                           report of the prepared set, with its digest
@@ -30,7 +30,7 @@ class Copy:
     folder: str
     commit: Commit
     record: bytes
-    """COMMIT.json as it stands there."""
+    """COMMIT.json as stored."""
 
     @property
     def age(self) -> tuple[int, str]:
@@ -39,7 +39,7 @@ class Copy:
 
 
 def folder_of(run_name: str, commit: Commit) -> str:
-    """Where a checkpoint's copy stands."""
+    """Folder of a checkpoint's copy."""
     return f"{run_name}/checkpoints/{checkpoints.folder_name(commit.step)}-{commit.digest[:_DIGEST_LETTERS]}"
 
 

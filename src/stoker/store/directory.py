@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class DirectoryStore:
-    """Files in a folder. Each is written aside, synced, read back, renamed."""
+    """Files in a folder. Each is written under a temporary name, synced, read back, renamed."""
 
     beats = True
 
@@ -33,7 +33,7 @@ class DirectoryStore:
             raise Fault(f"{root.parent} is not there; is it mounted?") from error
 
     def names(self, folder: str) -> dict[str, int]:
-        """Every file below a folder; what is on its way begins with a dot."""
+        """Every file below a folder; names of partial files begin with a dot."""
 
         def listed() -> dict[str, int]:
             found = (path for path in (self._root / folder).rglob("*") if not path.name.startswith("."))
@@ -51,7 +51,7 @@ class DirectoryStore:
         return self._do(content)
 
     def write(self, name: str, content: bytes) -> None:
-        """Written aside, synced, renamed."""
+        """Written under a temporary name, synced, renamed."""
         self._do(lambda: self._put(name, content))
 
     def create(self, name: str, content: bytes) -> bool:
@@ -72,7 +72,7 @@ class DirectoryStore:
     def upload(self, source: Path, name: str, sha256: str) -> None:
         """Append to what is there of it, sync it, read it back, rename."""
         final = self._root / name
-        # The digest in the name: what an attempt with other content left is not gone on with.
+        # The name holds the digest: a partial file of other content is never continued.
         aside = final.with_name(f".{final.name}.{sha256[:16]}.part")
         self._do(lambda: self._make_folder(final.parent))
         size = source.stat().st_size
@@ -88,11 +88,11 @@ class DirectoryStore:
         self._do(lambda: _put_in_place(aside, final))
 
     def download(self, name: str, target: Path, size_bytes: int) -> None:
-        """Append what the target lacks."""
+        """Append the missing bytes to the target."""
         self._append(self._root / name, target, size_bytes)
 
     def sha256(self, name: str, size_bytes: int) -> str:
-        """Read anew."""
+        """Read again."""
         return self._digest(self._root / name, size_bytes)
 
     def remove(self, names: list[str]) -> None:
@@ -181,7 +181,7 @@ def disk_of(root: Path) -> int:
 
 
 def _copy_chunk(source: Path, target: Path, begin: int, part_bytes: int) -> int:
-    """Opened anew for each chunk: on a dead mount an open hangs, too. At its place, lest one given up on comes late."""
+    """Opened for each chunk, as `open` hangs on a dead mount; at an offset, in case an abandoned write ends late."""
     with source.open("rb") as reading, target.open("rb+") as writing:
         reading.seek(begin)
         chunk = reading.read(part_bytes)

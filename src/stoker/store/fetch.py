@@ -1,4 +1,4 @@
-"""Brings a run's copies back: to go on training on another machine, or to use what was trained.
+"""Downloads a run's copies: to continue training on another machine, or to use the result.
 
 Files arrive under temporary names and are gone on with after a cut; a checkpoint gets its name only when every file has
 its digest. What comes from a store is data: names that lead out of the folder are refused.
@@ -97,7 +97,7 @@ def _fetch_best(
 
 
 def fetch_checkpoint(store: Patient, run_dir: RunDir, copy: Copy) -> Checkpoint:
-    """Bring one copy; it stands among the checkpoints when this returns."""
+    """Download one copy; it is a committed checkpoint when this returns."""
     aside = run_dir.store_folder / "fetch" / PurePosixPath(copy.folder).name
     fetch_files(store, copy.folder, aside, copy.commit.files)
     files.write_text(aside / COMMIT_NAME, copy.record.decode("utf-8"))
@@ -151,7 +151,7 @@ def _fetch_file(store: Patient, name: str, target: Path, entry: FileEntry) -> No
 
 
 def fetch_records(store: Patient, run_dir: RunDir, wanted: tuple[str, ...]) -> None:
-    """Bring files that stand beside the checkpoints, where there are none here."""
+    """Download the files beside the checkpoints that are missing here."""
     there = store.names(run_dir.name)
     for name in wanted:
         target, size = run_dir.path / name, there.get(f"{run_dir.name}/{name}")

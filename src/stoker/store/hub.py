@@ -75,7 +75,7 @@ class HubStore:
         self._sent[name] = (addition, sha256)
 
     def download(self, name: str, target: Path, size_bytes: int) -> None:
-        """huggingface_hub goes on where it stopped by itself."""
+        """huggingface_hub resumes by itself."""
         beside = target.parent / ".hub"
         shutil.move(self._fetched(name, beside, size_bytes), target)
         shutil.rmtree(beside)
@@ -102,7 +102,7 @@ class HubStore:
         self._show()
 
     def _show(self) -> None:
-        """One commit with everything that was sent; then what stands there is compared. A fault: all of it again."""
+        """One commit of everything sent, then a comparison with the hub; a fault repeats all of it."""
         if not self._sent:
             return
         self._commit([addition for addition, _ in self._sent.values()], "files")

@@ -51,7 +51,7 @@ def push(run_dir: RunDir) -> dict[str, Any]:
 
 
 def _push(run_dir: RunDir, newest: Checkpoint | None) -> int:
-    """Bytes of the checkpoint that stands in the store now."""
+    """Size of the checkpoint that is now in the store."""
     run = run_dir.run()
     store = opening.of_run(run, run_dir.folder())
     token = lease.own_token(run_dir.store_folder / "token")
@@ -96,7 +96,7 @@ def copy_checkpoint(store: Patient, run_dir: RunDir, checkpoint: Checkpoint, own
 
 
 def _wanted(run_dir: RunDir, run: Run, newest: Checkpoint | None) -> list[Checkpoint]:
-    """The newest, and before it the best: whoever goes on from the newest needs that, too."""
+    """The newest, and before it the best: a run that continues from the newest needs that, too."""
     if newest is None:
         return []
     best = checkpoints.best_step(newest) if run.save.best else None
@@ -104,7 +104,7 @@ def _wanted(run_dir: RunDir, run: Run, newest: Checkpoint | None) -> list[Checkp
 
 
 def retain(store: Patient, run_dir: RunDir, run: Run, newest: Checkpoint) -> list[str]:
-    """Delete copies beyond the newest `save.keep` and the best; only once the newest stands there. Returns them."""
+    """Delete copies beyond the newest `save.keep` and the best; only once the newest is stored. Returns them."""
     run_name = run_dir.name
     names = store.names(run_name)
     there = copies.committed(store, run_name, names)
@@ -158,11 +158,11 @@ def _copy(
 
 
 def _put_record(store: Patient, name: str, record: bytes) -> None:
-    """The last file of a copy, read back. Its name holds its digest, so what may stand there already is the same."""
+    """The last file of a copy, read back. Its name holds its digest, so an existing one is identical."""
     store.create(name, record)
     try:
         same = store.read(name) == record
-    except FileNotFoundError as error:  # refused: on the hub somebody else committed in between
+    except FileNotFoundError as error:  # refused: another commit reached the hub in between
         raise Fault(f"{name}: not accepted") from error
     if not same:
         raise Fault(f"{name}: what was sent reads back otherwise")

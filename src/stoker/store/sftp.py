@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.2
 _LONGEST_PACKET = 1 << 20
 
 
-class Refused(Exception):
+class SftpRefused(Exception):
     """The server answered no; the connection is well."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SftpEntry:
     """One name of a listing."""
 
     name: str
@@ -86,7 +86,7 @@ class Connection:
         """Size of a file, or None where there is none."""
         try:
             return _attributes(self._ask(STAT, _text(path), ATTRS), 0)[0]
-        except Refused as refused:
+        except SftpRefused as refused:
             if refused.code == NO_SUCH_FILE:
                 return None
             raise
@@ -96,23 +96,23 @@ class Connection:
         if self.size(path) is None:
             try:
                 self._ask(MKDIR, _text(path) + struct.pack(">I", 0))
-            except Refused:
+            except SftpRefused:
                 if self.size(path) is None:
                     raise
 
-    def entries(self, path: str) -> list[Entry]:
-        """What stands in a folder; nothing where there is none."""
-        found: list[Entry] = []
+    def entries(self, path: str) -> list[SftpEntry]:
+        """The entries of a folder; none if it does not exist."""
+        found: list[SftpEntry] = []
         try:
             handle = self._ask(OPENDIR, _text(path), HANDLE)
-        except Refused as refused:
+        except SftpRefused as refused:
             if refused.code == NO_SUCH_FILE:
                 return []
             raise
         try:
             while True:
                 found += _entries(self._ask(READDIR, handle, NAME))
-        except Refused as refused:
+        except SftpRefused as refused:
             if refused.code != END:
                 raise
         finally:
@@ -128,7 +128,7 @@ class Connection:
         self._unless_missing(RMDIR, path)
 
     def rename(self, path: str, to: str) -> None:
-        """Instead of what stands at `to`, in one step."""
+        """Replace `to` atomically."""
         self._ask(EXTENDED, _text("posix-rename@openssh.com") + _text(path) + _text(to))
 
     def link(self, path: str, to: str) -> None:
@@ -136,7 +136,7 @@ class Connection:
         self._ask(EXTENDED, _text("hardlink@openssh.com") + _text(path) + _text(to))
 
     def write(self, path: str, begin: int, chunks: Iterator[bytes], wrote: Callable[[int], None]) -> None:
-        """Write chunks from an offset on, synced at the end; `wrote` hears of each chunk the server has taken."""
+        """Write chunks from an offset on, synced at the end; `wrote` is called for each acknowledged chunk."""
         with self._opened(path, FOR_WRITING | CREATE) as handle:
             for chunk in chunks:
                 packets = (
@@ -147,7 +147,7 @@ class Connection:
                     pass
                 begin += len(chunk)
                 wrote(len(chunk))
-            with contextlib.suppress(Refused):  # a server without the extension
+            with contextlib.suppress(SftpRefused):  # a server without the extension
                 self._ask(EXTENDED, _text("fsync@openssh.com") + handle)
 
     def read(self, path: str, begin: int, end: int) -> Iterator[bytes]:
@@ -179,7 +179,7 @@ class Connection:
     def _unless_missing(self, kind: int, path: str) -> None:
         try:
             self._ask(kind, _text(path))
-        except Refused as refused:
+        except SftpRefused as refused:
             if refused.code != NO_SUCH_FILE:
                 raise
 
@@ -210,7 +210,7 @@ class Connection:
         if kind == STATUS:
             code = struct.unpack(">I", payload[:4])[0]
             if code != OK:
-                raise Refused(code, _string(payload, 4)[0].decode("utf-8", "replace") or f"status {code}")
+                raise SftpRefused(code, _string(payload, 4)[0].decode("utf-8", "replace") or f"status {code}")
         if kind != expected:
             raise Fault(f"the server answered with a packet of kind {kind}")
         # A handle comes as it is to be sent back: with its length in front.
@@ -281,14 +281,14 @@ def _string(packet: bytes, at: int) -> tuple[bytes, int]:
     return packet[at + 4 : at + 4 + length], at + 4 + length
 
 
-def _entries(packet: bytes) -> list[Entry]:
+def _entries(packet: bytes) -> list[SftpEntry]:
     count, at = struct.unpack(">I", packet[:4])[0], 4
     found = []
     for _ in range(count):
         name, at = _string(packet, at)
         _, at = _string(packet, at)
         size, mode, at = _attributes(packet, at)
-        found.append(Entry(name.decode("utf-8", "replace"), size, (mode & 0o170000) == 0o040000))
+        found.append(SftpEntry(name.decode("utf-8", "replace"), size, (mode & 0o170000) == 0o040000))
     return found
 
 

@@ -1,6 +1,6 @@
-"""What every kind of store can do, and how patient we are with it. The kinds are in files of their own.
+"""The protocol of stores, with time limits and retries. Each kind of store has a file of its own.
 
-A store holds files by name below one root. A name shows a whole file or none: what is on its way stands aside.
+A store holds files by name below one root. A name shows a complete file or none: partial files have other names.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from stoker.errors import StokerError
 
 T = TypeVar("T")
 LARGEST_SMALL_BYTES = 16 << 20
-"""A store may be anybody's: what is larger is not read into memory."""
+"""A store's content is not trusted: larger files are not read into memory."""
 
 
 class Fault(Exception):
-    """The store did not do as asked and may do so later: a cut line, a server that is busy, a full quota.
+    """The store request failed and may succeed later: a lost connection, a busy server, a full quota.
 
     Args:
-        reason: A sentence or the error behind it; secrets are taken out.
-        gained_bytes: What was moved before and need not be moved again.
+        reason: A sentence or the underlying error; secrets are removed.
+        gained_bytes: Bytes transferred before the failure that need not be sent again.
     """
 
     def __init__(self, reason: object, gained_bytes: int = 0) -> None:
@@ -34,23 +34,23 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a store may take, and how often it is asked again."""
+    """Time limits and retries."""
 
     stall_seconds: float = 60
-    """Without any answer."""
+    """Longest time without a response."""
     least_bytes_per_second: float = 32 << 10
-    """Slower than this is a stall, too."""
+    """A slower transfer counts as stalled."""
     tries: int = 6
-    """In a row, without anything gained in between."""
+    """Failures in a row without progress."""
     part_bytes: int = 8 << 20
-    """What is moved at once and, after a cut, at most moved again. S3 takes no parts below 5 MiB."""
+    """Size of one transfer, and the most that is repeated after a lost connection. S3 takes no parts below 5 MiB."""
     first_pause_seconds: float = 1
     longest_pause_seconds: float = 60
     told: Callable[[Fault], None] | None = None
-    """Hears of each fault after which the store is asked again."""
+    """Called with each fault that is retried."""
 
     def seconds_for(self, size_bytes: int) -> float:
-        """The longest that moving so many bytes may take."""
+        """Time limit for transferring this many bytes."""
         return self.stall_seconds + size_bytes / self.least_bytes_per_second
 
     def pause(self, attempt: int) -> None:
@@ -60,14 +60,14 @@ class Patience:
 
 @dataclass
 class Bandwidth:
-    """Keeps the mean rate of everything moved below a cap."""
+    """Limits the mean transfer rate."""
 
     bytes_per_second: float = 0
     """0: no cap."""
     _free_at: float = field(default=0.0, init=False)
 
     def spend(self, size_bytes: int) -> None:
-        """Wait until so many bytes may follow the last ones."""
+        """Wait until this many bytes may be sent."""
         if not self.bytes_per_second:
             return
         now = time.monotonic()
@@ -77,7 +77,7 @@ class Bandwidth:
 
 
 class Store(Protocol):
-    """Files by name. Names are relative, with `/` between folders. What fails for now raises `Fault`."""
+    """Files by name. Names are relative, with `/` between folders. A temporary failure raises `Fault`."""
 
     beats: bool
     """Whether a small file may be rewritten twice a minute."""
@@ -89,28 +89,28 @@ class Store(Protocol):
         """A small file; FileNotFoundError where there is none."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a small file in place, instead of an earlier one."""
+        """Write a small file, replacing an earlier one."""
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put a small file in place only where there is none; says whether it did."""
+        """Write a small file only if there is none; returns whether it did."""
 
     def swap(self, name: str, before: bytes, after: bytes) -> bool:
-        """Replace a small file only if it still holds `before`; says whether it did."""
+        """Replace a small file only if it still holds `before`; returns whether it did."""
 
     def upload(self, source: Path, name: str, sha256: str) -> None:
-        """Copy a file; what an earlier attempt left is gone on with. Afterwards the store's copy has been checked."""
+        """Copy a file, resuming an earlier attempt; the store's copy is verified before this returns."""
 
     def download(self, name: str, target: Path, size_bytes: int) -> None:
-        """Append to `target` what it lacks of a file."""
+        """Append the missing bytes of a file to `target`."""
 
     def sha256(self, name: str, size_bytes: int) -> str:
-        """The digest of what stands there now, computed anew."""
+        """The digest of the stored file, computed again."""
 
     def remove(self, names: list[str]) -> None:
-        """Delete files, in this order; those that are gone already do not matter."""
+        """Delete files, in this order; missing ones are ignored."""
 
     def sweep(self, folder: str, current: str) -> None:
-        """Delete what unfinished uploads left below a folder, except below `current`."""
+        """Delete leftovers of unfinished uploads below a folder, except below `current`."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class Patient:
         self._persist(lambda: self.inner.write(name, content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `Store`; where an answer was lost, what stands there decides."""
+        """See `Store`; if a response was lost, the stored content decides."""
         return self._persist(lambda: self.inner.create(name, content)) or self._holds(name, content)
 
     def swap(self, name: str, before: bytes, after: bytes) -> bool:
-        """See `Store`; where an answer was lost, what stands there decides. What is gone is not replaced."""
+        """See `Store`; if a response was lost, the stored content decides. A missing file is not replaced."""
         try:
             return self._persist(lambda: self.inner.swap(name, before, after)) or self._holds(name, after)
         except FileNotFoundError:
@@ -204,14 +204,14 @@ class Patient:
 
 
 def bounded(operation: Callable[[], T], seconds: float) -> T:
-    """Run it in a thread and give up on it after so long: a dead mount or a foreign client may never return."""
+    """Run in a thread that is abandoned after the time limit: a dead mount or a client library may never return."""
     results: list[T] = []
     problems: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(operation())
-        except BaseException as error:  # noqa: BLE001  # raised again by the one who waits
+        except BaseException as error:  # noqa: BLE001  # raised again in the calling thread
             problems.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -225,7 +225,7 @@ def bounded(operation: Callable[[], T], seconds: float) -> T:
 
 
 def require_small(name: str, size_bytes: int) -> None:
-    """A file that is to be read into memory is no larger than a record of ours can be."""
+    """Refuse to read a file into memory that is larger than any record of Stoker's."""
     if size_bytes > LARGEST_SMALL_BYTES:
         raise StokerError("STK658", file=name, reason=f"{size_bytes} bytes")
 

@@ -24,7 +24,7 @@ _REFUSALS = ("Permission denied", "Host key verification failed", "REMOTE HOST I
 
 
 class SshStore:
-    """Files below a folder of another machine. Each is written aside, synced, checked, renamed."""
+    """Files below a folder of another machine. Each is written under a temporary name, synced, checked, renamed."""
 
     beats = True
 
@@ -47,7 +47,7 @@ class SshStore:
         self._connection: Connection | None = None
 
     def names(self, folder: str) -> dict[str, int]:
-        """Every file below a folder; what is on its way begins with a dot."""
+        """Every file below a folder; names of partial files begin with a dot."""
         return self._do(lambda line: dict(self._walk(line, folder)))
 
     def read(self, name: str) -> bytes:
@@ -63,7 +63,7 @@ class SshStore:
         return self._do(content)
 
     def write(self, name: str, content: bytes) -> None:
-        """Written aside, synced, renamed."""
+        """Written under a temporary name, synced, renamed."""
 
         def put(line: Connection) -> None:
             line.rename(self._put_aside(line, name, content), self._path(name))
@@ -79,7 +79,7 @@ class SshStore:
             aside = self._put_aside(line, name, content)
             try:
                 line.link(aside, self._path(name))
-            except sftp.Refused:
+            except sftp.SftpRefused:
                 if line.size(self._path(name)) is None:
                     raise
                 return False
@@ -139,7 +139,7 @@ class SshStore:
 
     def _upload(self, line: Connection, source: Path, name: str, sha256: str) -> None:
         final = PurePosixPath(self._path(name))
-        # The digest in the name: what an attempt with other content left is not gone on with.
+        # The name holds the digest: a partial file of other content is never continued.
         aside = str(final.with_name(f".{final.name}.{sha256[:16]}.part"))
         self._make_folders(line, final.parent)
         size, begun = source.stat().st_size, line.size(aside) or 0
@@ -239,7 +239,7 @@ class SshStore:
             if self._connection is None:
                 self._connection = Connection([*self._ssh(), "-s", self._destination(), "sftp"], self._patience)
             return operation(self._connection)
-        except sftp.Refused as refused:
+        except sftp.SftpRefused as refused:
             if refused.code == sftp.NOT_PERMITTED:
                 raise StokerError("STK653", store=self._address.text, reason=refused) from refused
             raise Fault(refused) from refused

@@ -46,7 +46,7 @@ def _final(store: Patient, run_name: str, names: dict[str, int]) -> dict[str, An
 
 
 def wrong_copy(store: Patient, run_name: str, commit: Commit | None, final: dict[str, FileEntry] | None) -> str:
-    """What the store lacks, or has wrong, of a checkpoint and the finished model, every file read; empty: nothing."""
+    """Missing or damaged files of a checkpoint and the finished model, all files read; empty if none."""
     names = store.names(run_name)
     if commit is not None:
         folder = copies.folder_of(run_name, commit)
@@ -64,7 +64,7 @@ def wrong_copy(store: Patient, run_name: str, commit: Commit | None, final: dict
 
 
 def has_anothers_final(store: Patient, run_name: str, final: dict[str, FileEntry] | None) -> bool:
-    """Whether a finished model stands there that is not this one: another machine has gone on with the run."""
+    """Whether the store has another finished model: another machine continued the run."""
     record = f"{run_name}/artifacts/final/{FILES_NAME}"
     if record not in store.names(run_name):
         return False

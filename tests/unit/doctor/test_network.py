@@ -11,7 +11,7 @@ from http_page import server
 from stoker.doctor import network
 from stoker.facts import answers, mirrors
 from stoker.facts.answers import Answer
-from stoker.facts.mirrors import Way
+from stoker.facts.mirrors import MirrorRoute
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 
@@ -39,7 +39,7 @@ def table(monkeypatch: pytest.MonkeyPatch, closed: str) -> Table:
     addresses = {way.name: f"{closed}/{way.name}" for way in mirrors.ways() if not way.file}
     ways = mirrors.ways()
 
-    def named() -> tuple[Way, ...]:
+    def named() -> tuple[MirrorRoute, ...]:
         return tuple(way.model_copy(update={"address": addresses.get(way.name, way.address)}) for way in ways)
 
     monkeypatch.setattr(mirrors, "ways", named)

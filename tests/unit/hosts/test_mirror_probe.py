@@ -13,7 +13,7 @@ from http_page import server
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.facts import mirrors
-from stoker.facts.mirrors import Network, Way
+from stoker.facts.mirrors import MirrorRoute, Network
 from stoker.hosts import mirror_probe as launch
 from stoker.hosts.box_facts import BoxFacts
 from stoker.launch import plan_inputs
@@ -163,8 +163,8 @@ def test_every_way_says_how_it_is_known_and_each_thing_has_one_straight_way() ->
 # ---- asking, from a shell
 
 
-def way(address: str, **more: str) -> Way:
-    return Way.model_validate({"name": address, "serves": "hub", "address": address, "confidence": "G", **more})
+def way(address: str, **more: str) -> MirrorRoute:
+    return MirrorRoute.model_validate({"name": address, "serves": "hub", "address": address, "confidence": "G", **more})
 
 
 @pytest.fixture(params=["curl", "wget", "python3"])
