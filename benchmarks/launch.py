@@ -39,7 +39,8 @@ HOST = "autodl-1"
 TIMED = """
 import json, sys, time
 from stoker.cli import main
-from stoker.launch import line, ssh
+from stoker.hosts import shell
+from stoker.places import box
 
 parts = {}
 
@@ -53,8 +54,8 @@ def timed(owner, name, part):
             parts[part] = parts.get(part, 0.0) + time.monotonic() - began
     setattr(owner, name, measured)
 
-timed(line.Ssh, "send", "transfer")
-timed(ssh.Box, "_set_up", "install")
+timed(shell.Ssh, "send", "transfer")
+timed(box.Box, "_set_up", "install")
 report = sys.argv.pop(1)
 try:
     main.main()
