@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("src", "tests/architecture", "tests/unit", "tests/installed_package.py", "tests/conftest.py", "tools", "docs")
+COPIED = ("src", "tests/architecture", "tests/unit", "tests/installed_package.py", "tools", "docs")
 CHECKS = (
     "tests/architecture/test_catalogue.py",
     "tests/architecture/test_docs.py::test_reference_pages_are_what_the_code_says",
