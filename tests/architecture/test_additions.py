@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("src", "tests/architecture", "tests/unit", "tests/installed_package.py", "tests/conftest.py", "tools", "docs")
+COPIED = ("src", "tests/architecture", "tests/unit", "tests/installed_package.py", "tools", "docs")
 CHECKS = (
     "tests/architecture/test_catalogue.py",
     "tests/architecture/test_docs.py::test_reference_pages_are_what_the_code_says",
@@ -69,7 +69,7 @@ def trial() -> None:
     from stoker import messages
     from stoker.errors import StokerError
 
-    raise StokerError("STK599", said=messages.text("trial.said"))
+    raise StokerError("STK599", said=messages.text("detect.trial"))
 """
 READER = """def _trial(row: Row) -> Pair:
     return Pair(_text(row, "trial_question"), _text(row, "trial_answer"))
@@ -96,8 +96,8 @@ TRIALS = {
     "price": (Edit(PRICES, similar(PRICES, "RTX4090", "RTX4090").replace("RTX4090,", "RTX4090,trial-", 1)),),
     "recipe": (Edit("src/stoker/config/recipes/trial.yaml", RECIPE),),
     "message": (
-        Edit(EN, '    "trial.said": "a trial",\n', BEFORE, '    "detect.none": '),
-        Edit(ZH, '    "trial.said": "一次试验",\n', BEFORE, '    "detect.none": '),
+        Edit(EN, '    "detect.trial": "a trial",\n', BEFORE, '    "detect.none": '),
+        Edit(ZH, '    "detect.trial": "一次试验",\n', BEFORE, '    "detect.none": '),
     ),
     "error code": (
         Edit(EN, '    "STK599": "{said}",\n    "STK599.hint": "try again",\n', BEFORE, '    "STK601": '),
@@ -175,7 +175,7 @@ print(json.dumps({
     "card": cards.find("Trial9000").name,
     "price": any(offer.cloud.startswith("trial-") for offer in prices.all_offers()),
     "recipe": load.load("trial").run.train.batch,
-    "message": messages.text("trial.said"),
+    "message": messages.text("detect.trial"),
     "error": said,
     "format": formats.detect([row]).format,
     "completion": formats.parse(row, "trial", has_template=False).completion,

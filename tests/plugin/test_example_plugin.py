@@ -91,7 +91,14 @@ def test_what_a_store_says_is_said_with_its_package(stoker: Stoker, tmp_path: Pa
     assert f"`shelf` ({PACKAGE})" in stoker("runs", "--store", "drawer://x", code=1)
 
 
-@pytest.mark.engine
+def test_a_place_is_found_and_its_options_are_checked(stoker: Stoker, tmp_path: Path) -> None:
+    words = ["train", "haiku_tiny", "--on", "desk"]
+    (tmp_path / "haiku.jsonl").write_text((json.dumps(HAIKU) + "\n") * 20, encoding="utf-8")
+    assert "drawer 2: stoker train haiku_tiny.yaml" in stoker(*words, "--set", "native.desk.drawer=2")
+    assert f"native.desk.drawr ({PACKAGE})" in stoker(*words, "--set", "native.desk.drawr=2", code=1)
+    assert f"`desk` ({PACKAGE})" in stoker("plan", "haiku_tiny", "--set", "where.place=dsk", code=1)
+
+
 @pytest.mark.parametrize("format_", ["auto", "haiku"])
 def test_rows_of_a_format_are_prepared(stoker: Stoker, tmp_path: Path, format_: str) -> None:
     rows = [HAIKU] * 20
@@ -103,7 +110,6 @@ def test_rows_of_a_format_are_prepared(stoker: Stoker, tmp_path: Path, format_: 
     assert (found["format"], found["package"], found["rows"], found["bad_rows"]) == ("haiku", PACKAGE, 20, 0)
 
 
-@pytest.mark.engine
 def test_a_row_that_a_format_refuses_is_named_with_its_package(stoker: Stoker, tmp_path: Path) -> None:
     rows = [*[HAIKU] * 20, {"lines": ["one"]}]
     (tmp_path / "haiku.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

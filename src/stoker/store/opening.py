@@ -1,4 +1,4 @@
-"""From an address to an open store. The packages that a kind of store needs are imported only for that kind.
+"""From an address to an open store. Each kind imports the packages it needs when it is opened.
 
 An entry point of `stoker.stores` names a class with the constructor of `S3Store` and the methods of `Store`; its name
 is the URL's scheme.
@@ -15,7 +15,10 @@ from stoker.rundir.layout import RunDir
 from stoker.store import address
 from stoker.store.address import Address
 from stoker.store.directory import DirectoryStore, disk_of
+from stoker.store.hub import HubStore
+from stoker.store.s3 import S3Store
 from stoker.store.shelf import Bandwidth, Fault, Patience, Patient, Store
+from stoker.store.ssh import SshStore
 
 
 def open_store(text: str, folder: Path, bandwidth: str | None = None, patience: Patience | None = None) -> Patient:
@@ -45,15 +48,9 @@ def _open(where: Address, patience: Patience, rate: Bandwidth) -> Store:
     if where.kind == address.DIRECTORY:
         return DirectoryStore(Path(where.root), patience, rate)
     if where.kind == "s3":
-        from stoker.store.s3 import S3Store
-
         return S3Store(where, patience, rate)
     if where.kind == "ssh":
-        from stoker.store.ssh import SshStore
-
         return SshStore(where, patience, rate)
-    from stoker.store.hub import HubStore
-
     if rate.bytes_per_second:
         raise StokerError("STK655", store=where.text)
     return HubStore(where, patience)
