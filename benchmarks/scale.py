@@ -251,13 +251,13 @@ def _figure(label: str, model: str, method: str, card: str, nodes: int) -> dict[
     from stoker.plan import money
 
     found = _found(model, method, card, nodes)
-    cost = money.cost(found.seconds, found.asked.devices, found.inputs.offer, nodes)
+    cost = money.cost(found.seconds, found.constraints.devices, found.inputs.offer, nodes)
     way = found.way
     return {
         "model": label,
         "method": method,
         "card": card,
-        "devices": found.asked.devices,
+        "devices": found.constraints.devices,
         "fits": found.fits,
         "strategy": way.strategy,
         "micro": way.micro,

@@ -21,7 +21,7 @@ from stoker.places.package import Package
 from stoker.rundir.layout import RunDir
 
 
-class StatusLine(Protocol):
+class ProgressLine(Protocol):
     """A line of progress."""
 
     def show(self, line: str) -> None:
@@ -40,7 +40,7 @@ class Terminal(Protocol):
     def data_json(self, value: Any) -> None:
         """Print a command's answer as JSON."""
 
-    def status(self) -> AbstractContextManager[StatusLine]:
+    def status(self) -> AbstractContextManager[ProgressLine]:
         """Show a line of progress until the `with` block ends."""
 
 

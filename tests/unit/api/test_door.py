@@ -71,8 +71,8 @@ def test_a_plan_shows_as_a_table_and_as_text(language: str, word: str, monkeypat
 def test_a_plan_that_does_not_fit_says_what_would() -> None:
     plan = stoker.plan("paper_r64", card="RTX4090")
     assert plan.fits == "no"
-    assert "It would fit:" in plan._repr_html_()
-    assert "It would fit:" in str(plan)
+    assert "What would fit:" in plan._repr_html_()
+    assert "What would fit:" in str(plan)
 
 
 def test_a_comparison_shows_as_a_table_and_as_text() -> None:
