@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("src", "tests/architecture", "tests/unit", "tests/installed_package.py", "tools", "docs")
+COPIED = ("src", "tests/architecture", "tests/unit", "tests/plugin", "tests/installed_package.py", "tools", "docs")
 CHECKS = (
     "tests/architecture/test_catalogue.py",
     "tests/architecture/test_docs.py::test_reference_pages_are_what_the_code_says",
@@ -55,6 +55,7 @@ CARDS, PRICES = "src/stoker/facts/data/cards.csv", "src/stoker/facts/data/prices
 EN, ZH = "src/stoker/messages/en.py", "src/stoker/messages/zh.py"
 LAYOUTS, FORMATS = "src/stoker/config/layouts.py", "src/stoker/engine/formats.py"
 VALUES = "src/stoker/config/values.py"
+PLACE_NAMES, REGISTRY = "src/stoker/config/place_names.py", "src/stoker/places/registry.py"
 RECIPE = """# Ten rows, for a trial.
 # zh: 试用的十行数据。
 model: {shape: llama, layers: 1, width: 64, heads: 1}
@@ -76,6 +77,8 @@ READER = """def _trial(row: Row) -> Pair:
 
 
 """
+DESK = ROOT / "tests/plugin/stoker-example-plugin/src/stoker_example_plugin/place.py"
+"""The example's place, which becomes a built-in one."""
 ROW = '**`trial`**:\n\n```json\n{"trial_question": "2 + 2", "trial_answer": "4"}\n```\n\n'
 
 
@@ -121,9 +124,23 @@ TRIALS = {
         Edit("docs/how-to/data-formats.md", ROW, BEFORE, "## What is trained\n"),
         Edit("docs/how-to/data-formats.zh.md", ROW, BEFORE, "## 训练哪些词元\n"),
     ),
+    "place": (
+        Edit(
+            "src/stoker/places/trial.py",
+            DESK.read_text(encoding="utf-8")
+            .replace("    started_by_user", '    name = "trial"\n    started_by_user')
+            .replace("terminal.data(f", 'terminal.talk("detect.desk")\n        terminal.data(f'),
+        ),
+        Edit(PLACE_NAMES, '"trial", ', BEFORE, '"local", "ssh", "slurm"'),
+        Edit(PLACE_NAMES, '"trial", ', AFTER, "NAMED_BY_ON = ("),
+        Edit(REGISTRY, "from stoker.places.trial import Desk\n", BEFORE, "from stoker.plugins import Plugin\n"),
+        Edit(REGISTRY, "Desk.name: Desk, ", BEFORE, "Task.name: Task}"),
+        Edit(EN, '    "detect.desk": "start it at the desk",\n', BEFORE, '    "detect.none": '),
+        Edit(ZH, '    "detect.desk": "请在桌前启动",\n', BEFORE, '    "detect.none": '),
+    ),
 }
 """Every kind of addition, as a contributor makes it. The message is said by the code of the error."""
-MOST = {"card": 1, "price": 1, "recipe": 1, "message": 2, "error code": 3, "row format": 4}
+MOST = {"card": 1, "price": 1, "recipe": 1, "message": 2, "error code": 3, "row format": 4, "place": 6}
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +183,7 @@ from stoker.config import load, values
 from stoker.engine import formats
 from stoker.errors import StokerError
 from stoker.facts import cards, prices
+from stoker.places import registry
 row = {"trial_question": "2 + 2", "trial_answer": "4"}
 try:
     values.trial()
@@ -178,6 +196,8 @@ print(json.dumps({
     "message": messages.text("detect.trial"),
     "error": said,
     "format": formats.detect([row]).format,
+    "place": registry.find(load.load("trial", ["where.place=trial"]).run).name,
+    "on": type(registry.by_name("trial")).__name__,
     "completion": formats.parse(row, "trial", has_template=False).completion,
 }))
 """
@@ -191,6 +211,8 @@ print(json.dumps({
         "message": "a trial",
         "error": "a trial",
         "format": "trial",
+        "place": "trial",
+        "on": "Desk",
         "completion": "4",
     }
 
