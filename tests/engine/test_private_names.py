@@ -160,6 +160,7 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_lazy_init_hp_params_optimizer_state": _zero_partitions,
     "_foreach_mul_": _foreach,
     "_foreach_norm": _foreach_norms,
+    "_cuda_getDriverVersion": lambda: torch.version.cuda is None or hasattr(torch._C, "_cuda_getDriverVersion"),
     "_is_avx512_bf16_supported": _instructions,
     "_is_amx_tile_supported": _instructions,
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": _shard_offsets,

@@ -66,7 +66,8 @@ class RunHandle:
     @property
     def losses(self) -> dict[int, float]:
         """The training loss of each step."""
-        return {step: float(event["loss"]) for step, event in sorted(events.steps(self._run_dir.events_file).items())}
+        found = sorted(events.steps(self._run_dir.events_file).items())
+        return {step: float(event["loss"]) for step, event in found if event["loss"] is not None}  # none: passed over
 
     @property
     def eval_losses(self) -> dict[int, float]:

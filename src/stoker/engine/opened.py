@@ -106,7 +106,7 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
         "instructions": _instructions(plan),
-        "driver": machine.examine().driver if cuda else "",
+        "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         **machine.installed(libraries),

@@ -142,7 +142,7 @@ class Renewing:
     def __exit__(self, *_: object) -> None:
         """A dead line is not waited for: a lease that is not given back runs out by itself."""
         self._over.set()
-        self._thread.join(self._every)
+        self._thread.join(min(self._every, 1.0))
 
     def _run(self) -> None:
         while not self._over.wait(self._every):

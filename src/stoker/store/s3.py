@@ -8,6 +8,7 @@ the object is looked up first.
 import contextlib
 import functools
 import hashlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +53,7 @@ class S3Store:
         self._text = address.text
         self._patience = patience
         self._bandwidth = bandwidth
-        self._client = _connect(patience)
+        _require_package()
 
     # ---- small files
 
@@ -224,14 +225,25 @@ class S3Store:
         except FileNotFoundError:
             return None
 
+    @functools.cached_property
+    def _client(self) -> Any:
+        """Made at the first call: a wrong endpoint or profile is then an error of the store, like any other."""
+        try:
+            return _connect(self._patience)
+        except Exception as error:  # ValueError, or botocore's, which have no common base class
+            raise StokerError("STK652", store=self._text, reason=_reason(error)) from error
+
     def _call(self, method: str, size_bytes: int = 0, /, **options: Any) -> Any:
-        call = getattr(self._client, method)
-        return self._bounded(lambda: call(Bucket=self._bucket, **options), size_bytes)
+        return self._bounded(lambda: getattr(self._client, method)(Bucket=self._bucket, **options), size_bytes)
 
     def _bounded(self, call: Callable[[], T], size_bytes: int) -> T:
-        """One call with a time limit; botocore's errors become ours."""
+        """One call with a time limit; botocore's errors become ours.
+
+        The client gives up by itself before that (`_connect`): what is abandoned must not be carried out later, when
+        the next attempt has gone further.
+        """
         try:
-            return bounded(call, self._patience.seconds_for(size_bytes))
+            return bounded(call, self._patience.seconds_for(size_bytes) + self._patience.stall_seconds / 2)
         except (StokerError, Fault):
             raise
         except Exception as error:  # botocore's errors have no common base class
@@ -272,14 +284,17 @@ _BY_CODE: dict[str, type[Exception]] = {
 }
 
 
+def _require_package() -> None:
+    if importlib.util.find_spec("boto3") is None:
+        raise StokerError("STK654", package="boto3")
+
+
 def _connect(patience: Patience) -> Any:
-    try:
-        from boto3.session import Session
-        from botocore.config import Config
-    except ImportError as error:
-        raise StokerError("STK654", package="boto3") from error
+    from boto3.session import Session
+    from botocore.config import Config
+
     config = Config(
-        connect_timeout=patience.stall_seconds,
+        connect_timeout=patience.stall_seconds / 4,
         read_timeout=patience.stall_seconds,
         retries={"mode": "standard", "total_max_attempts": 1},
         signature_version="s3v4",

@@ -285,8 +285,11 @@ def _asked_ps() -> Iterator[tuple[int, int, list[str]]]:
 
 
 def _output(words: list[str]) -> str:
-    """What a program of the system says."""
-    done = subprocess.run(words, capture_output=True, check=False)  # noqa: S603  # fixed words and a number
+    """What a program of the system prints; empty where it cannot be started."""
+    try:
+        done = subprocess.run(words, capture_output=True, check=False)  # noqa: S603  # fixed words and a number
+    except OSError:
+        return ""
     return done.stdout.decode("utf-8", "replace")
 
 

@@ -50,6 +50,11 @@ def test_a_run_that_ended_says_what_it_wrote_down(write: Write) -> None:
     assert repr(run) == "<run tiny: done, step 2/4>"
 
 
+def test_a_step_that_was_passed_over_has_no_loss(write: Write) -> None:
+    write(ATTEMPT, STEP | {"step": 1, "loss": 4.0}, STEP | {"step": 2, "loss": None}, ENDED)
+    assert stoker.open("tiny").losses == {1: 4.0}
+
+
 def test_events_come_as_they_are_written_and_end_with_the_run(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write(ATTEMPT)
     running = [True]
