@@ -34,7 +34,7 @@ invariant:
 test *args:
     pytest -q -n 2 {{parallel}} "$@"
 
-# Format and mend what can be mended.
+# Format, and fix what ruff can fix.
 fmt:
     ruff format .
     ruff check --fix .
@@ -82,7 +82,7 @@ slurm *args:
 reshard *args:
     python benchmarks/reshard.py "$@"
 
-# Two hosts of one run and what may befall them (docs/evidence/hosts.json), about ten minutes.
+# Two hosts of one run, and failures of either (docs/evidence/hosts.json), about ten minutes.
 hosts *args:
     python benchmarks/hosts.py "$@"
 

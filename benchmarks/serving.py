@@ -27,7 +27,7 @@ from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.load_generator import LoadSpec
 from stoker.launch import tools
 from stoker.rundir.layout import RunDir
-from stoker.supervise import group
+from stoker.supervise import processes
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "scratch_tiny"
@@ -58,7 +58,7 @@ def ours(folder: Path) -> Iterator[tuple[int, Endpoint]]:
     try:
         yield said["pid"], Endpoint(said["url"], token, said["model"])
     finally:
-        group.end(said["pid"])
+        processes.end(said["pid"])
 
 
 def flags(folder: Path) -> list[str]:
@@ -88,7 +88,7 @@ def bare(folder: Path, words: list[str]) -> Iterator[tuple[int, Endpoint]]:
         model_server.wait_until_ready(process, server, at, lambda _: None)
         yield process.pid, at
     finally:
-        group.end(process.pid)
+        processes.end(process.pid)
         process.wait()
 
 
@@ -183,7 +183,7 @@ def main() -> None:
             stoker(folder, "train", NAME)
             stoker(folder, "export", NAME)
         with bare(folder, flags(folder)) as right, held(right[0]), ours(folder) as left, held(left[0]):
-            report["flags"] = [word.replace(str(folder), "") for word in group.words(left[0])[1:-1]]
+            report["flags"] = [word.replace(str(folder), "") for word in processes.words_of(left[0])[1:-1]]
             prefer(options.nice, left[0], right[0])
             for clients in map(int, options.clients.split(",")):
                 found = measure(left, right, clients, options.pairs)

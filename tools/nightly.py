@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "campaigns")]
 
-import campaign  # noqa: E402  # it knows how a report names code, versions and machine
+import campaign  # noqa: E402  # it knows how a report names code and versions
+import processor  # noqa: E402
 import tiers  # noqa: E402
 
 REPORT = ROOT / "docs" / "evidence" / "nightly.json"
@@ -49,15 +50,21 @@ def main() -> int:
             print(f"{name}: ended before for this commit", flush=True)
             continue
         found = _run(name, records)
-        if found is None:
-            return 2
         if record.exists():
             earlier = json.loads(record.read_text(encoding="utf-8"))
             found["failed_before"] = earlier["failed_before"] + earlier["failures"]
         record.write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
     report = _report(code, records)
     asked.report.write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({key: report[key] for key in ("whole", "passed", "minutes", "counts", "failures")}, indent=1))
+    print(
+        json.dumps(
+            {
+                key: report[key]
+                for key in ("whole", "passed", "minutes", "counts", "failures", "failed_before", "skips")
+            },
+            indent=1,
+        )
+    )
     return 0 if report["passed"] else 1
 
 
@@ -71,12 +78,19 @@ def all_folders() -> list[str]:
 def _key(code: dict[str, Any]) -> str:
     if code["clean"]:
         return str(code["commit"])
-    changed = subprocess.run(["git", "diff", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
-    return f"{code['commit']}-{hashlib.sha256(changed).hexdigest()[:12]}"
+    changed = hashlib.sha256(_git("diff", "HEAD"))
+    for name in sorted(_git("ls-files", "-z", "--others", "--exclude-standard").decode().split("\0")):
+        changed.update(name.encode())
+        changed.update((ROOT / name).read_bytes() if name else b"")
+    return f"{code['commit']}-{changed.hexdigest()[:12]}"
 
 
-def _run(name: str, records: Path) -> dict[str, Any] | None:
-    """One folder's tests; None if pytest did not get through them."""
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True).stdout
+
+
+def _run(name: str, records: Path) -> dict[str, Any]:
+    """One folder's tests. That pytest did not get through them is a failure, too."""
     outcome = records / f"{name.replace('/', '-')}.xml"
     words = [sys.executable, "-m", "pytest", "-q", "-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
     words += ["--timeout", LONGEST_TEST_SECONDS, f"--junitxml={outcome}", f"tests/{name}"]
@@ -85,9 +99,19 @@ def _run(name: str, records: Path) -> dict[str, Any] | None:
     print(f"{name}: {' '.join(words[1:])}", flush=True)
     began = time.monotonic()
     code = subprocess.run(words, cwd=ROOT, env=settings, check=False).returncode
+    minutes = {"minutes": round((time.monotonic() - began) / 60, 2), "failed_before": []}
     if code not in ENDED:
-        return None
-    return {"minutes": round((time.monotonic() - began) / 60, 2), "failed_before": [], **read(outcome)}
+        broken = [{"test": f"tests/{name}", "what": f"pytest ended with {code}"}]
+        return {
+            **minutes,
+            "passed": 0,
+            "failed": 1,
+            "skipped": 0,
+            "processor_minutes": 0,
+            "failures": broken,
+            "skips": [],
+        }
+    return {**minutes, **read(outcome)}
 
 
 def read(outcome: Path) -> dict[str, Any]:
@@ -116,34 +140,24 @@ def _report(code: dict[str, Any], records: Path) -> dict[str, Any]:
     found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in done.items() if path.exists()}
     counts = {word: sum(one[word] for one in found.values()) for word in ("passed", "failed", "skipped")}
     listed = ("minutes", "processor_minutes", "passed", "failed", "skipped")
+    before = [one for of in found.values() for one in of["failed_before"]]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": "just nightly",
         "code": code,
-        "machine": {"cores": os.cpu_count(), "processor": processor(), "system": platform.platform(terse=True)},
+        "machine": {"cores": os.cpu_count(), **processor.facts(), "system": platform.platform(terse=True)},
         "versions": campaign.versions(),
         "whole": set(found) == set(names),
-        "passed": set(found) == set(names) and not counts["failed"],
+        "passed": set(found) == set(names) and not counts["failed"] and not before,
         "minutes": round(sum(one["minutes"] for one in found.values()), 1),
         "counts": counts,
         "folders": {
             name: {"tier": tiers.tier(f"{name}/"), **{k: one[k] for k in listed}} for name, one in found.items()
         },
         "failures": [one for of in found.values() for one in of["failures"]],
-        "failed_before": [one for of in found.values() for one in of["failed_before"]],
+        "failed_before": before,
         "skips": [one for of in found.values() for one in of["skips"]],
     }
-
-
-def processor() -> str:
-    """Its name, and the instructions that decide about bits of bf16 (docs/concepts/exactness.md)."""
-    about = Path("/proc/cpuinfo")
-    if not about.exists():
-        return platform.processor()
-    text = about.read_text(encoding="utf-8")
-    name = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "")
-    flags = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
-    return ", ".join([name, *sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_bf16"})])
 
 
 if __name__ == "__main__":

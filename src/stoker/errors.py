@@ -47,6 +47,11 @@ class StokerError(Exception):
         """What to do about it, in the user's language."""
         return env.masked(messages.text(f"{self.code}.hint", **self.fields))
 
+    @property
+    def errors(self) -> list[StokerError]:
+        """All problems that were found: this one."""
+        return [self]
+
     def __str__(self) -> str:
         place = f"{env.masked(self.where)}: " if self.where else ""
         return f"{place}{self.what} [{self.code}]; {self.hint}"
@@ -71,18 +76,22 @@ class StokerError(Exception):
         return error
 
 
-class StokerErrors(Exception):
-    """Several problems found in one go: all of a run file's, all bad rows of a data file."""
-
-    errors: list[StokerError]
+class StokerErrors(StokerError):
+    """Several problems found at once: all of a run file's, all bad rows of a data file. By itself it is the first."""
 
     def __init__(self, errors: Iterable[StokerError]) -> None:
-        self.errors = list(errors)
-        super().__init__(*self.errors)
+        self._errors = list(errors)
+        first = self._errors[0]
+        super().__init__(first.code, first.where, **first.fields)
+
+    @property
+    def errors(self) -> list[StokerError]:
+        """All of them."""
+        return self._errors
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)
 
     def as_dict(self) -> dict[str, Any]:
-        """Each of them, as `StokerError.as_dict` has it."""
-        return {"errors": [error.as_dict() for error in self.errors]}
+        """The first one, and each of them under `errors`."""
+        return {**super().as_dict(), "errors": [error.as_dict() for error in self.errors]}

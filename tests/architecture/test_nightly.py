@@ -1,6 +1,7 @@
 """`just nightly`: folder by folder, not again what ended, and a report that hides nothing."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ class Night:
         monkeypatch.setattr(nightly, "_run", self._run)
         monkeypatch.setattr(nightly.campaign, "code", lambda: {"commit": "abc", "clean": True, "sha256": ""})
 
-    def _run(self, name: str, records: Path) -> dict[str, Any] | None:
+    def _run(self, name: str, records: Path) -> dict[str, Any]:
         self.ran.append(name)
         if name in self.broken:
-            return None
+            raise KeyboardInterrupt
         failures = [{"test": f"tests/{name}/test_a.py::test_a", "what": "no"}] if name in self.fails else []
         counts = {"passed": 2, "failed": len(failures), "skipped": 0, "processor_minutes": 1.0}
         return {"minutes": 1.5, "failed_before": [], "failures": failures, "skips": [], **counts}
@@ -66,7 +67,8 @@ def test_outcomes_are_counted_and_every_failure_is_named(tmp_path: Path) -> None
 
 def test_a_night_that_was_cut_short_goes_on(night: Night) -> None:
     night.broken = {"engine"}
-    assert night() == (2, {})
+    with pytest.raises(KeyboardInterrupt):
+        night()
     night.broken = set()
     code, report = night()
     assert code == 0
@@ -82,7 +84,7 @@ def test_a_failure_stays_in_the_report_when_its_folder_is_run_again(night: Night
     assert (code, report["passed"], len(report["failures"])) == (1, False, 1)
     night.fails = set()
     code, report = night("--again", "engine")
-    assert code == 0
+    assert (code, report["passed"]) == (1, False)  # nothing is run until it passes
     assert night.ran == [*FOLDERS, "engine"]
     assert report["failures"] == []
     assert [one["test"] for one in report["failed_before"]] == ["tests/engine/test_a.py::test_a"]
@@ -91,3 +93,11 @@ def test_a_failure_stays_in_the_report_when_its_folder_is_run_again(night: Night
 def test_some_folders_are_not_a_whole_night(night: Night) -> None:
     code, report = night("unit")
     assert (code, report["whole"], report["passed"]) == (1, False, False)
+
+
+def test_a_folder_that_pytest_does_not_get_through_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 2))
+    found = nightly._run("engine", tmp_path)
+    assert (found["failed"], found["failures"][0]["what"]) == (1, "pytest ended with 2")

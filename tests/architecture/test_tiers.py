@@ -38,7 +38,9 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_every_folder_has_its_row_and_the_row_its_tier() -> None:
-    rows = dict(ROW.findall((tiers.TESTS / "README.md").read_text(encoding="utf-8")))
+    found = ROW.findall((tiers.TESTS / "README.md").read_text(encoding="utf-8"))
+    rows = dict(found)
+    assert len(rows) == len(found)
     assert rows == {name: tiers.tier(f"{name}/") for name in folders()}
 
 

@@ -302,7 +302,7 @@ def test_what_was_found_is_said_in_lines() -> None:
         "a.jsonl: 6 of 8 choices correct (75.0%), by log-probability per byte; all answers: evals/a.json",
         "",
         "prompt:  p",
-        "wanted:  w",
+        "target:  w",
         "after:   a",
         "arc  acc,none  0.2500",
     ]

@@ -394,7 +394,7 @@ def test_the_command_says_what_was_found_and_shows_rows(case: Case) -> None:
     case.make()
     first = command(case, "prepare", "run.yaml", "--show", "1")
     assert first.returncode == 0, first.stderr
-    assert "train.jsonl: prompt_completion (it has `prompt`, `completion`); rows: 4, bad: 0, files: 1" in first.stdout
+    assert "train.jsonl: prompt_completion (has `prompt`, `completion`); rows: 4, bad: 0, files: 1" in first.stdout
     assert "{+Seven.<|im_end|>+}" in first.stdout
     again = command(case, "prepare", "run.yaml", "--json")
     assert json.loads(again.stdout) == prepared.read_report(RunDir(case.folder / "runs/run").data).model_dump()  # type: ignore[union-attr]  # it is there

@@ -74,11 +74,9 @@ class RunFile:
         try:
             yield
         except StokerError as error:
-            self._locate(error)
-            raise
-        except StokerErrors as several:
-            for one in several.errors:
+            for one in error.errors:
                 self._locate(one)
+            error.where = error.errors[0].where
             raise
 
     def _locate(self, error: StokerError) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
+from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
@@ -22,9 +22,7 @@ def run(main: Callable[[Path], int]) -> int:
     try:
         return _let_go(main(path))
     except StokerError as error:
-        problems = [error]
-    except StokerErrors as several:
-        problems = several.errors
+        problems = error.errors
     except Exception:  # noqa: BLE001  # the outermost handler: every unexpected error is logged with its traceback
         traceback.print_exc()
         return EXIT_SURPRISE

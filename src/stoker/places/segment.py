@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from stoker import env
 from stoker.config import load
 from stoker.config.run import Run
-from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.rundir import checkpoints, events, files, pulled
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
@@ -140,11 +140,10 @@ def main(text: str) -> int:
 
 
 def _told(problem: Exception) -> dict[str, Any]:
-    first = problem.errors[0] if isinstance(problem, StokerErrors) else problem
-    if not isinstance(first, StokerError):
-        traceback.print_exception(first)
-        first = StokerError("STK900", reason=f"{type(first).__name__}: {first}")
-    return first.to_json()
+    if not isinstance(problem, StokerError):
+        traceback.print_exception(problem)
+        problem = StokerError("STK900", reason=f"{type(problem).__name__}: {problem}")
+    return problem.to_json()
 
 
 # ---- the output of an earlier segment

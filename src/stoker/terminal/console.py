@@ -15,7 +15,7 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 from stoker import env, messages
-from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError, StokerErrors
+from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
 from stoker.terminal import usage
 
 if TYPE_CHECKING:
@@ -132,10 +132,7 @@ def guarded(command: Callable[[], None]) -> int:
     try:
         command()
     except StokerError as error:
-        show_error(error)
-        return EXIT_USER
-    except StokerErrors as several:
-        for index, problem in enumerate(several.errors):
+        for index, problem in enumerate(error.errors):
             if index:
                 stderr.print()
             show_error(problem)

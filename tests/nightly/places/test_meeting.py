@@ -48,18 +48,19 @@ def run(work):
 HEAD = (
     _CAUGHT
     + """
-from stoker.launch import muster
+from stoker.cluster import assemble
 from stoker.rundir.layout import RunDir
 run_dir = RunDir(Path(sys.argv[1]))
-run(lambda tell: muster.gathered(run_dir, run_dir.run(), tell, float(sys.argv[2])))
+run(lambda tell: assemble.gathered(run_dir, run_dir.run(), tell, float(sys.argv[2])))
 """
 )
 NODE = (
     _CAUGHT
     + """
-from stoker.launch import head, node
-head._GREETING_SECONDS, node._PATIENCE_SECONDS = 3.0, float(sys.argv[2])
-run(lambda tell: node.serve(Path(sys.argv[1])))
+from stoker.cluster import node_daemon
+from stoker.supervise import wire
+wire._GREETING_SECONDS, node_daemon._PATIENCE_SECONDS = 3.0, float(sys.argv[2])
+run(lambda tell: node_daemon.serve(Path(sys.argv[1])))
 """
 )
 FOLDER = "root/met"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import sky_command as command
+from stoker.cli import remote
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.launch import programs, tools
@@ -47,7 +47,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             path = folder / f"{name}.yaml"
             path.write_text(RUN, encoding="utf-8")
             run_file = load.load(str(path), overrides)
-            command.emit(run_file, str(path), overrides)
+            remote.train(run_file, str(path), [*overrides, "where.place=sky"], "sky", detach=False, yes=True)
             files.append(str(folder / "runs" / name / sky.FILE))
             commands.append(sky.command(run_file.run, Path(files[-1])))
     asked = {"files": files, "commands": commands}
