@@ -94,6 +94,10 @@ launch *args:
 campaign name *args:
     python tests/campaigns/campaign.py "$@"
 
+# The plan of every recipe on every card as digests: a change of structure must not change one (FILE [EARLIER]).
+plan-snapshot *args:
+    python benchmarks/plan_snapshot.py "$@"
+
 # What ranks cost each other, saves by size, the planner for 8-64 GPUs (docs/evidence/scale.json, docs/concepts/scale.*).
 scale *args:
     python benchmarks/scale.py "$@"

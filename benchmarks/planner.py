@@ -74,7 +74,7 @@ class Compared:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """As `plan.ranges` groups runs: pretraining is full training of all weights.
+        """As `estimate.ranges` groups runs: pretraining is full training of all weights.
 
         What a cache holds where lengths vary is no need, and no plan states it: such rows are groups of their own.
         """

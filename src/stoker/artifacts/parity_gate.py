@@ -48,7 +48,7 @@ def compare(
 
     Args:
         run_dir: The run.
-        name: A name of `plan.parity.KINDS`.
+        name: A name of `plan.parity_verdict.KINDS`.
         endpoint: Where it is served; without one its folder is loaded.
         on_event: Receives `parity` events: part, done, of.
         python: Of the environment whose transformers loads the folder; by default ours.

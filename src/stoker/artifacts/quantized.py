@@ -21,9 +21,6 @@ from stoker.rundir import artifacts, files
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
-KINDS = ("int8", "gguf-q8_0", "gguf-q4_k_m", "gptq", "fp8")
-"""Artifacts by name."""
-
 _WORK = "quantize"
 _ROOM = {"gguf-q4_k_m": 2.0}
 """Disk space needed as a multiple of the source's weights, if not 1: GGUF is written unquantised first."""

@@ -34,4 +34,4 @@ def _shown() -> Iterator[str]:
     for name in BUILT_IN:
         yield f"`{name}`"
     for plugin in plugins.offered(plugins.PLACES).values():
-        yield f"`{plugin.name}` ({plugin.package} {plugin.version})"
+        yield plugin.choice

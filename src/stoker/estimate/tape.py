@@ -239,12 +239,6 @@ class Tape:
         edge = self._note(wanted, (), ())
         return Tensor(self, num_bytes, size, edge)
 
-    def cast(self, value: Value, size: int) -> Value:
-        """A cast to another precision; a no-op if it has it already."""
-        if value.size == size:
-            return value
-        return self.op(value.bytes // value.size * size, size, (value,))
-
     def _note(self, wanted: list[tuple[int, int]], saved: tuple[object, ...], scratch: tuple[int, ...]) -> int | None:
         """Record an operation for the backward pass, before its result is allocated, like saving in torch."""
         if not wanted:

@@ -25,7 +25,6 @@ from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
 
 BASE = "https://api.autodl.com"
-PLATFORM = "autodl"
 CURRENCY = "CNY"
 CLOUD = "AutoDL API"
 """Source of an offer."""

@@ -70,11 +70,13 @@ def _load(plugin: Plugin, run: Run | None) -> Place:
     kind = plugin.load()
     if not (isinstance(kind, type) and issubclass(kind, Place)):
         raise plugin.broken(f"{plugin.entry_point.value} is not a subclass of {Place.__module__}.Place")
+    kind.name, kind.package = plugin.name, plugin.source
     try:
         place = kind(run)
-    except (TypeError, AttributeError) as error:  # abstract methods that are missing, another constructor
-        raise plugin.broken(str(error)) from error
-    place.name, place.package = plugin.name, f"{plugin.package} {plugin.version}"
+    except StokerError:
+        raise
+    except Exception as error:  # methods that are missing, another constructor, or a mistake of theirs
+        raise plugin.broken(f"{type(error).__name__}: {error}") from error
     if place.known_options is not None:
         for option in place.options:
             if option not in place.known_options:
