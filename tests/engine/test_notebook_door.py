@@ -8,8 +8,6 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/python.md"
 CELL = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 NO_TORCH = """

@@ -15,14 +15,12 @@ import torch
 
 from stoker.config import load
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
 TRACING = "engine/tracing/private_names.py"
 DOCUMENTED = {"_exit", "_replace"}
 """Names of the standard library that are public in spite of their underscore: `os._exit`, `namedtuple._replace`."""
-ELSEWHERE = {"_call_s3"}
-"""Of packages that this environment need not have."""
 
 
 def parameters(function: Any) -> list[str]:
@@ -190,7 +188,7 @@ def test_the_private_name_is_what_we_take_it_for(name: str) -> None:
 
 
 def test_every_private_name_in_use_has_a_contract() -> None:
-    used = {name: places for name, places in _used().items() if name not in DOCUMENTED | ELSEWHERE}
+    used = {name: places for name, places in _used().items() if name not in DOCUMENTED}
     assert used.keys() - CONTRACTS.keys() == set(), {name: used[name] for name in used.keys() - CONTRACTS.keys()}
     assert CONTRACTS.keys() - used.keys() == set(), "not in use any more"
 

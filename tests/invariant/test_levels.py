@@ -12,8 +12,6 @@ from pathlib import Path
 import processor
 import pytest
 
-pytestmark = [pytest.mark.invariant, pytest.mark.engine, pytest.mark.slow]
-
 LEVELS = processor.levels()
 PROGRAM = Path(__file__).parent / "two_strategies.py"
 
