@@ -201,6 +201,8 @@ class Job:
 
     def __init__(self, folder: Path, words: str = "") -> None:
         self.folder, self.run = folder, folder / "base" / "runs" / "night"
+        self.awaited = ["working"]
+        """Files that are there before it is told anything."""
         (self.run / "slurm").mkdir(parents=True)
         (folder / "base" / "inputs" / "night").mkdir(parents=True)
         self._program(folder / "base" / "env" / "bin" / "python", TRAINER)
@@ -228,7 +230,7 @@ class Job:
         )
         if number is not None:
             until = time.monotonic() + 20
-            while not (self.run / "working").exists() and time.monotonic() < until:
+            while not all((self.run / name).exists() for name in self.awaited) and time.monotonic() < until:
                 time.sleep(0.02)
             # As Slurm does: the notice goes to the script, a cancellation to every process of the job.
             (os.kill if number == signal.SIGUSR1 else os.killpg)(process.pid, number)
@@ -378,6 +380,7 @@ def test_who_takes_part_outlives_the_signal_of_a_cancellation(job_of_two: Job) -
     lives = 'kill -0 "$(cut -d " " -f 1 join-er)" && touch lived'
     slow = TRAINER.replace("rm -f stop\n", f"rm -f stop; {there}; sleep 1; {lives}\n")
     job_of_two._program(job_of_two.folder / "base" / "env" / "bin" / "python", slow)
+    job_of_two.awaited.append("join-er")
     assert job_of_two(signal.SIGTERM, CANCELLED="1") == 75
     os.kill(int(job_of_two.who("join")[0]), signal.SIGKILL)
     assert (job_of_two.run / "lived").exists()
