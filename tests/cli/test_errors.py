@@ -2,17 +2,14 @@
 its cause and what to do, in both languages, with exit code 1 and without a traceback.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from errors.data_files import DATA_CASES, ROW_CASES
 from errors.expected import Expected, err
 from errors.run_files import BOTH, DATA, MODEL, RUN_FILES
-from errors.terminal import Terminal, in_words
+from errors.terminal import Terminal, in_words, stoker
 
 from stoker.facts import cards
 from stoker.facts.machine import Machine
@@ -265,20 +262,6 @@ def test_a_place_without_a_host_is_refused(terminal: Terminal) -> None:
 
 
 # ---- real processes
-
-
-def stoker(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "STOKER_LANG": "en", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1", **settings}
-    program = "from stoker.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
 
 
 def test_a_process_ends_with_1_and_says_it_on_stderr(tmp_path: Path) -> None:

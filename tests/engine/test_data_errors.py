@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from errors.data_files import DATA_CASES, GOOD, ROW_CASES
 from errors.expected import err
-from errors.terminal import Terminal, in_words
+from errors.terminal import Terminal, in_words, stoker
 
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
@@ -106,20 +104,6 @@ def test_a_report_that_cannot_be_read_is_named(preparing: Terminal) -> None:
     report = preparing.folder / "runs/run/data/report.json"
     report.write_text("{")
     preparing.refuses([err("STK311", str(report), "stoker prepare")], "prepare", "run.yaml")
-
-
-def stoker(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "STOKER_LANG": "en", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1", **settings}
-    program = "from stoker.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
 
 
 def test_bad_data_found_by_the_preparing_process_is_told_once_however_often_one_tries(tmp_path: Path) -> None:

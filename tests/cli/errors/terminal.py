@@ -1,7 +1,9 @@
 """The command line in this process, and what every error it shows must have."""
 
 import dataclasses
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,3 +88,18 @@ class Terminal:
         for one in said:
             assert not PYTHONISH.search(one.what + one.hint), one
         return said
+
+
+def stoker(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    environment = {**os.environ, "STOKER_LANG": "en", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1", **settings}
+    program = "from stoker.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
