@@ -3,6 +3,7 @@
 Imports are inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
 """
 
+import functools
 import sys
 from typing import Annotated
 
@@ -428,6 +429,11 @@ def main() -> None:
 
 
 def _run() -> None:
-    code = app(standalone_mode=False)
+    code = _group()(standalone_mode=False)
     if isinstance(code, int) and code:
         sys.exit(code)
+
+
+@functools.cache
+def _group() -> typer.core.TyperGroup:
+    return typer.main.get_group(app)

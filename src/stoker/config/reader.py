@@ -83,31 +83,44 @@ def read_text(path: Path) -> str:
 def parse(text: str, name: str) -> Document:
     """Parse YAML text; every structural problem is raised at once."""
     try:
-        problems = _unread(text, name)
-        root = yaml.compose(text, Loader=yaml.SafeLoader) if not problems else None
+        loader = _Loader(text, name)
+        root = loader.get_single_node()
     except yaml.YAMLError as error:
         line, problem = syntax.explain(error, text)
         raise StokerError("STK102", f"{name}:{line}", problem=problem) from error
+    problems = loader.problems
     document = Document(name, {})
-    values = _convert(root, (), document, problems) if root else {}
+    values = _convert(root, (), document, problems) if root and not problems else {}
     if problems:
         raise StokerErrors(problems)
     return Document(name, values, document.lines)
 
 
-def _unread(text: str, name: str) -> list[StokerError]:
-    """Anchors, aliases and tags anywhere in the file; endless nesting is refused."""
-    problems, depth = [], 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        where = f"{name}:{event.start_mark.line + 1}"
-        starts = isinstance(event, yaml.CollectionStartEvent)
-        depth += starts - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
+class _Loader(yaml.SafeLoader):
+    """Notes anchors, aliases and tags anywhere in the file; refuses endless nesting."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.problems: list[StokerError] = []
+        self._name = name
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
+        where = f"{self._name}:{event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent):
+            self.problems.append(StokerError("STK114", where))
+            self.get_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
+            return yaml.ScalarNode("", "")
+        if event.anchor or event.tag:
+            self.problems.append(StokerError("STK114", where))
+        event.anchor = None  # noted above; PyYAML would stop at the second of one name
+        self._depth += isinstance(event, yaml.CollectionStartEvent)
+        if self._depth > _DEEPEST:
             raise StokerError("STK102", where, problem=messages.text("yaml.deep"))
-        tagged = (starts or isinstance(event, yaml.ScalarEvent)) and event.tag
-        if tagged or (isinstance(event, yaml.NodeEvent) and event.anchor):
-            problems.append(StokerError("STK114", where))
-    return problems
+        node = super().compose_node(parent, index)
+        self._depth -= isinstance(event, yaml.CollectionStartEvent)
+        return node
 
 
 def scalar(text: str) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.config import native
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _TOOL = _ROOT / "tools" / "known_options.py"
 _FILE = _ROOT / "src" / "stoker" / "config" / "known_options.json"
 
