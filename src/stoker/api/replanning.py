@@ -12,8 +12,8 @@ from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
 
-def replan(run_dir: RunDir, step: int, together: set[str] | None) -> str:
-    """Write a plan that needs less memory, or one for these machines, and an event about it; returns what changed."""
+def replan(run_dir: RunDir, step: int, together: set[str] | None) -> tuple[str, str]:
+    """Write a plan that needs less memory, or one for these machines, and an event about it; says what changed."""
     with closing(EventLog(run_dir.events_file)) as events:
         try:
             before, after = _less_memory(run_dir, step) if together is None else _regroup(run_dir, together)
@@ -21,7 +21,7 @@ def replan(run_dir: RunDir, step: int, together: set[str] | None) -> str:
             events.error(error, "supervisor")
             raise
         events.write("replan", step=step, before=_cut(before), after=_cut(after))
-    return changes(_cut(before), _cut(after))
+    return said(_cut(before), _cut(after))
 
 
 def _less_memory(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
@@ -72,6 +72,7 @@ def _cut(plan: Plan) -> dict[str, object]:
     }
 
 
-def changes(before: dict[str, object], after: dict[str, object]) -> str:
-    """`micro 8 -> 4, accumulation 1 -> 2`."""
-    return ", ".join(f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after[key])
+def said(before: dict[str, object], after: dict[str, object]) -> tuple[str, str]:
+    """The sentence that says why the plan changed, and how: `micro 8 -> 4, accumulation 1 -> 2`."""
+    key = "train.replanned" if before["devices"] == after["devices"] else "train.regrouped"
+    return key, ", ".join(f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after[key])

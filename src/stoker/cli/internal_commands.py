@@ -13,8 +13,8 @@ from stoker.terminal import console
 
 def replan(name: str, step: int, nodes: str | None) -> None:
     """Plan a run anew that ran out of memory at a step, or for the machines that train now."""
-    changes = replanning.replan(layout.find(name), step, set(nodes.split(",")) if nodes is not None else None)
-    console.talk("train.replanned", changes=changes)
+    key, changes = replanning.replan(layout.find(name), step, set(nodes.split(",")) if nodes is not None else None)
+    console.talk(key, changes=changes)
 
 
 def settle(name: str, warning: str | None) -> None:

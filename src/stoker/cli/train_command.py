@@ -4,8 +4,7 @@ import sys
 from typing import Any
 
 from stoker import messages
-from stoker.api import start
-from stoker.api.replanning import changes
+from stoker.api import replanning, start
 from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.api.start import Listener, Started
 from stoker.cli import remote
@@ -83,7 +82,8 @@ def _tell_interventions(progress: RunProgress) -> None:
             else:
                 console.talk("train.restarted_now", **said)
         elif event["event"] == "replan":
-            console.talk("train.replanned", changes=changes(event["before"], event["after"]))
+            key, changed = replanning.said(event["before"], event["after"])
+            console.talk(key, changes=changed)
         elif event["event"] == "passed_over":
             console.talk("train.passed_over", step=event["step"])
         elif event["event"] == "lost":

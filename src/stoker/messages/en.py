@@ -782,6 +782,7 @@ ENGLISH: dict[str, str] = {
     "train.tier_changed": "Changed since then: {changed}",
     "train.rejected": "Checkpoint {path} skipped: {reason}",
     "train.adopted": "Training is running in process {pid}, but its supervisor is gone; starting a new one",
+    "train.regrouped": "Other machines take part now: replanned with the same batch: {changes}",
     "train.replanned": "Out of memory: replanned with the same batch: {changes}",
     "train.restarted": "Training ended at step {step} ({reason}); restarting in {wait} s",
     "train.restarted_now": "Training ended at step {step} ({reason}); restarting now",

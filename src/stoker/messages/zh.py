@@ -782,6 +782,7 @@ CHINESE: dict[str, str] = {
     "train.tier_changed": "自那以后的变化：{changed}",
     "train.rejected": "跳过检查点 {path}：{reason}",
     "train.adopted": "训练仍在进程 {pid} 中进行，但守护进程已不在；正在重新启动一个",
+    "train.regrouped": "参与训练的机器有变化：有效批次不变，已重新制定计划：{changes}",
     "train.replanned": "显存或内存不足：保持有效批次不变，重新制定计划：{changes}",
     "train.restarted": "训练在第 {step} 步结束（{reason}），{wait} 秒后重新启动",
     "train.restarted_now": "训练在第 {step} 步结束（{reason}），现在重新启动",
