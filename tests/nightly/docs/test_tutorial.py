@@ -11,7 +11,7 @@ EXPECTED = {
     "several-devices": {"stoker watch moved --once": r"resume +EXACT"},
     "store": {
         "stoker runs --store copies": r"^stored +(10, )?20 +✓",
-        "stoker verify stored": r"^store +20 .* whole",
+        "stoker verify stored": r"^store +20 .* intact",
         "stoker verify stored --json": r'"folder": "artifacts/final"',
     },
     "after-training": {
