@@ -31,7 +31,7 @@ PLAN = Serving(
 
 @pytest.fixture
 def calls(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    make_run(runs, "night")
+    (make_run(runs, "night") / "artifacts" / "final").mkdir(parents=True)
     monkeypatch.delenv("STOKER_API_TOKEN", raising=False)
     made: list[Any] = []
 

@@ -89,6 +89,8 @@ class RunHandle:
     @property
     def plan(self) -> PlanPage:
         """The plan it is trained by."""
+        if not self._run_dir.plan_file.exists():
+            raise StokerError("STK515", name=self.name)
         return PlanPage.of(files.read_record(self._run_dir.plan_file, Plan))
 
     @property

@@ -19,7 +19,7 @@ def load(run: RunSource, overrides: Mapping[str, Any] | None = None) -> RunFile:
         run: Path of a YAML file, a recipe's name, or what `load` returned.
         overrides: Values by key, such as `{"train.epochs": 1}`: what `--set` takes on the command line.
     """
-    words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in (overrides or {}).items()]
+    words = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in (overrides or {}).items()]
     if not isinstance(run, RunFile):
         return reading.load(str(run), words)
     if not words:

@@ -40,6 +40,7 @@ class RunProgress:
     losses: list[float] = field(default_factory=list)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     read_bytes: int = 0
+    _failed_program: str = ""
     price: Price | None = None
     """What the machine costs; None where no price is known."""
 
@@ -78,10 +79,18 @@ class RunProgress:
                 self.losses.append(event["loss"])
         elif kind in _KEPT:
             setattr(self, _KEPT[kind], event)
-        elif kind == "error" and event["program"] in ("train", "prepare", "supervisor"):
-            # Where one rank fails, others fail at its absence: that must not hide the reason.
-            by_absence = self.error and event["error"]["code"] in ("STK402", "STK423")
-            self.error = self.error if by_absence else event["error"]
+        elif kind in ("prepare", "error"):
+            self._take_error(event)
+
+    def _take_error(self, event: dict[str, Any]) -> None:
+        if event["event"] == "prepare":
+            if self._failed_program == "prepare":
+                self.error = {}  # it was tried again
+        elif event["program"] in ("train", "prepare", "supervisor"):
+            # Where one rank fails, others fail at its absence; of many bad rows the first is the reason.
+            follows = self.error and event["error"]["code"] in ("STK402", "STK423", "STK313", self.error["code"])
+            if not follows:
+                self.error, self._failed_program = event["error"], event["program"]
 
     @property
     def problem(self) -> StokerError:

@@ -276,15 +276,22 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         conflict(("save", "best"), "STK135")
     if run.save.best and run.train.eval_every == "never":
         conflict(("train", "eval_every"), "STK135")
-    several = run.where.hosts or []
-    if run.where.place == "ssh" and not run.where.host and not several:
-        conflict(("where", "host"), "STK136")
-    if several and (run.where.host or len(several) < 2 or len(set(several)) < len(several)):
-        conflict(("where", "hosts"), "STK140")
     for block, methods in (("lora", ("lora", "qlora")), ("quantization", ("qlora",))):
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = ", ".join(f"`{one}`" for one in methods)
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
+    return found + _host_conflicts(run, document)
+
+
+def _host_conflicts(run: Run, document: Document) -> list[StokerError]:
+    found, host, several = [], run.where.host, run.where.hosts or []
+    if run.where.place == "local" and (host or several):
+        where = document.where(("where", "hosts" if several else "host"))
+        found.append(StokerError("STK141", where, host=host or several[0]))
+    if run.where.place == "ssh" and not host and not several:
+        found.append(StokerError("STK136", document.where(("where", "host"))))
+    if several and (host or len(several) < 2 or len(set(several)) < len(several)):
+        found.append(StokerError("STK140", document.where(("where", "hosts"))))
     return found
 
 

@@ -110,15 +110,15 @@ class Shape(_Section):
     """The architecture family, by its name in transformers."""
     layers: Annotated[int, Field(ge=1, le=1000), NotTruth]
     """Number of transformer blocks."""
-    width: Annotated[int, Field(ge=8), NotTruth]
+    width: Annotated[int, Field(ge=8, le=1_000_000), NotTruth]
     """Hidden size."""
-    heads: Annotated[int, Field(ge=1), NotTruth]
+    heads: Annotated[int, Field(ge=1, le=100_000), NotTruth]
     """Attention heads. `width / heads` is the head size; all kernels support 64 and 128."""
     kv_heads: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Key/value heads; fewer than `heads` is grouped-query attention. Default: `heads`."""
-    ffn: Annotated[int, Field(ge=8), NotTruth] | None = None
+    ffn: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] | None = None
     """Hidden size of the feed-forward block. Default: 8/3 of the width, rounded up to a multiple of 64."""
-    vocab: Annotated[int, Field(ge=257), NotTruth] | None = None
+    vocab: Annotated[int, Field(ge=257, le=10_000_000), NotTruth] | None = None
     """Vocabulary size. Default: that of the tokenizer."""
     tied: bool = True
     """Tie the embedding and the output layer."""
@@ -168,9 +168,9 @@ class Data(_Section):
     """Row format. `auto` detects it from the keys and reports what it found."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What to do with an invalid row: stop and report it, or skip and count it."""
-    rows: Annotated[int, Field(ge=1), NotTruth] | None = None
+    rows: Annotated[int, Field(ge=1, le=10**12), NotTruth] | None = None
     """Declared number of rows, for planning before the data is available."""
-    tokens: Annotated[int, Field(ge=1), NotTruth] | None = None
+    tokens: Annotated[int, Field(ge=1, le=10**15), NotTruth] | None = None
     """Declared number of tokens, for planning before the data is available."""
 
 
@@ -217,18 +217,18 @@ class Train(_Section):
 
     objective: Literal["pretrain", "sft"] = "sft"
     """`pretrain` trains on every token, `sft` on the assistant's tokens."""
-    epochs: Annotated[int, Field(ge=1), NotTruth] = 1
+    epochs: Annotated[int, Field(ge=1, le=1_000_000), NotTruth] = 1
     """Passes over the data. An epoch has ceil(sequences / batch) steps; the last step may be smaller."""
-    steps: Annotated[int, Field(ge=1), NotTruth] | None = None
+    steps: Annotated[int, Field(ge=1, le=10**9), NotTruth] | None = None
     """Stop after this many optimizer steps instead of after `epochs`."""
-    batch: Annotated[int, Field(ge=1), NotTruth] = 16
+    batch: Annotated[int, Field(ge=1, le=10_000_000), NotTruth] = 16
     """Sequences per optimizer step over all devices. Never changed by Stoker."""
     learning_rate: Annotated[float, Field(gt=0, lt=10), NotTruth] = 2e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt"] = "cosine"
     """Learning rate schedule after warm-up."""
     warmup: Annotated[
-        Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")] | Annotated[Percent, Tag("text")],
+        Annotated[Annotated[int, Field(ge=0, le=10**9), NotTruth], Tag("number")] | Annotated[Percent, Tag("text")],
         Discriminator(_number_kind),
     ] = "3%"
     """Warm-up steps: a number, or a share of all steps (`3%`)."""
@@ -282,7 +282,7 @@ class Where(_Section):
     """Name of a host added with `stoker hosts add`."""
     hosts: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
     """Names of several hosts that train together. The first one holds the run directory and leads."""
-    nodes: Annotated[int, Field(ge=1), NotTruth] = 1
+    nodes: Annotated[int, Field(ge=1, le=100_000), NotTruth] = 1
     """On a queue, how many machines one job uses."""
     elastic: bool = False
     """Whether a run on several machines continues with the remaining ones when one is lost."""

@@ -15,6 +15,8 @@ MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3}$"
 PRICE_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3} */ *h$"
 EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
+_CURRENCIES = {"RMB": "CNY"}
+"""Other names of a currency."""
 RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
 DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
 
@@ -51,7 +53,7 @@ def share(text: str) -> float:
 
 def money(text: str) -> tuple[float, str]:
     """`50 CNY` as (50.0, "CNY")."""
-    return float(text[:-3]), text[-3:]
+    return float(text[:-3]), _CURRENCIES.get(text[-3:], text[-3:])
 
 
 def is_price(text: str) -> bool:

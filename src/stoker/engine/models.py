@@ -126,9 +126,12 @@ def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     path = inputs.model_path(run.model, folder)
     with reading.named("STK413", model=run.model):
         try:
-            return _from_files(path, options)
+            model = _from_files(path, options)
         except TypeError as error:
             raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
+    if hasattr(model, "peft_config"):  # a hub's adapter, which transformers loaded with its base
+        raise StokerError("STK142", path=run.model)
+    return model
 
 
 def dtype(name: str) -> torch.dtype:

@@ -30,7 +30,7 @@ from stoker.rundir.prepared import Report
 
 def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
     """This machine, or one with the card and count the run asks for; one entry for each that trains."""
-    if card:
+    if card is not None:
         return Machine.of_card(cards.find(card), _last(run.where.gpus), nodes=choices.nodes(run))
     together = nodes.read(run_dir.nodes_file) if run_dir else None
     return examine().model_copy(update={"nodes": len(together.present) if together else 1})

@@ -161,5 +161,7 @@ def _earlier(run: Run) -> dict[str, Path]:
 
 
 def _made(run_dir: RunDir) -> Iterator[tuple[str, Path]]:
-    for path in (run_dir.run_file, run_dir.manifest_file, *_all(run_dir.final)):
+    whole = inputs.whole_model(run_dir)
+    other = [run_dir.artifacts / "parity.json", *_all(whole)] if whole != run_dir.final else []
+    for path in (run_dir.run_file, run_dir.manifest_file, *_all(run_dir.final), *other):
         yield path.relative_to(run_dir.path).as_posix(), path

@@ -1,5 +1,6 @@
 """One function per `auto`: each returns what was decided and the reason, as a sentence key with fields."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -170,7 +171,8 @@ def _gigabytes(machine: Machine, checkpoint_bytes: int) -> dict[str, str]:
 
 def micro_candidates(run: Run, machine: Machine, share: int, earlier: int | None) -> list[int]:
     """Micro batches to try, best first: divisors of a device's share, so that the batch is split exactly."""
-    divisors = [size for size in range(share, 0, -1) if share % size == 0]
+    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
+    divisors = sorted({*small, *(share // size for size in small)}, reverse=True)
     if run.where.micro != "auto":
         if run.where.micro not in divisors:
             raise StokerError("STK207", micro=run.where.micro, share=share, choices=", ".join(map(str, divisors)))

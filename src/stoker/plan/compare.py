@@ -153,11 +153,16 @@ def faster(rows: list[Row], than: Row, run: Run, times: float = 2.0) -> Row | No
 
 
 def within(row: Row, run: Run) -> bool:
-    """Whether expected time and money stay within the budget; another currency is compared by a rough rate."""
+    """Whether expected time and money stay within the budget; another currency is compared by a rough rate.
+
+    A card without a price is not known to.
+    """
     if run.budget.time and row.seconds > values.duration_seconds(run.budget.time):
         return False
-    if not run.budget.money or row.cost is None:
+    if not run.budget.money:
         return True
+    if row.cost is None:
+        return False
     most, currency = values.money(run.budget.money)
     return row.cost.amount * prices.usd(row.cost.currency) <= most * prices.usd(currency)
 

@@ -7,14 +7,17 @@ from typing import Any
 from stoker.config import load
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
-from stoker.rundir import layout
+from stoker.rundir import artifacts, layout
 from stoker.rundir.files import content_digest
+from stoker.rundir.layout import RunDir
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 REMOTE = ("hub:", "modelscope:")
 EARLIER_RUN = "run:"
 SHIPPED = "recipe:"
 """Files that come with Stoker's recipes."""
+ADAPTER_NAME = "adapter_config.json"
+"""A folder with it holds an adapter."""
 _GLOB = set("*?[")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
@@ -45,9 +48,20 @@ def model_path(name: str, folder: Path) -> str:
         run_dir = layout.find(name.removeprefix(EARLIER_RUN))
         if not run_dir.final.is_dir():
             raise StokerError("STK502", name=run_dir.name)
-        return str(run_dir.final.resolve())
+        return str(whole_model(run_dir).resolve())
     local = folder / name
+    if (local / ADAPTER_NAME).is_file():
+        raise StokerError("STK142", path=name)
     return str(local.resolve()) if local.exists() else name
+
+
+def whole_model(run_dir: RunDir) -> Path:
+    """What a run made, as a whole model: transformers would load an adapter with its base, and lose it in training."""
+    if not (run_dir.final / ADAPTER_NAME).is_file():
+        return run_dir.final
+    if not artifacts.parity(run_dir).get("merged", {}).get("accepted"):
+        raise StokerError("STK143", name=run_dir.name)
+    return artifacts.folder(run_dir, "merged")
 
 
 def is_remote(path: str) -> bool:

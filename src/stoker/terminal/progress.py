@@ -28,7 +28,7 @@ def progress_line(progress: RunProgress) -> str:
         "speed": f"{progress.tokens_per_second:,.0f}",
         "left": duration(progress.seconds_left),
     }
-    parts = [messages.text("progress.line", **fields)]
+    parts = [messages.text("progress.line" if progress.recent else "progress.resuming", **fields)]
     if spent := progress.spent:
         parts.append(spent_text(spent))
     if progress.input_bound:

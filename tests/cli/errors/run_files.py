@@ -404,6 +404,10 @@ CONFLICTS: Table = {
         [err("STK140", "run.yaml:3: where.hosts", "host: ")],
     ),
     "a host twice": (BOTH + "where: {place: ssh, hosts: [a, b, a]}\n", [err("STK140", "run.yaml:3: where.hosts")]),
+    "a host and no place": (
+        BOTH + "where: {host: box}\n",
+        [err("STK141", "run.yaml:3: where.host", "place: ssh", "box")],
+    ),
     "ssh to nowhere": (BOTH + "where: {place: ssh}\n", [err("STK136", "run.yaml:3: where.host", "stoker hosts")]),
 }
 
