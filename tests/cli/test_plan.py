@@ -146,7 +146,7 @@ def test_the_arithmetic_of_the_explanation_holds(stoker: CommandLine) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_explanation_names_the_moment_and_the_measurements_behind_it(stoker: CommandLine, language: str) -> None:
     said = stoker("plan", RUN, "--explain", "A100-80-SXM4", "--gpus", "4", language=language).out
-    assert ("peak in " if language == "en" else "峰值在") in said
+    assert ("peak in " if language == "en" else "峰值出现在") in said
     assert len(re.findall("group: " if language == "en" else "组：", said.replace("\n", ""))) == 2
     assert "_backward" not in said
 
@@ -162,7 +162,7 @@ def test_a_page_that_does_not_fit_says_what_would(stoker: CommandLine, tmp_path:
     path = tmp_path / "full.yaml"
     path.write_text("model: Qwen/Qwen2.5-7B\ndata: {train: a, tokens: 1000000}\n", encoding="utf-8")
     page = stoker("plan", str(path), "--card", "RTX4090", language=language).out
-    heading = {"en": "What would fit:", "zh": "这样就放得下："}[language]
+    heading = {"en": "What would fit:", "zh": "以下方案放得下："}[language]
     changes = page[page.index(heading) :].splitlines()[1:]
     assert any("`tune.method: lora`" in line and "1 x RTX4090" in line for line in changes)
     assert any("tune.method" not in line for line in changes)

@@ -59,7 +59,7 @@ def test_an_error_speaks_the_language_of_the_moment(monkeypatch: pytest.MonkeyPa
     )
     assert str(error) == f"run.yaml:7: train.batch: {error.what} [STK201]; {error.hint}"
     monkeypatch.setenv("STOKER_LANG", "zh")
-    assert error.what == "有效批次 64 不能平分到 3 个设备"
+    assert error.what == "有效批次 64 不能被设备数 3 整除"
 
 
 def test_what_a_field_holds_is_not_read_as_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -369,7 +369,7 @@ ENGLISH: dict[str, str] = {
     "STK660": "the copies of `{name}` in the store were trained on other data (digest {there}, here {here})",
     "STK660.hint": "use the same data files, or give this run another `name`",
     "STK661": "`{name}` has no store",
-    "STK661.hint": "set `save.store` in its run file, or pass one with `--from`",
+    "STK661.hint": "set `save.store` in its run file; `stoker pull` also takes `--from`",
     "STK662": "`{name}` failed verification: {problems}",
     "STK662.hint": "`stoker train` resumes from the newest intact checkpoint, here or in the store",
     "STK670": "training did not start: {reason}; {spent} s trained so far",
