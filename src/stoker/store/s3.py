@@ -53,6 +53,7 @@ class S3Store:
         self._text = address.text
         self._patience = patience
         self._bandwidth = bandwidth
+        self._endpoint = env.read(env.AWS_ENDPOINT_URL)  # now: the client is made with the first request
         _require_package()
 
     # ---- small files
@@ -229,7 +230,7 @@ class S3Store:
     def _client(self) -> Any:
         """Made at the first call: a wrong endpoint or profile is then an error of the store, like any other."""
         try:
-            return _connect(self._patience)
+            return _connect(self._endpoint, self._patience)
         except Exception as error:  # ValueError, or botocore's, which have no common base class
             raise StokerError("STK652", store=self._text, reason=_reason(error)) from error
 
@@ -289,7 +290,7 @@ def _require_package() -> None:
         raise StokerError("STK654", package="boto3")
 
 
-def _connect(patience: Patience) -> Any:
+def _connect(endpoint: str, patience: Patience) -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
@@ -302,7 +303,7 @@ def _connect(patience: Patience) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return Session().client("s3", endpoint_url=env.read(env.AWS_ENDPOINT_URL) or None, config=config)
+    return Session().client("s3", endpoint_url=endpoint or None, config=config)
 
 
 def _parts(source: Path, part_bytes: int) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ def test_network_cuts_lose_nothing_and_the_controls_are_caught() -> None:
     done = campaign.run("c6", 12, seed=115)
     assert done.failures == []
     assert done.done >= 12
+    assert {"s3", "ssh"} <= {name.split()[0] for name in done.counts}, "both servers' lines were cut"
     assert {name for name, one in done.controls.items() if one["caught"] == 0} == set()
     assert len(done.controls) == (5 if ranks.possible() else 4)
 
