@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from stoker import env
+from stoker import env, messages
 from stoker.engine import callbacks, guard, models, parallel, program, pulse, reading, rehearsal, saving, spread
 from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
@@ -28,7 +28,7 @@ from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.plan import moves, order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
-from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared
+from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 
@@ -199,11 +199,13 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
     """Why resuming would be another training than the one begun; empty if it is the same."""
     commit = found.commit
     if commit.data_digest != opened.report.digest:
-        return "the checkpoint was trained on other data"
+        return messages.text("other.data")
     if commit.order_version != order.VERSION:
-        return "the checkpoint follows another version of the data order"
+        return messages.text("other.order")
+    if commit.words is not None and (changes := training_words.differing(commit.words, training_words.of(opened.run))):
+        return messages.text("other.words", step=commit.step, changes=", ".join(changes))
     if opened.run.tune.method != "full" and commit.fingerprint.get("base") != opened.fingerprint["base"]:
-        return "the adapter was trained on other base weights"
+        return messages.text("other.base")
     return ""
 
 

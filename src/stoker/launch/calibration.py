@@ -42,21 +42,18 @@ class Measured:
     """Peak: of the allocator on a GPU, of the process on a CPU; 0 where it cannot be measured."""
 
 
-def measure(
-    run_file: RunFile, overrides: list[str], run_dir: RunDir, on: Machine, on_step: Callable[[int], None]
-) -> Measured:
+def measure(run_file: RunFile, run_dir: RunDir, on: Machine, on_step: Callable[[int], None]) -> Measured:
     """Train the first steps beside a run whose data is prepared.
 
     Args:
         run_file: The run with `train.steps` lowered to `STEPS`.
-        overrides: As it was read with.
         run_dir: Where the data is.
         on: This machine.
         on_step: Called with the number of steps done.
     """
     training.require_idle(run_dir)
     with _scratch(run_dir) as scratch:
-        layout.write(scratch, run_file, overrides)
+        layout.write(scratch, run_file)
         shutil.copytree(run_dir.data, scratch.data, copy_function=_link)
         plan = make_plan(plan_inputs.inputs(run_file, scratch, on))
         written = plan.model_dump()
