@@ -191,13 +191,15 @@ def _require_tier(opened: Opened, found: Checkpoint) -> None:
     if other and allowed != "any":
         raise StokerError("STK410", reason=other)
     tier, changed = _tier(opened, found), _changed(opened, found)
-    if allowed == "exact" and tier != "EXACT":
+    if allowed == "exact" and tier not in ("EXACT", "FORK"):
         raise StokerError("STK420", tier=tier, changed=", ".join(changed) or opened.plan.device)
 
 
 def _other_training(opened: Opened, found: Checkpoint) -> str:
     """Why resuming would be another training than the one begun; empty if it is the same."""
     commit = found.commit
+    if commit.forked_from and commit.forked_from["weights_only"]:
+        return ""
     if commit.data_digest != opened.report.digest:
         return messages.text("other.data")
     if commit.order_version != order.VERSION:
@@ -213,12 +215,15 @@ def _tier(opened: Opened, found: Checkpoint | None) -> str:
     """How exactly the run resumes."""
     if found is not None and _other_training(opened, found):
         return "OTHER"
+    if found is not None and found.commit.forked_from:
+        return "FORK"
     return moves.tier(opened.plan, _changed(opened, found))
 
 
 def _changed(opened: Opened, found: Checkpoint | None) -> list[str]:
-    """`micro: 4 -> 2` for each part of the fingerprint that differs."""
-    return moves.changed(found.commit.fingerprint if found else opened.fingerprint, opened.fingerprint)
+    """`micro: 4 -> 2` for each part of the fingerprint that differs; a fork has no past to compare with."""
+    before = found.commit.fingerprint if found and not found.commit.forked_from else opened.fingerprint
+    return moves.changed(before, opened.fingerprint)
 
 
 def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:

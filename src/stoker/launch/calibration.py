@@ -1,7 +1,6 @@
 """Measures a run on this machine: its first steps, by the real training program, in a scratch folder."""
 
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -54,7 +53,7 @@ def measure(run_file: RunFile, run_dir: RunDir, on: Machine, on_step: Callable[[
     training.require_idle(run_dir)
     with _scratch(run_dir) as scratch:
         layout.write(scratch, run_file)
-        shutil.copytree(run_dir.data, scratch.data, copy_function=_link)
+        shutil.copytree(run_dir.data, scratch.data, copy_function=files.link)
         plan = make_plan(plan_inputs.inputs(run_file, scratch, on))
         written = plan.model_dump()
         files.write_json(scratch.plan_file, written)
@@ -83,14 +82,6 @@ def _scratch(run_dir: RunDir) -> Iterator[RunDir]:
         shutil.rmtree(path)
         raise
     shutil.rmtree(path)
-
-
-def _link(source: str, target: str) -> None:
-    """A prepared set may be large, so it is hard-linked where the disk supports that."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _follow(process: subprocess.Popen[bytes], scratch: RunDir, on_step: Callable[[int], None], wanted: int) -> int:

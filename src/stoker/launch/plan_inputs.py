@@ -174,7 +174,8 @@ def _earlier(run_dir: RunDir | None) -> Earlier | None:
     if found is None:
         return None
     commit = found.commit
-    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, commit.words)
+    forked = commit.forked_from is not None
+    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, commit.words, forked)
 
 
 def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:

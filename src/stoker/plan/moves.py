@@ -39,6 +39,8 @@ class Earlier:
     order_version: int
     words: dict[str, Any] | None = None
     """What the run file said; None in a checkpoint of an older Stoker."""
+    forked: bool = False
+    """Taken from another run: there is no past to compare with."""
 
     @property
     def micro(self) -> int:
@@ -141,8 +143,8 @@ def resume(
     )
     return Resume(
         step=earlier.step,
-        tier="OTHER" if other else tier(plan, differences),
-        changed=differences,
+        tier="FORK" if earlier.forked else "OTHER" if other else tier(plan, differences),
+        changed=[] if earlier.forked else differences,
         unseen=[key for key in earlier.fingerprint if key in unseen],
     )
 

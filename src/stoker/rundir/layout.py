@@ -37,6 +37,8 @@ class Manifest(BaseModel):
     versions: dict[str, str] = {}
     machine: dict[str, Any] = {}
     data_digest: str = ""
+    forked_from: dict[str, Any] | None = None
+    """The run and checkpoint it was forked from: run, step, commit, weights_only."""
     git: str = ""
     """Commit of the run file's folder, with `+changes` where files differ from it; empty outside a repository."""
 
@@ -219,26 +221,27 @@ def create(run_file: RunFile) -> RunDir:
     run_dir = RunDir(runs_folder() / run_file.run.name)
     if run_dir.manifest_file.exists():
         if _was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
-            raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
-        created = run_dir.manifest().created
+            raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=", ".join(changes))
+        before = run_dir.manifest()
+        write(run_dir, run_file, created=before.created, forked_from=before.forked_from)
     else:
-        created = ""
-    write(run_dir, run_file, created)
+        write(run_dir, run_file)
     return run_dir
 
 
-def write(run_dir: RunDir, run_file: RunFile, created: str = "") -> None:
-    """Write a run file and its manifest into a run directory."""
+def write(run_dir: RunDir, run_file: RunFile, **facts: Any) -> None:
+    """Write a run file and its manifest, with further facts, into a run directory."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     files.write_text(run_dir.run_file, run_file.text)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     manifest = Manifest(
         name=run_dir.name,
-        created=created or datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         stoker_version=__version__,
         run_file=run_file.name,
         text=run_file.text,
         overrides=list(run_file.overrides),
         folder=str(run_file.folder),
+        **{"created": now, **facts},
     )
     files.write_json(run_dir.manifest_file, manifest.model_dump())
 
