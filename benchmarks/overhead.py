@@ -114,7 +114,7 @@ def planned(path: Path, data: Path | None = None) -> Any:
         shutil.copytree(data, layout.runs_folder() / str(loaded.run.name) / "data", dirs_exist_ok=True)
     else:
         subprocess.run([sys.executable, "-m", "stoker", "prepare", str(path), "--json"], check=True, stdout=-3)
-    run_dir = layout.create(loaded, [])
+    run_dir = layout.create(loaded)
     plan = make_plan(plan_inputs.inputs(loaded, run_dir, plan_inputs.machine(None, loaded.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     return run_dir

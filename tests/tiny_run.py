@@ -169,7 +169,7 @@ def make_run(
         (folder / "rows.jsonl").write_text("{}\n")
     run_file = load.load(str(path), list(sets))
     os.environ["STOKER_RUNS"] = str(folder / "runs")
-    run_dir = layout.create(run_file, list(sets))
+    run_dir = layout.create(run_file)
     if not (run_dir.data / "report.json").exists():
         write_prepared(run_file, run_dir.data, rows, list(eval_rows))
     plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))

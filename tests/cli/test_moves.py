@@ -12,6 +12,7 @@ from stoker.api import planning as command
 from stoker.cli import remote
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.facts import own_code
 from stoker.facts.mirrors import Network
 from stoker.launch import plan_inputs
 from stoker.plan import moves
@@ -39,10 +40,15 @@ def begin(runs: Path, path: Path, card: str) -> None:
     """A run directory with the checkpoint of step 40 that training on this card leaves."""
     run_file = load.load(str(path))
     run_dir = RunDir(runs / "mine")
-    layout.write(run_dir, run_file, [])
+    layout.write(run_dir, run_file)
     machine = plan_inputs.machine(card, run_file.run)
     made = make_plan(plan_inputs.inputs(run_file, None, machine))
-    fingerprint = {"device": machine.devices[0].name, "driver": "12080", **moves.decided(made)}
+    fingerprint = {
+        "device": machine.devices[0].name,
+        "driver": "12080",
+        "code": own_code.digest(),
+        **moves.decided(made),
+    }
     facts = {"data_digest": "", "order_version": VERSION, "world": 1, "fingerprint": fingerprint}
     with checkpoints.writing(run_dir.checkpoints, 40, **facts) as folder:
         (folder / "state.json").write_text("{}", encoding="utf-8")

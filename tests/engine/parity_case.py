@@ -64,7 +64,7 @@ train: {{objective: sft, epochs: 60, batch: 8, learning_rate: 1e-2, warmup: 10%}
     )
     os.environ["STOKER_RUNS"] = str(folder / "runs")
     run_file = load.load(str(folder / "run.yaml"), [])
-    run_dir = layout.create(run_file, [])
+    run_dir = layout.create(run_file)
     assert prepare.main(run_dir.path) == 0
     plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())

@@ -82,7 +82,7 @@ class Case:
         }
         path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        return layout.create(load.load(str(path)), [])
+        return layout.create(load.load(str(path)))
 
     def prepare(self, rows: Sequence[Any] | None = None, name: str = "run", **words: Any) -> "Prepared":
         """Write rows, prepare them, read them back."""

@@ -35,13 +35,12 @@ class Calibration:
 
 def calibrate(name: str, run_file: RunFile, on_step: Callable[[int], None]) -> Calibration:
     """Train a few steps aside, under the same plan."""
-    run_dir = preparation.create(run_file)
-    with run_file.located():
+    with run_file.located(), preparation.created(run_file) as run_dir:
         preparation.ensure(run_dir)
         on = plan_inputs.machine(None, run_file.run)
         found = make.find(plan_inputs.inputs(run_file, run_dir, on))
         few = [*run_file.overrides, f"train.steps={min(calibration.STEPS, found.steps.total)}"]
-        measured = calibration.measure(load.load(name, few), few, run_dir, on, on_step)
+        measured = calibration.measure(load.load(name, few), run_dir, on, on_step)
     done = max(events.steps(run_dir.events_file), default=0)
     left = found.tokens * (found.steps.total - done) / found.steps.total
     slowest, fastest = measured.tokens_per_second_range

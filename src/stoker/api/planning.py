@@ -119,6 +119,6 @@ def require_possible(run: Run, plan: Plan) -> None:
 
 def _require_tier(run: Run, plan: Plan) -> None:
     """Refuse a resume that `save.resume` rules out before anything starts."""
-    if plan.resume and run.save.resume == "exact" and plan.resume.tier != "EXACT":
+    if plan.resume and run.save.resume == "exact" and plan.resume.tier not in ("EXACT", "FORK"):
         changed = ", ".join(plan.resume.changed) or plan.device
         raise StokerError("STK420", tier=plan.resume.tier, changed=changed)

@@ -1,6 +1,7 @@
 """Prepares a run's data by the engine's program, where it is not prepared yet."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from stoker.api import loading
@@ -16,14 +17,17 @@ from stoker.rundir.prepared import Report
 def prepare(run: RunSource, overrides: Mapping[str, Any] | None = None) -> Report:
     """Tokenise, mask and pack a run's data; returns what was found in it. Needs the packages of `stoker[train]`."""
     run_file = loading.load(run, overrides)
-    run_dir = create(run_file)
-    with run_file.located():
+    with run_file.located(), created(run_file) as run_dir:
         return ensure(run_dir)
 
 
-def create(run_file: RunFile) -> RunDir:
-    """The run directory of a run file, with the run file in it."""
-    return layout.create(run_file, list(run_file.overrides))
+@contextmanager
+def created(run_file: RunFile) -> Iterator[RunDir]:
+    """The run directory of a run file, with the run file in it; for the block nobody else starts the run."""
+    run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
+    with training.claimed(run_dir):
+        layout.create(run_file)
+        yield run_dir
 
 
 def ensure(run_dir: RunDir) -> Report:

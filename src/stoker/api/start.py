@@ -64,9 +64,8 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
         listener.tell("train.adopted", pid=left)
         return _start(run_dir)
     with run_file.located(), training.launching(run_dir, run):
-        training.require_idle(run_dir)
         assemble.check(run)
-        preparation.create(run_file)
+        layout.create(run_file)
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
         with store_return.leased(run_dir, run, listener.tell):
             listener.planned(_ready(run_dir, run_file, listener))

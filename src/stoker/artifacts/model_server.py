@@ -340,7 +340,7 @@ def run_as_asked(run_dir: RunDir, overrides: list[str]) -> Run:
         if not override.startswith(("native.vllm.", "where.gpus=")):
             raise StokerError("STK629", override=override)
     asked = [*run_dir.manifest().overrides, *overrides]
-    return load.parse(run_dir.run_file.read_text(encoding="utf-8"), "run.yaml", asked)
+    return load.parse(run_dir.file().text, "run.yaml", asked)
 
 
 # ---- ready, or dead

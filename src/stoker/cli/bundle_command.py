@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from stoker import messages
+from stoker.api import preparation
 from stoker.api.figures import size
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
@@ -10,7 +11,6 @@ from stoker.errors import StokerError
 from stoker.launch import programs
 from stoker.places import bundle as bundles
 from stoker.places import package
-from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 
@@ -18,8 +18,8 @@ from stoker.terminal import console
 def bundle(name: str, overrides: list[str], folder: str, *, as_json: bool) -> None:
     """Pack a run file or recipe."""
     run_file = load.load(name, overrides)
-    with run_file.located():
-        _prepare(layout.create(run_file, overrides))
+    with run_file.located(), preparation.created(run_file) as run_dir:
+        _prepare(run_dir)
         packed = package.make(name, run_file, overrides)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

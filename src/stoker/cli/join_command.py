@@ -3,6 +3,7 @@
 import sys
 
 from stoker import env
+from stoker.api import preparation
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.cluster import assemble, node_daemon
 from stoker.config import load
@@ -20,6 +21,6 @@ def join(name: str, overrides: list[str]) -> None:
             run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
             assemble.awaited(run_dir)
         else:
-            run_dir = layout.create(run_file, overrides)
-            ensure_prepared(run_dir)
+            with preparation.created(run_file) as run_dir:
+                ensure_prepared(run_dir)
         sys.exit(node_daemon.serve(run_dir.path))

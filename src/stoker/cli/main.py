@@ -143,7 +143,7 @@ def prepare(
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913  # one parameter per flag
     run: RunName,
     set_: Overrides = None,
     gpus: Gpus = None,
@@ -152,11 +152,21 @@ def train(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `stoker watch`.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Start on a paid machine without asking.")] = False,
+    fork: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Start a new run from the newest checkpoint of the run RUN.")
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="With --fork: take the weights only, from step 0.")
+    ] = False,
 ) -> None:
     """Train, or resume where training stopped."""
     from stoker.cli import train_command as body
 
-    body.train(run, _with_gpus(set_, gpus), on, detach=detach, yes=yes)
+    overrides = _with_gpus(set_, gpus)
+    if fork is not None:
+        body.fork(run, fork, overrides, weights_only=weights, detach=detach)
+    else:
+        body.train(run, overrides, on, detach=detach, yes=yes)
 
 
 @app.command()

@@ -145,8 +145,8 @@ def _calibrate(name: str, overrides: list[str], *, as_json: bool) -> None:
     """Measure the first steps here, and print the remaining time and money at that pace."""
     programs.check_engine()
     run_file = load.load(name, overrides)
-    with run_file.located():
-        ensure_prepared(preparation.create(run_file))
+    with run_file.located(), preparation.created(run_file) as run_dir:
+        ensure_prepared(run_dir)
     with console.status() as status:
         found = measuring.calibrate(name, run_file, lambda done: status.show(measured.progress(done)))
     measured.show_calibration(found, as_json=as_json)

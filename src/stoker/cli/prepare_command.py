@@ -19,8 +19,7 @@ _BAR_WIDTH = 40
 def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
     """Prepare a run file's or recipe's data; with `show`, print that many rows."""
     run_file = load.load(name, overrides)
-    run_dir = preparation.create(run_file)
-    with run_file.located():
+    with run_file.located(), preparation.created(run_file) as run_dir:
         report = ensure_prepared(run_dir)
     shown = json.loads(programs.ask_engine("show", run_dir, str(show))) if show > 0 else {}
     if as_json:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from stoker import messages
+from stoker.api import preparation
 from stoker.api.figures import size
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
@@ -37,22 +38,26 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
         if there.package:
             console.talk("remote.package", name=there.name, package=there.package)
         there.check(run_file)
-        run_dir = layout.create(run_file, overrides)
-        if there.started_by_user:
-            _prepare(run_dir, there)
-            there.hand_over(run_file, package.make(name, run_file, overrides), run_dir, console)
-            return
-        with there.awake(console.talk):
-            sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
-            if sent is not None:
-                console.talk("remote.starting", host=there.label)
-                there.start(sent)
-                console.talk("remote.started", name=run_dir.name, host=there.label)
-                for host in there.left_on:
-                    console.talk("remote.left_on", host=host)
+        with preparation.created(run_file) as run_dir:
+            if there.started_by_user:
+                _prepare(run_dir, there)
+                there.hand_over(run_file, package.make(name, run_file, overrides), run_dir, console)
+                return
+            with there.awake(console.talk):
+                sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
+                if sent is not None:
+                    _begin(there, sent)
         code = None if detach else there.attend(run_dir.name, console)
         if code is not None:
             sys.exit(code)
+
+
+def _begin(there: Place, sent: Package) -> None:
+    console.talk("remote.starting", host=there.label)
+    there.start(sent)
+    console.talk("remote.started", name=sent.name, host=there.label)
+    for host in there.left_on:
+        console.talk("remote.left_on", host=host)
 
 
 def _sent(  # what the user gave

@@ -4,14 +4,16 @@ import sys
 from typing import Any
 
 from stoker import messages
-from stoker.api import replanning, start
+from stoker.api import forking, replanning, start
 from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.api.start import Listener, Started
 from stoker.cli import remote
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
+from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.launch import training
+from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
 from stoker.terminal import console, plan_pages
@@ -26,6 +28,20 @@ def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes:
     if on or run_file.run.where.place != "local":
         remote.train(run_file, name, overrides, on, detach=detach, yes=yes)
         return
+    _train_here(run_file, detach=detach)
+
+
+def fork(name: str, new: str, overrides: list[str], *, weights_only: bool, detach: bool) -> None:
+    """Train a new run from the newest checkpoint of another one; the same command again goes on with it."""
+    parent = layout.find(name)
+    run_file = forking.fork(parent, new, overrides, weights_only=weights_only)
+    origin = RunDir(layout.runs_folder() / new).manifest().forked_from
+    assert origin is not None
+    console.talk("train.forked", name=new, parent=parent.name, step=origin["step"])
+    _train_here(run_file, detach=detach)
+
+
+def _train_here(run_file: RunFile, *, detach: bool) -> None:
     started = start.begin(run_file, Listener(console.talk, ensure_prepared, plan_pages.show))
     if detach:
         console.talk("train.detached", name=started.run_dir.name, pid=started.process.pid)

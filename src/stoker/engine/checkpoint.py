@@ -49,8 +49,8 @@ class TrainingState:
         }
         return index, tensors
 
-    def load(self, folder: Path) -> None:
-        """Load optimizer, scheduler, scaler and random state."""
+    def load(self, folder: Path, steps: int) -> None:
+        """Load optimizer, scheduler, scaler and random state of a checkpoint after so many steps."""
         index = files.read_object(folder / INDEX_NAME)
         try:
             with safe_open(folder / TENSORS_NAME, framework="pt") as tensors:
@@ -58,7 +58,11 @@ class TrainingState:
                 _load_rng(index["rng"], tensors)
         except SafetensorError as error:
             raise files.unreadable(folder / TENSORS_NAME, error) from error
-        self.scheduler.load_state_dict(index["scheduler"])
+        if index["scheduler"] is None:  # of a fork: the schedule is its own
+            for _ in range(steps):
+                self.scheduler.step()
+        else:
+            self.scheduler.load_state_dict(index["scheduler"])
         # Not every strategy saves the groups' learning rates; the scheduler's are the same.
         for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate

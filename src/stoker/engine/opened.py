@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from stoker import env
+from stoker import env, messages
 from stoker.config.run import Run
 from stoker.engine import models
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
 from stoker.errors import StokerError
-from stoker.facts import machine
+from stoker.facts import machine, own_code
 from stoker.plan import moves, order
 from stoker.plan.plan import Plan
-from stoker.rundir import files, prepared
+from stoker.rundir import files, prepared, training_words
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -60,6 +60,7 @@ class Opened:
             "order_version": order.VERSION,
             "world": self.ranks.world,
             "fingerprint": self.fingerprint,
+            "words": training_words.of(self.run),
             "tokens": tokens,
             "events_bytes": self.events.offset,
             "due": due,
@@ -96,7 +97,7 @@ def _check_machine(plan: Plan, report: Report) -> None:
     ):
         raise StokerError("STK404", difference=f"bf16 planned, {torch.cuda.get_device_name()} has none")
     if plan.data.digest != report.digest:
-        raise StokerError("STK410", reason="the data was prepared anew after the plan was made")
+        raise StokerError("STK410", reason=messages.text("other.prepared"))
 
 
 def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
@@ -110,6 +111,7 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         **machine.installed(libraries),
+        "code": own_code.digest(),
         "base": models.base_digest(run, run_dir.folder()),
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),

@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from stoker import env
+from stoker import env, messages
 from stoker.engine import callbacks, guard, models, parallel, program, pulse, reading, rehearsal, saving, spread
 from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
@@ -28,7 +28,7 @@ from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.plan import moves, order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
-from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared
+from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 
@@ -191,19 +191,23 @@ def _require_tier(opened: Opened, found: Checkpoint) -> None:
     if other and allowed != "any":
         raise StokerError("STK410", reason=other)
     tier, changed = _tier(opened, found), _changed(opened, found)
-    if allowed == "exact" and tier != "EXACT":
+    if allowed == "exact" and tier not in ("EXACT", "FORK"):
         raise StokerError("STK420", tier=tier, changed=", ".join(changed) or opened.plan.device)
 
 
 def _other_training(opened: Opened, found: Checkpoint) -> str:
     """Why resuming would be another training than the one begun; empty if it is the same."""
     commit = found.commit
+    if commit.forked_from and commit.forked_from["weights_only"]:
+        return ""
     if commit.data_digest != opened.report.digest:
-        return "the checkpoint was trained on other data"
+        return messages.text("other.data")
     if commit.order_version != order.VERSION:
-        return "the checkpoint follows another version of the data order"
+        return messages.text("other.order")
+    if commit.words is not None and (changes := training_words.differing(commit.words, training_words.of(opened.run))):
+        return messages.text("other.words", step=commit.step, changes=", ".join(changes))
     if opened.run.tune.method != "full" and commit.fingerprint.get("base") != opened.fingerprint["base"]:
-        return "the adapter was trained on other base weights"
+        return messages.text("other.base")
     return ""
 
 
@@ -211,12 +215,15 @@ def _tier(opened: Opened, found: Checkpoint | None) -> str:
     """How exactly the run resumes."""
     if found is not None and _other_training(opened, found):
         return "OTHER"
+    if found is not None and found.commit.forked_from:
+        return "FORK"
     return moves.tier(opened.plan, _changed(opened, found))
 
 
 def _changed(opened: Opened, found: Checkpoint | None) -> list[str]:
-    """`micro: 4 -> 2` for each part of the fingerprint that differs."""
-    return moves.changed(found.commit.fingerprint if found else opened.fingerprint, opened.fingerprint)
+    """`micro: 4 -> 2` for each part of the fingerprint that differs; a fork has no past to compare with."""
+    before = found.commit.fingerprint if found and not found.commit.forked_from else opened.fingerprint
+    return moves.changed(before, opened.fingerprint)
 
 
 def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:

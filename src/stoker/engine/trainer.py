@@ -325,7 +325,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def _load_optimizer_and_scheduler(self, checkpoint_path: str | None) -> None:
         """Load the training state written beside the weights."""
         if checkpoint_path is not None:
-            self._training_state.load(Path(checkpoint_path))
+            self._training_state.load(Path(checkpoint_path), self._start_step)
 
     def _load_scaler(self, checkpoint_path: str | None) -> None:
         """Loaded with the optimizer."""

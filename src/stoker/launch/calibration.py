@@ -1,7 +1,6 @@
 """Measures a run on this machine: its first steps, by the real training program, in a scratch folder."""
 
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -42,22 +41,19 @@ class Measured:
     """Peak: of the allocator on a GPU, of the process on a CPU; 0 where it cannot be measured."""
 
 
-def measure(
-    run_file: RunFile, overrides: list[str], run_dir: RunDir, on: Machine, on_step: Callable[[int], None]
-) -> Measured:
+def measure(run_file: RunFile, run_dir: RunDir, on: Machine, on_step: Callable[[int], None]) -> Measured:
     """Train the first steps beside a run whose data is prepared.
 
     Args:
         run_file: The run with `train.steps` lowered to `STEPS`.
-        overrides: As it was read with.
         run_dir: Where the data is.
         on: This machine.
         on_step: Called with the number of steps done.
     """
     training.require_idle(run_dir)
     with _scratch(run_dir) as scratch:
-        layout.write(scratch, run_file, overrides)
-        shutil.copytree(run_dir.data, scratch.data, copy_function=_link)
+        layout.write(scratch, run_file)
+        shutil.copytree(run_dir.data, scratch.data, copy_function=files.link)
         plan = make_plan(plan_inputs.inputs(run_file, scratch, on))
         written = plan.model_dump()
         files.write_json(scratch.plan_file, written)
@@ -86,14 +82,6 @@ def _scratch(run_dir: RunDir) -> Iterator[RunDir]:
         shutil.rmtree(path)
         raise
     shutil.rmtree(path)
-
-
-def _link(source: str, target: str) -> None:
-    """A prepared set may be large, so it is hard-linked where the disk supports that."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _follow(process: subprocess.Popen[bytes], scratch: RunDir, on_step: Callable[[int], None], wanted: int) -> int:

@@ -22,7 +22,7 @@ from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Plan, Rung
-from stoker.rundir import checkpoints, files, layout, nodes, prepared
+from stoker.rundir import checkpoints, files, layout, nodes, prepared, training_words
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -163,7 +163,7 @@ def _begun(run_file: RunFile) -> RunDir | None:
     """The directory of this very run, where there is one: then the plan is for its continuation."""
     try:
         run_dir = layout.find(str(run_file.run.name))
-        return None if layout.changed_words(run_dir.run(), run_file.run) else run_dir
+        return None if training_words.changed(run_dir.run(), run_file.run) else run_dir
     except StokerError:
         return None
 
@@ -174,7 +174,8 @@ def _earlier(run_dir: RunDir | None) -> Earlier | None:
     if found is None:
         return None
     commit = found.commit
-    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version)
+    forked = commit.forked_from is not None
+    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, commit.words, forked)
 
 
 def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:

@@ -49,14 +49,22 @@ def keep_lease(run_dir: RunDir) -> None:
 
 
 @contextmanager
+def claimed(run_dir: RunDir) -> Iterator[None]:
+    """Hold the launch lock of an idle run: without it nothing is written into a run directory before training."""
+    with lock.held(run_dir.launch_lock, tries=_LAUNCH_TRIES) as alone:
+        if not alone:
+            raise StokerError("STK426", name=run_dir.name)
+        require_idle(run_dir)
+        yield
+
+
+@contextmanager
 def launching(run_dir: RunDir, run: Run) -> Iterator[None]:
     """Hold the launch lock for what comes before the supervisor: planning, preparing.
 
     When a launch from another machine fails, nobody is watching: the run counts as failed, and its meter is settled.
     """
-    with lock.held(run_dir.launch_lock, tries=_LAUNCH_TRIES) as alone:
-        if not alone:
-            raise StokerError("STK411", pid="-", name=run_dir.name)
+    with claimed(run_dir):
         try:
             yield
         except BaseException:

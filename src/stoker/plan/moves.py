@@ -6,7 +6,9 @@ torch.
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
+from stoker.facts import own_code
 from stoker.facts.machine import Machine
 from stoker.plan import order
 from stoker.plan.plan import Plan, Reason, Resume
@@ -18,6 +20,14 @@ _UNSEEN = ("instructions", "driver", "cuda", "base")
 _PACKAGES = ("torch", *LIBRARIES, "deepspeed")
 """Also unknown for another machine: missing packages are installed there with Stoker."""
 
+_ELSEWHERE = {
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "bf16", "fp16", "full_determinism", "use_cpu"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "torch_compile", "attn_implementation"),
+    *("logging_steps", "report_to", "disable_tqdm"),
+}
+"""Options of the engines that follow from other parts of the fingerprint, or decide no bits."""
+
 
 @dataclass(frozen=True)
 class Earlier:
@@ -27,6 +37,10 @@ class Earlier:
     fingerprint: dict[str, str]
     data_digest: str
     order_version: int
+    words: dict[str, Any] | None = None
+    """What the run file said; None in a checkpoint of an older Stoker."""
+    forked: bool = False
+    """Taken from another run: there is no past to compare with."""
 
     @property
     def micro(self) -> int:
@@ -67,12 +81,26 @@ def decided(plan: Plan) -> dict[str, str]:
         "deterministic": str(plan.deterministic),
         "threads": str(plan.threads),
         "compile": str(plan.native.trainer.get("torch_compile", False)),
+        "batch": str(plan.batch.effective),
+        **_options(plan),
+    }
+
+
+def _options(plan: Plan) -> dict[str, str]:
+    """The engines' options, `trainer.learning_rate`, without those that decide no bits or have a part of their own."""
+    blocks = plan.native.model_dump(include={"trainer", "model", "lora", "quantization"})
+    return {
+        f"{block}.{name}": json.dumps(value, sort_keys=True)
+        for block, options in blocks.items()
+        for name, value in options.items()
+        if name not in _ELSEWHERE
     }
 
 
 def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """`micro: 4 -> 2` for each part of a fingerprint that differs."""
-    keys = {**now, **before}
+    # A checkpoint of an older Stoker has fewer parts; that its code is unknown says it all.
+    keys = {**now, **before} if "code" in before else {**before, "code": ""}
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if before.get(key) != now.get(key)]
 
 
@@ -87,13 +115,16 @@ def tier(plan: Plan, differences: list[str]) -> str:
     return "EXACT" if same else "SAMPLE-EXACT"
 
 
-def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: bool = False) -> Resume | None:
+def resume(
+    earlier: Earlier | None, plan: Plan, machine: Machine, words: dict[str, Any], *, elsewhere: bool = False
+) -> Resume | None:
     """How a planned attempt resumes, as far as a plan can know; None without a checkpoint.
 
     Args:
         earlier: The checkpoint.
         plan: The plan of the new attempt.
         machine: The machine it is planned for.
+        words: What the run file says about the training.
         elsewhere: It is another machine, though it may have been probed.
     """
     if earlier is None or earlier.step >= plan.steps.total:
@@ -105,11 +136,15 @@ def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: 
         for parts in (earlier.fingerprint, {**_seen(machine, plan), **decided(plan)})
     )
     differences = changed(before, now)
-    other = earlier.order_version != order.VERSION or plan.data.digest not in ("", earlier.data_digest)
+    other = (
+        earlier.order_version != order.VERSION
+        or plan.data.digest not in ("", earlier.data_digest)
+        or earlier.words not in (None, words)
+    )
     return Resume(
         step=earlier.step,
-        tier="OTHER" if other else tier(plan, differences),
-        changed=differences,
+        tier="FORK" if earlier.forked else "OTHER" if other else tier(plan, differences),
+        changed=[] if earlier.forked else differences,
         unseen=[key for key in earlier.fingerprint if key in unseen],
     )
 
@@ -119,7 +154,7 @@ def _seen(machine: Machine, plan: Plan) -> dict[str, str]:
     device = machine.devices[0].name if machine.kind == "cuda" else plan.card
     libraries = ("torch", *LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
     versions = {name: machine.packages[name] for name in libraries if name in machine.packages}
-    return {"device": device, **versions}
+    return {"device": device, **versions, "code": own_code.digest()}
 
 
 def reasons(found: Resume | None, plan: Plan) -> list[Reason]:

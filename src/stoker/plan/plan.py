@@ -197,8 +197,8 @@ class Resume(_PlanPart):
 
     step: int
     """The checkpoint's step."""
-    tier: Literal["EXACT", "SAMPLE-EXACT", "OTHER"]
-    """How exactly: to the last bit, but for rounding, or as another training."""
+    tier: Literal["EXACT", "SAMPLE-EXACT", "OTHER", "FORK"]
+    """How exactly: to the last bit, but for rounding, as another training, or as a fork's first attempt."""
     changed: list[str]
     """`micro: 4 -> 2` for each part of the numeric fingerprint that differs."""
     unseen: list[str]

@@ -64,6 +64,10 @@ class Commit(BaseModel):
     world: int
     fingerprint: dict[str, str]
     """Everything that decides the bits of a step; equal fingerprint, equal bits."""
+    words: dict[str, Any] | None = None
+    """What the run file says about the training, by dotted key; None in a checkpoint of an older Stoker."""
+    forked_from: dict[str, Any] | None = None
+    """In the checkpoint a fork starts from: run, step, commit, weights_only."""
     tokens: int = 0
     """Tokens seen up to this step, by every rank."""
     events_bytes: int = 0

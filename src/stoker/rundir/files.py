@@ -167,6 +167,14 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def link(source: Path | str, target: Path | str) -> None:
+    """A second name for a large file that is never written in place; a copy where the disk cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def folder_bytes(folder: Path) -> int:
     """What the files below a folder take."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -4,7 +4,6 @@ The light and the heavy world meet here: one writes the directory, the other is 
 """
 
 import datetime
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, events, files
+from stoker.rundir import checkpoints, events, files, training_words
 
 FORMAT = 1
 
@@ -31,11 +30,15 @@ class Manifest(BaseModel):
     created: str
     stoker_version: str
     run_file: str
+    text: str = ""
+    """The run file's text. `run.yaml` is a copy for people: editing it does not change a run that was started."""
     overrides: list[str]
     folder: str
     versions: dict[str, str] = {}
     machine: dict[str, Any] = {}
     data_digest: str = ""
+    forked_from: dict[str, Any] | None = None
+    """The run and checkpoint it was forked from: run, step, commit, weights_only."""
     git: str = ""
     """Commit of the run file's folder, with `+changes` where files differ from it; empty outside a repository."""
 
@@ -53,7 +56,7 @@ class RunDir:
 
     @property
     def run_file(self) -> Path:
-        """The run file as the user wrote it."""
+        """The run file as the user wrote it, for people; Stoker reads the manifest's."""
         return self.path / "run.yaml"
 
     @property
@@ -178,7 +181,8 @@ class RunDir:
 
     def file(self) -> RunFile:
         """The run file it was started with."""
-        manifest, text = self.manifest(), reader.read_text(self.run_file)
+        manifest = self.manifest()
+        text = manifest.text or reader.read_text(self.run_file)
         return load.again(text, "run.yaml", Path(manifest.folder), manifest.overrides, manifest.name)
 
     def folder(self) -> Path:
@@ -207,7 +211,7 @@ def all_runs() -> list[RunDir]:
     return [RunDir(path) for path in sorted(folder.iterdir()) if (path / "manifest.json").is_file()]
 
 
-def create(run_file: RunFile, overrides: list[str]) -> RunDir:
+def create(run_file: RunFile) -> RunDir:
     """Make the run directory, or open the one that holds this very run.
 
     Once a step was done, what changes the training (model, tokenizer, data, tune, train, native) must be equal;
@@ -216,26 +220,28 @@ def create(run_file: RunFile, overrides: list[str]) -> RunDir:
     assert run_file.run.name is not None
     run_dir = RunDir(runs_folder() / run_file.run.name)
     if run_dir.manifest_file.exists():
-        if _was_trained(run_dir) and (changes := changed_words(run_dir.run(), run_file.run)):
-            raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
-        created = run_dir.manifest().created
+        if _was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
+            raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=", ".join(changes))
+        before = run_dir.manifest()
+        write(run_dir, run_file, created=before.created, forked_from=before.forked_from)
     else:
-        created = ""
-    write(run_dir, run_file, overrides, created)
+        write(run_dir, run_file)
     return run_dir
 
 
-def write(run_dir: RunDir, run_file: RunFile, overrides: list[str], created: str = "") -> None:
-    """Write a run file and its manifest into a run directory."""
+def write(run_dir: RunDir, run_file: RunFile, **facts: Any) -> None:
+    """Write a run file and its manifest, with further facts, into a run directory."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     files.write_text(run_dir.run_file, run_file.text)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     manifest = Manifest(
         name=run_dir.name,
-        created=created or datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         stoker_version=__version__,
         run_file=run_file.name,
-        overrides=overrides,
+        text=run_file.text,
+        overrides=list(run_file.overrides),
         folder=str(run_file.folder),
+        **{"created": now, **facts},
     )
     files.write_json(run_dir.manifest_file, manifest.model_dump())
 
@@ -248,36 +254,3 @@ def record(run_dir: RunDir, **facts: Any) -> None:
     """Write more facts into the manifest: versions, machine, data digest, git state."""
     manifest = run_dir.manifest().model_copy(update=facts)
     files.write_json(run_dir.manifest_file, manifest.model_dump())
-
-
-_TRAINING_WORDS = ("model", "tokenizer", "data", "tune", "train", "native")
-_DECLARED = {
-    "data": {"rows", "tokens"},
-    "train": {"on_bad_step", "spike"},
-    "native": {"vllm"},
-}
-"""Sizes that only plans use, what to do about a bad step, how the model is served; options of places come on top."""
-
-
-def changed_words(old: Run, new: Run) -> list[str]:
-    """`train.epochs 3 -> 4` for each word that changes the training."""
-    native = _DECLARED["native"] | old.native.place_blocks | new.native.place_blocks
-    left_out = {**_DECLARED, "native": native}
-    before, after = (run.model_dump(include=set(_TRAINING_WORDS), exclude=left_out) for run in (old, new))
-    return _differences(before, after, "")
-
-
-def _differences(before: Any, after: Any, path: str) -> list[str]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        found = []
-        for key in sorted(before.keys() | after.keys()):
-            found += _differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
-        return found
-    return [] if before == after else [f"{path} {_shown(before)} -> {_shown(after)}"]
-
-
-def _shown(value: Any) -> str:
-    """A value as the run file has it; `-` where it has none."""
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import artifacts, checkpoints, files, layout, prepared
+from stoker.rundir import artifacts, checkpoints, files, prepared, training_words
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
 from stoker.store import copies
@@ -39,13 +39,13 @@ def require_same_run(store: Patient, run_dir: RunDir, run: Run) -> bool:
     """Whether the store has copies of this run; STK659 where they are of another one of the same name."""
     try:
         manifest = _manifest(store, run_dir)
-        text = store.read(f"{run_dir.name}/run.yaml").decode("utf-8")
+        text = manifest.text or store.read(f"{run_dir.name}/run.yaml").decode("utf-8")
         there = load.parse(text, "run.yaml", manifest.overrides)
     except FileNotFoundError:
         return False
     except (UnicodeDecodeError, StokerErrors) as error:
         raise StokerError("STK658", file=f"{run_dir.name}/run.yaml", reason=files.reason(error)) from error
-    if changes := layout.changed_words(there, run):
+    if changes := training_words.changed(there, run):
         raise StokerError("STK659", name=run_dir.name, store=run.save.store, changes=", ".join(changes))
     return True
 

@@ -112,6 +112,8 @@ def _rows(
         ("training", _training(run, plan)),
         ("data", _data(run_dir, run)),
     ]
+    if origin := run_dir.manifest().forked_from:
+        rows.append(("fork", {"run": origin["run"], "step": origin["step"]}))
     if "train" in measured:
         rows.append(("train_loss", {"loss": f"{measured['train']:.4f}", "steps": f"{measured['steps']:.0f}"}))
     if "eval" in measured:

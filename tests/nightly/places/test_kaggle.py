@@ -47,7 +47,7 @@ def _made(folder: Path) -> Path:
 
 def _sent(*overrides: str, name: str = "tiny.yaml") -> tuple[KernelChain, package.Package]:
     run_file = load.load(name, list(overrides))
-    layout.create(run_file, list(overrides))
+    layout.create(run_file)
     kernel = KernelChain(run_file.run, look_seconds=3)
     return kernel, package.make(name, run_file, list(overrides))
 

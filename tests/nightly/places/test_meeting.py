@@ -110,7 +110,7 @@ class Two:
         (there / "base/model.safetensors").write_bytes(b"weights")
         run_dir = layout.RunDir(there / "runs/met")
         run_file = load.again(run, "run.yaml", Path("/") / FOLDER, [], "met")
-        layout.write(run_dir, run_file, [])
+        layout.write(run_dir, run_file)
         _prepared(run_dir.data, words)
 
     def meet(self, *, joins: bool = True) -> Met:

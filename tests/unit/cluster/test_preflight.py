@@ -62,7 +62,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Nodes) -> R
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(RUN, encoding="utf-8")
     Path("words.txt").write_text("a b c\n", encoding="utf-8")
-    made = layout.create(load.load("run.yaml", []), [])
+    made = layout.create(load.load("run.yaml", []))
     nodes.write(made.nodes_file, record)
     return made
 

@@ -236,8 +236,8 @@ def test_the_scripts_are_plain_shell(folder: Path) -> None:
 
 
 def test_changing_skypilot_s_words_is_no_change_of_the_training(folder: Path) -> None:
-    from stoker.rundir import layout
+    from stoker.rundir import training_words
 
     one, other = (load.parse(RUN, "run.yaml", [f"native.sky.infra={cloud}"]) for cloud in ("aws", "gcp"))
-    assert layout.changed_words(one, other) == []
+    assert training_words.changed(one, other) == []
     assert RunDir(folder).path == folder

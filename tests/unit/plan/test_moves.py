@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from plan_case import inputs, machine, plan, processor, reason
 
+from stoker.facts import own_code
 from stoker.facts.machine import Machine
 from stoker.plan import moves
 from stoker.plan.make import make_plan
@@ -29,7 +30,7 @@ def left(made: Plan, on: Machine, step: int = 40) -> Earlier:
     """The checkpoint that a trainer with this plan on this machine would leave."""
     device = on.devices[0].name if on.kind == "cuda" else made.card
     versions = {name: version for name, version in on.packages.items() if name not in BESIDE}
-    fingerprint = {"device": device, **TORCH_ONLY, **versions, **moves.decided(made)}
+    fingerprint = {"device": device, **TORCH_ONLY, **versions, "code": own_code.digest(), **moves.decided(made)}
     return Earlier(step, fingerprint, made.data.digest, VERSION)
 
 

@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def create(text: str = TEXT, *overrides: str) -> RunDir:
     Path("run.yaml").write_text(text, encoding="utf-8")
-    return layout.create(load.load("run.yaml", overrides), list(overrides))
+    return layout.create(load.load("run.yaml", overrides))
 
 
 def after_a_step(text: str = TEXT, *overrides: str) -> RunDir:
@@ -162,10 +162,21 @@ def test_runs_lie_in_the_current_folder_unless_told(folder: Path, monkeypatch: p
 
 def test_a_damaged_manifest_or_run_file_is_named(folder: Path) -> None:
     run_dir = create()
-    whole = run_dir.manifest_file.read_bytes()
+    older = {**json.loads(run_dir.manifest_file.read_text()), "text": ""}  # its text is only in run.yaml
     for path, code in ((run_dir.manifest_file, "STK512"), (run_dir.run_file, "STK117")):
         path.write_bytes(b"\x80\x04\x95")
         with pytest.raises(StokerError) as caught:
             run_dir.run()
         assert caught.value.code == code
-        run_dir.manifest_file.write_bytes(whole)
+        run_dir.manifest_file.write_text(json.dumps(older))
+
+
+def test_an_edited_copy_of_the_run_file_changes_nothing_and_is_another_run(folder: Path) -> None:
+    run_dir = after_a_step()
+    edited = TEXT.replace("epochs: 2", "epochs: 2, seed: 7, learning_rate: 1e-3")
+    run_dir.run_file.write_text(f"name: run\n{edited}")
+    assert run_dir.run().train.seed == 42
+    with pytest.raises(StokerError) as caught:
+        layout.create(load.load(str(run_dir.run_file)))
+    assert caught.value.code == "STK401"
+    assert "train.learning_rate 0.0002 -> 0.001, train.seed 42 -> 7" in caught.value.what

@@ -1,0 +1,91 @@
+"""`stoker train RUN --fork NAME`: a new run that starts from the newest checkpoint of another one."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.config import load
+from stoker.config.load import RunFile
+from stoker.errors import StokerError
+from stoker.launch import training
+from stoker.rundir import checkpoints, files, layout, training_words
+from stoker.rundir.checkpoints import Checkpoint
+from stoker.rundir.layout import RunDir
+
+_SHAPED_BY = ("model", "tokenizer", "tune", "native.lora", "native.model", "native.quantization")
+"""Words that decide which tensors there are: a fork cannot change them."""
+_STATE_BY = ("train.optimizer", "native.trainer.optim", "data")
+"""Words that the optimizer's state or the place in the data depends on: only a fork of the weights changes them."""
+
+
+def fork(parent: RunDir, name: str, overrides: Sequence[str], *, weights_only: bool) -> RunFile:
+    """The run file of a fork, whose run directory has the checkpoint it starts from. Forked before, it goes on.
+
+    Args:
+        parent: The run it starts from.
+        name: The new run's name.
+        overrides: What is changed, as `--set` takes it.
+        weights_only: Start at step 0, with a new optimizer, on any data.
+    """
+    told = parent.file()
+    run_file = load.again(told.text, told.name, told.folder, [*told.overrides, *overrides, f"name={name}"], name)
+    run_dir = RunDir(layout.runs_folder() / name)
+    if run_dir.manifest_file.exists():
+        before = run_dir.manifest().forked_from
+        if before is None or before.get("run") != parent.name:
+            raise StokerError("STK427", name=name, folder=run_dir.path)
+        return run_file
+    found, _ = checkpoints.newest_verified(parent.checkpoints)
+    if found is None:
+        raise StokerError("STK428", name=parent.name)
+    _require_fitting(parent, run_file, weights_only=weights_only)
+    origin = {"run": parent.name, "step": found.step, "commit": found.commit.digest, "weights_only": weights_only}
+    with training.claimed(run_dir):
+        _take_data(parent, run_file, run_dir)
+        _take_checkpoint(found, run_file, run_dir, origin)
+        layout.write(run_dir, run_file, forked_from=origin)  # last: before this there is no such run
+    return run_file
+
+
+def _require_fitting(parent: RunDir, run_file: RunFile, *, weights_only: bool) -> None:
+    changes = training_words.changed(parent.run(), run_file.run)
+    fixed = _SHAPED_BY if weights_only else (*_SHAPED_BY, *_STATE_BY)
+    refused = [change for change in changes if _is_in(change.partition(" ")[0], fixed)]
+    if refused:
+        raise StokerError("STK429", changes=", ".join(refused))
+
+
+def _is_in(key: str, blocks: Sequence[str]) -> bool:
+    return any(key == block or key.startswith(f"{block}.") for block in blocks)
+
+
+def _take_data(parent: RunDir, run_file: RunFile, run_dir: RunDir) -> None:
+    """The prepared set, where the same words prepared it."""
+    changes = training_words.changed(parent.run(), run_file.run)
+    if not any(_is_in(change.partition(" ")[0], ("data", "model", "tokenizer")) for change in changes):
+        shutil.rmtree(run_dir.data, ignore_errors=True)
+        shutil.copytree(parent.data, run_dir.data, copy_function=files.link)
+
+
+def _take_checkpoint(found: Checkpoint, run_file: RunFile, run_dir: RunDir, origin: dict[str, Any]) -> None:
+    """Weights, and optimizer state without its options: those of the new run file count, as does its schedule."""
+    commit = found.commit
+    facts = commit.model_dump(include={"data_digest", "order_version", "world", "fingerprint", "tokens"})
+    facts |= {"words": training_words.of(run_file.run), "forked_from": origin}
+    step = 0 if origin["weights_only"] else found.step
+    with checkpoints.writing(run_dir.checkpoints, step, **facts) as folder:
+        for name in commit.files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            files.link(found.path / name, folder / name)
+        _write_state(folder, step)
+
+
+def _write_state(folder: Path, step: int) -> None:
+    state, record = (files.read_object(folder / name) for name in ("state.json", "trainer_state.json"))
+    parameters = state["optimizer"]["parameters"] if step else {}
+    state |= {"optimizer": {"groups": [], "parameters": parameters}, "scheduler": None}
+    record |= {"global_step": step, "best_global_step": None, "best_metric": None, "best_model_checkpoint": None}
+    record |= {"log_history": [], "epoch": record["epoch"] if step else 0.0}
+    for name, content in (("state.json", state), ("trainer_state.json", record)):
+        files.write_json(folder / name, content)

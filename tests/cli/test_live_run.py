@@ -1,0 +1,54 @@
+"""A command that is refused leaves a run that is being trained as it was."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from made_runs import CommandLine, training
+
+from stoker.config import load
+from stoker.rundir import layout
+from stoker.rundir.layout import RunDir
+
+TEXT = "name: mine\nmodel: m\ndata: {train: rows.jsonl}\ntrain: {steps: 100}\n"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, runs: Path, stoker: CommandLine) -> RunDir:
+    (tmp_path / "mine.yaml").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    return layout.create(load.load(str(tmp_path / "mine.yaml")))
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Another process that holds the lock."""
+    program = "import sys; from pathlib import Path; from stoker.rundir import lock\n"
+    program += "with lock.held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", program, str(lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield
+        process.communicate()
+
+
+@pytest.mark.parametrize("command", [["prepare"], ["plan", "--calibrate"], ["bundle"], ["train"]])
+def test_a_refused_command_writes_nothing(
+    stoker: CommandLine, run_dir: RunDir, tmp_path: Path, command: list[str]
+) -> None:
+    before = run_dir.manifest_file.read_bytes()
+    with training(run_dir.path):
+        (run_dir.path / "supervisor.json").write_text((run_dir.path / "process.json").read_text())
+        done = stoker(command[0], str(tmp_path / "mine.yaml"), *command[1:], "--set", "train.seed=7")
+    assert (done.code, "STK411" in done.err) == (1, True), done.err
+    assert run_dir.manifest_file.read_bytes() == before
+
+
+def test_two_preparations_at_once_are_refused_in_words(stoker: CommandLine, run_dir: RunDir, tmp_path: Path) -> None:
+    with held(run_dir.launch_lock):
+        done = stoker("prepare", str(tmp_path / "mine.yaml"))
+    assert (done.code, "STK426" in done.err) == (1, True), done.err

@@ -1,0 +1,133 @@
+"""EXACT is never said of another training: what was decided stands in every COMMIT.json, and is compared."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_run
+
+from stoker.engine import program, train
+from stoker.facts import own_code
+from stoker.rundir import checkpoints, events, files
+from stoker.rundir.layout import RunDir
+
+NO_BITS = {
+    "callbacks": "when to save and evaluate",
+    "evaluate": "answers to tasks",
+    "generate": "samples",
+    "opened": "reads and compares",
+    "program": "starts and ends",
+    "pulse": "heartbeats",
+    "reading": "words for errors",
+    "samples": "samples",
+    "saving": "threads and files; what is saved is engine/checkpoint",
+    "spread": "copies of files",
+    "tasks": "tasks",
+}
+"""Modules of a training process that compute nothing of a step."""
+
+
+TEXT = """
+model: {base}
+data: {{train: rows.jsonl, length: 64}}
+tune: {{method: lora, rank: 4}}
+train: {{batch: 8, steps: 12, epochs: 4, learning_rate: 1e-3}}
+save: {{every: 4 steps}}
+"""
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> RunDir:
+    """A run with a checkpoint of step 5 of 12."""
+    base = tiny_run.make_base_model(tmp_path / "base")
+    rows = tiny_run.random_rows(30, seed=5, longest=64, segments=3)
+    run_dir = tiny_run.make_run(tmp_path / "run", TEXT.format(base=base), rows)
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    return run_dir
+
+
+def again(run_dir: RunDir) -> int:
+    """As the supervisor starts it: errors become events and exit codes."""
+
+    def work() -> int:
+        logging.disable(logging.WARNING)
+        sys.argv = ["train", str(run_dir.path)]
+        return program.run(train.main)
+
+    return tiny_run.in_child(work)
+
+
+def last(run_dir: RunDir, kind: str) -> dict[str, Any]:
+    return [event for event in events.read(run_dir.events_file) if event["event"] == kind][-1]
+
+
+def test_an_edited_run_yaml_does_not_reach_a_run_that_goes_on(stopped: RunDir) -> None:
+    stopped.run_file.write_text(stopped.run_file.read_text().replace("1e-3", "1e-2, seed: 7"))
+    assert again(stopped) == 0
+    assert last(stopped, "attempt")["tier"] == "EXACT"
+    rates = [event["learning_rate"] for event in events.steps(stopped.events_file).values()]
+    assert max(rates) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "override", ["train.seed=7", "train.schedule=linear", "train.learning_rate=1e-2", "data.pack=false"]
+)
+def test_an_edited_manifest_is_refused_with_the_word_that_differs(stopped: RunDir, override: str) -> None:
+    manifest = files.read_json(stopped.manifest_file)
+    files.write_json(stopped.manifest_file, {**manifest, "overrides": [override]})
+    assert again(stopped) == 1
+    error = last(stopped, "error")["error"]
+    assert error["code"] == "STK410"
+    assert override.partition("=")[0] in error["fields"]["reason"]
+
+
+def test_an_edited_plan_is_no_longer_exact(stopped: RunDir) -> None:
+    plan = files.read_json(stopped.plan_file)
+    plan["native"]["trainer"]["adam_beta2"] = 0.5
+    files.write_json(stopped.plan_file, plan)
+    assert again(stopped) == 0
+    attempt = last(stopped, "attempt")
+    assert (attempt["tier"], attempt["changed"]) == ("SAMPLE-EXACT", ["trainer.adam_beta2: None -> 0.5"])
+
+
+def test_other_code_is_no_longer_exact(stopped: RunDir) -> None:
+    changed(stopped, code="0" * 16)
+    assert again(stopped) == 0
+    attempt = last(stopped, "attempt")
+    assert (attempt["tier"], attempt["changed"]) == ("SAMPLE-EXACT", [f"code: {'0' * 16} -> {own_code.digest()}"])
+
+
+def test_a_checkpoint_of_an_older_stoker_is_sample_exact(stopped: RunDir) -> None:
+    (path,) = [one.path / "COMMIT.json" for one in checkpoints.committed(stopped.checkpoints)][-1:]
+    commit = files.read_json(path)
+    older = {key: value for key, value in commit["fingerprint"].items() if key != "code" and "." not in key}
+    del commit["words"]
+    files.write_json(path, checkpoints.sealed({**commit, "fingerprint": older}))
+    assert again(stopped) == 0
+    attempt = last(stopped, "attempt")
+    assert (attempt["tier"], attempt["changed"]) == ("SAMPLE-EXACT", [f"code: None -> {own_code.digest()}"])
+
+
+def test_the_same_code_and_words_are_exact(stopped: RunDir) -> None:
+    """The control of all of these."""
+    assert again(stopped) == 0
+    assert (last(stopped, "attempt")["tier"], last(stopped, "attempt")["changed"]) == ("EXACT", [])
+
+
+def test_every_module_of_a_training_process_is_judged() -> None:
+    program = (
+        "import sys, stoker.engine.train; print(*(name for name in sys.modules if name.startswith('stoker.engine.')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    decides = {name.removeprefix("engine/") for name in own_code.DECIDES_BITS if name.startswith("engine/")}
+    assert {name.removeprefix("stoker.engine.") for name in loaded} == decides | NO_BITS.keys()
+
+
+def changed(run_dir: RunDir, **parts: str) -> None:
+    """Parts of the newest checkpoint's fingerprint, replaced."""
+    path = checkpoints.committed(run_dir.checkpoints)[-1].path / "COMMIT.json"
+    commit = files.read_json(path)
+    files.write_json(path, checkpoints.sealed({**commit, "fingerprint": {**commit["fingerprint"], **parts}}))

@@ -1,0 +1,113 @@
+"""A fork goes on from another run's checkpoint, with its own words; the parent stays as it was."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tiny_run
+
+from stoker.api import forking
+from stoker.errors import StokerError
+from stoker.launch import plan_inputs
+from stoker.plan.make import make_plan
+from stoker.rundir import checkpoints, events, files, layout
+from stoker.rundir.layout import RunDir
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+TEXT = """
+model: {base}
+data: {{train: rows.jsonl, length: 64}}
+tune: {{method: {method}}}
+train: {{batch: 8, steps: 12, epochs: 4, learning_rate: 1e-3}}
+save: {{every: 4 steps}}
+"""
+
+
+@pytest.fixture(params=["lora, rank: 4", "full"])
+def parent(tmp_path: Path, request: pytest.FixtureRequest) -> RunDir:
+    """A run with a checkpoint of step 5 of 12."""
+    base = tiny_run.make_base_model(tmp_path / "base")
+    rows = tiny_run.random_rows(30, seed=5, longest=64, segments=3)
+    run_dir = tiny_run.make_run(tmp_path / "run", TEXT.format(base=base, method=request.param), rows)
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    return run_dir
+
+
+def forked(parent: RunDir, *overrides: str, weights_only: bool = False) -> RunDir:
+    """A fork, ready to train."""
+    run_file = forking.fork(parent, "other", overrides, weights_only=weights_only)
+    run_dir = layout.create(run_file)
+    assert run_dir.path == parent.path.parent / "other"
+    plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    return run_dir
+
+
+def attempts(run_dir: RunDir) -> Sequence[tuple[str, int]]:
+    kinds = (event for event in events.read(run_dir.events_file) if event["event"] == "attempt")
+    return [(event["tier"], event["resumed_step"]) for event in kinds]
+
+
+def rates(run_dir: RunDir) -> dict[int, float]:
+    return {step: event["learning_rate"] for step, event in events.steps(run_dir.events_file).items()}
+
+
+def test_a_fork_with_the_same_words_ends_with_the_weights_of_its_parent(parent: RunDir) -> None:
+    """What is left out of the state (options, schedule) is made anew as it was."""
+    fork = forked(parent)
+    assert tiny_run.train(fork) == 0
+    assert attempts(fork) == [("FORK", 5)]
+    assert tiny_run.train(parent) == 0
+    assert tiny_run.weights_sha(fork.final) == tiny_run.weights_sha(parent.final)
+
+
+def test_a_fork_follows_its_own_rate_and_length(parent: RunDir, tmp_path: Path) -> None:
+    before = files.sha256(parent.manifest_file), checkpoints.committed(parent.checkpoints)
+    changes = ("train.steps=20", "train.learning_rate=5e-4", "train.weight_decay=0.5")
+    fork = forked(parent, *changes)
+    assert tiny_run.train(fork, stop_after=7) == 75
+    assert tiny_run.train(fork) == 0
+    assert attempts(fork) == [("FORK", 5), ("EXACT", 7)]
+    rows = tiny_run.random_rows(30, seed=5, longest=64, segments=3)
+    begun_so = tiny_run.make_run(tmp_path / "alone", parent.run_file.read_text(), rows, sets=changes)
+    assert tiny_run.train(begun_so) == 0
+    assert rates(fork) == {step: rate for step, rate in rates(begun_so).items() if step > 5}
+    assert (files.sha256(parent.manifest_file), checkpoints.committed(parent.checkpoints)) == before
+    origin = fork.manifest().forked_from
+    assert origin is not None
+    assert (origin["run"], origin["step"], origin["weights_only"]) == (parent.name, 5, False)
+
+
+def test_a_fork_of_the_weights_starts_at_step_0(parent: RunDir) -> None:
+    fork = forked(parent, "train.optimizer=adafactor", weights_only=True)
+    assert tiny_run.train(fork) == 0
+    assert attempts(fork) == [("FORK", 0)]
+    assert sorted(events.steps(fork.events_file)) == list(range(1, 13))
+    first = events.steps(parent.events_file)
+    # Its first step sees weights that were trained: the parent's loss at that step was higher.
+    assert events.steps(fork.events_file)[1]["loss"] < first[1]["loss"]
+
+
+def test_what_does_not_fit_is_refused(parent: RunDir) -> None:
+    for override, weights_only in (
+        ("train.optimizer=adafactor", False),
+        ("data.length=32", False),
+        ("model=other", True),
+    ):
+        with pytest.raises(StokerError) as caught:
+            forking.fork(parent, "other", [override], weights_only=weights_only)
+        assert caught.value.code == "STK429"
+        assert override.partition("=")[0] in caught.value.what
+    assert not (parent.path.parent / "other").exists()
+
+
+def test_the_same_command_goes_on_and_another_name_is_not_taken(parent: RunDir) -> None:
+    fork = forked(parent, "train.steps=20")
+    assert forking.fork(parent, "other", ["train.steps=20"], weights_only=False).run == fork.run()
+    with pytest.raises(StokerError) as caught:
+        layout.create(forking.fork(parent, "other", ["train.steps=30"], weights_only=False))
+    assert caught.value.code == "STK401"
+    with pytest.raises(StokerError) as caught:
+        forking.fork(fork, parent.name, [], weights_only=False)
+    assert caught.value.code == "STK427"
