@@ -14,7 +14,9 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
+from stoker.config.run import Train
 from stoker.launch import tools
 from stoker.places import kaggle_cli, sky
 
@@ -26,6 +28,7 @@ SBATCH_LATER = {
     *("runtime", "segment", "spread_segments", "stepmgr", "tres_bind", "tres_per_task"),
 }
 """Options that came after Debian 12's Slurm 22.05, by sbatch(1) of Slurm 26.05."""
+SCHEDULES = get_args(Train.model_fields["schedule"].annotation)
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -72,7 +75,27 @@ def collect() -> dict[str, object]:
         "tools": {"vllm": vllm_version, "kaggle": kaggle_version, "sky": sky_version},
         "options": {block: sorted(names) for block, names in options.items()},
         "shapes": {family: sorted(_family_fields(transformers, family) | shared) for family in FAMILIES},
+        "schedules": {name: _schedule_options(transformers, name) for name in SCHEDULES},
     }
+
+
+def _schedule_options(transformers: Path, name: str) -> list[str]:
+    """What `lr_scheduler_kwargs` may hold for a schedule: parameters of its function that the Trainer does not set."""
+    tree = _tree(transformers / "optimization.py")
+    table = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TYPE_TO_SCHEDULER_FUNCTION"
+    )
+    assert isinstance(table, ast.Dict)
+    made_by = {ast.unparse(key): ast.unparse(value) for key, value in zip(table.keys, table.values, strict=True) if key}
+    function = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == made_by[f"SchedulerType.{name.upper()}"]
+    )
+    parameters = {argument.arg for argument in function.args.args}
+    return sorted(parameters - {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"})
 
 
 def _fsdp() -> set[str]:

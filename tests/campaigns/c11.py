@@ -355,8 +355,8 @@ def _control_without_optimizer(
 
     level = LEVELS[-1]
     run_dir = _make(_quick(campaign) / "forgets", base, steps, "2 steps")
-    kept = checkpoint._load_optimizer
-    checkpoint._load_optimizer = lambda *_: None  # forked children inherit it
+    kept = checkpoint.TrainingState.load_optimizer
+    checkpoint.TrainingState.load_optimizer = lambda *_: None  # forked children inherit it
 
     def before(attempt: int) -> None:
         if attempt <= CONTROL_KILLS:
@@ -365,7 +365,7 @@ def _control_without_optimizer(
     try:
         code = Supervisor(run_dir.path, SupervisorSettings(look_seconds=0.01), forked_trainer.starter(before)).run()
     finally:
-        checkpoint._load_optimizer = kept
+        checkpoint.TrainingState.load_optimizer = kept
     other = code == 0 and tiny_run.weights_sha(run_dir.final) != expected[steps][0]
     campaign.control("resume without the optimizer's state", caught=other, what=f"exit {code}")
 

@@ -28,7 +28,7 @@ def no_optimizer() -> None:
     """The optimizer's state is not put back."""
     from stoker.engine import checkpoint
 
-    checkpoint._load_optimizer = lambda *_: None  # type: ignore[assignment]
+    checkpoint.TrainingState.load_optimizer = lambda *_: None  # type: ignore[method-assign]
 
 
 def no_scheduler() -> None:

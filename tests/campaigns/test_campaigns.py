@@ -21,6 +21,14 @@ def test_c1_kills(tmp_path: Path) -> None:
     assert passes("c1", 3, tmp_path)["controls"]
 
 
+def test_c3x_every_option_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states that were once cast, and that nothing the engines offer is left undecided."""
+    import c3x
+
+    monkeypatch.setattr(c3x, "_controls", lambda *_: None)
+    passes("c3x", 1, tmp_path)
+
+
 @MOUNTS
 def test_c2_power_cuts(tmp_path: Path) -> None:
     assert len(passes("c2", 6, tmp_path)["controls"]) == 4

@@ -27,5 +27,9 @@ def test_the_list_equals_the_live_classes(pytestconfig: pytest.Config) -> None:
     assert content["options"]["lora"] == fields(peft.LoraConfig)
     signature = set(inspect.signature(transformers.BitsAndBytesConfig.__init__).parameters) - {"self", "kwargs"}
     assert content["options"]["quantization"] == sorted(signature)
+    for schedule, names in content["schedules"].items():
+        function = transformers.optimization.TYPE_TO_SCHEDULER_FUNCTION[transformers.SchedulerType(schedule)]
+        ours = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+        assert names == sorted(set(inspect.signature(function).parameters) - ours), schedule
     for family, names in content["shapes"].items():
         assert names == fields(type(transformers.AutoConfig.for_model(family))), family

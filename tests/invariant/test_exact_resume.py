@@ -75,10 +75,10 @@ def test_without_the_optimizer_state_the_losses_differ(tmp_path: Path, base_mode
 
     from stoker.engine import checkpoint
 
-    kept = checkpoint._load_optimizer
-    checkpoint._load_optimizer = lambda *_: None  # in this process; the forked child inherits it
+    kept = checkpoint.TrainingState.load_optimizer
+    checkpoint.TrainingState.load_optimizer = lambda *_: None  # in this process; the forked child inherits it
     try:
         assert tiny_run.train(killed) == 0
     finally:
-        checkpoint._load_optimizer = kept
+        checkpoint.TrainingState.load_optimizer = kept
     assert tiny_run.losses(killed) != tiny_run.losses(whole)

@@ -16,6 +16,7 @@ from stoker.facts import cards
 from stoker.facts.machine import Machine
 from stoker.launch import plan_inputs
 from stoker.plan import compare as comparing
+from stoker.plan import moves
 from stoker.plan.compare import Change, Goal
 from stoker.plan.make import Inputs, make_plan
 from stoker.plan.plan import Plan, Resume
@@ -120,5 +121,5 @@ def require_possible(run: Run, plan: Plan) -> None:
 def _require_tier(run: Run, plan: Plan) -> None:
     """Refuse a resume that `save.resume` rules out before anything starts."""
     if plan.resume and run.save.resume == "exact" and plan.resume.tier not in ("EXACT", "FORK"):
-        changed = ", ".join(plan.resume.changed) or plan.device
+        changed = ", ".join(plan.resume.changed) or moves.unprovable(plan)
         raise StokerError("STK420", tier=plan.resume.tier, changed=changed)

@@ -280,7 +280,7 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = ", ".join(f"`{one}`" for one in methods)
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
-    return found + _host_conflicts(run, document)
+    return found + _host_conflicts(run, document) + _schedule_conflicts(run, document)
 
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:
@@ -293,6 +293,18 @@ def _host_conflicts(run: Run, document: Document) -> list[StokerError]:
     if several and (host or len(several) < 2 or len(set(several)) < len(several)):
         found.append(StokerError("STK140", document.where(("where", "hosts"))))
     return found
+
+
+def _schedule_conflicts(run: Run, document: Document) -> list[StokerError]:
+    """Options in `lr_scheduler_kwargs` that the schedule does not have."""
+    given = run.native.trainer.get("lr_scheduler_kwargs")
+    known = native.schedule_options(run.train.schedule)
+    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": ", ".join(f"`{one}`" for one in known) or "-"}
+    return [
+        StokerError("STK111", document.where(("native", "trainer", "lr_scheduler_kwargs", name)), option=name, **fields)
+        for name in (given if isinstance(given, dict) else ())
+        if name not in known
+    ]
 
 
 def _shape_conflicts(run: Run, shape: Shape, document: Document) -> list[StokerError]:

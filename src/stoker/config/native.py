@@ -21,7 +21,18 @@ JOB = "job"
 """Decided by the job's script: its output, its end-of-time signal, its command and its environment."""
 CHAIN = "chain"
 """Decided by the chain of kernels: name, code and predecessor of each."""
-REFUSED = {PLAN: "STK112", SERVE: "STK122", JOB: "STK138", CHAIN: "STK139"}
+UNPREPARED = "unprepared"
+"""Needs more than a run gives it: a pass over the data before training, another package, other adapters."""
+UNSAVED = "unsaved"
+"""Keeps state beside the trained weights, which a checkpoint does not have: no resume could be exact."""
+REFUSED = {
+    PLAN: "STK112",
+    SERVE: "STK122",
+    JOB: "STK138",
+    CHAIN: "STK139",
+    UNPREPARED: "STK144",
+    UNSAVED: "STK145",
+}
 """The error for an option that no word of the run file sets."""
 
 _SERVED = (
@@ -258,6 +269,10 @@ OWNED: dict[str, dict[str, str]] = {
         "peft_type": "tune.method",
         "inference_mode": PLAN,
         "base_model_name_or_path": "model",
+        **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config", "loftq_config"), UNPREPARED),
+        **dict.fromkeys(("megatron_config", "megatron_core", "use_qalora", "qalora_group_size"), UNPREPARED),
+        **dict.fromkeys(("arrow_config", "runtime_config"), UNPREPARED),
+        **dict.fromkeys(("monteclora_config", "velora_config"), UNSAVED),
     },
     "quantization": {"load_in_4bit": "tune.method", "load_in_8bit": "tune.method"},
     "fsdp": dict.fromkeys(
@@ -279,6 +294,14 @@ OWNED: dict[str, dict[str, str]] = {
     },
     "sky": {"use_spot": "where.spot"},
 }
+
+REFUSED_VALUES: dict[tuple[str, str], dict[str, str]] = {
+    ("lora", "init_lora_weights"): {
+        **dict.fromkeys(("eva", "corda", "lora_ga", "loftq"), UNPREPARED),
+        "mica": UNSAVED,
+    }
+}
+"""Values, by block and option, that are refused although the option is free."""
 
 OWNED_BY_SHAPE = {
     "model_type": "model.shape",
@@ -326,13 +349,21 @@ def check(document: Document) -> list[StokerError]:
             owned, known = _rules(block, document.values.get("model"))
             for name in options:
                 where = document.where(("native", block, name))
+                refused = REFUSED_VALUES.get((block, name), {}).get(str(options[name]))
                 if name in owned:
                     problems.append(_owned(block, name, owned[name], where))
+                elif refused:
+                    problems.append(_owned(block, f"{name}: {options[name]}", refused, where))
                 elif name not in known:
                     near = difflib.get_close_matches(name, known, n=3, cutoff=0)
                     nearest = ", ".join(f"`{one}`" for one in near)
                     problems.append(StokerError("STK111", where, option=name, block=block, nearest=nearest))
     return problems
+
+
+def schedule_options(schedule: str) -> list[str]:
+    """What `lr_scheduler_kwargs` may hold for a schedule."""
+    return _content()["schedules"][schedule]
 
 
 def _rules(block: str, model: Any) -> tuple[dict[str, str], list[str]]:

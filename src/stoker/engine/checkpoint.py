@@ -18,14 +18,20 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from stoker.engine import parallel
+from stoker.engine import exact, parallel
+from stoker.errors import StokerError
 from stoker.rundir import files
 
 FORMAT = 1
 INDEX_NAME = "state.json"
 TENSORS_NAME = "state.safetensors"
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of an element."""
+
 Tensors = dict[str, torch.Tensor]
+States = dict[torch.Tensor, dict[str, Any]]
+"""An optimizer's state by parameter and field."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,29 @@ class TrainingState:
         return _optimizer_index(self.model, self.optimizer, tensors, keep=keep)
 
     def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
-        """Load what `gather_optimizer` returned."""
-        _load_optimizer(self.model, self.optimizer, index, tensors)
+        """Load what `gather_optimizer` returned; what is loaded must equal it bit for bit."""
+        names, states = _names(self.model), {}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                entry = index["parameters"].get(names[id(parameter)])
+                if entry is not None:
+                    states[parameter] = {field: _value(item, tensors, parameter) for field, item in entry.items()}
+        self.put(_groups(self.optimizer, index, names), states)
+        _require_loaded(self.model, self.optimizer, index, tensors)
+
+    def put(self, groups: list[dict[str, Any]], states: States) -> None:
+        """Put groups and states into the optimizer.
+
+        Its own `load_state_dict` places each tensor, but casts states to their parameter's type: that is undone.
+        """
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        by_position = {number: states[one] for number, one in enumerate(parameters) if one in states}
+        self.optimizer.load_state_dict({"state": by_position, "param_groups": groups})
+        for parameter, saved in states.items():
+            state = self.optimizer.state[parameter]
+            for field, placed in state.items():
+                if isinstance(saved[field], torch.Tensor) and saved[field].dtype != placed.dtype:
+                    state[field] = saved[field].to(placed.device)
 
 
 def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
@@ -139,27 +166,53 @@ def _optimizer_index(
     return {"groups": groups, "parameters": parameters}
 
 
-def _load_optimizer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: dict[str, Any], tensors: Any
-) -> None:
-    """Load through the optimizer's own `load_state_dict`, which places each tensor."""
-    names = _names(model)
+def _groups(optimizer: torch.optim.Optimizer, index: dict[str, Any], names: dict[int, str]) -> list[dict[str, Any]]:
+    """The optimizer's groups with the saved options, in the form of `load_state_dict`."""
     saved_options = {name: group["options"] for group in index["groups"] for name in group["parameters"]}
-    state: dict[int, dict[str, Any]] = {}
-    groups = []
+    groups: list[dict[str, Any]] = []
     position = 0
     for group in optimizer.param_groups:
-        first = position
-        for parameter in group["params"]:
-            entry = index["parameters"].get(names[id(parameter)])
-            if entry is not None:
-                state[position] = {field: _value(item, tensors, parameter) for field, item in entry.items()}
-            position += 1
         options = {key: value for key, value in group.items() if key != "params"}
         if group["params"]:
             options |= saved_options.get(names[id(group["params"][0])], {})
-        groups.append({**options, "params": list(range(first, position))})
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+        groups.append({**options, "params": list(range(position, position + len(group["params"])))})
+        position += len(group["params"])
+    return groups
+
+
+def _require_loaded(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: dict[str, Any], tensors: Any
+) -> None:
+    """Refuse states that are not those of the checkpoint: the training would not be the one it says it is.
+
+    Read from the file again, one at a time: no digest is computed, and no second copy of the state is held.
+    """
+    saved, parameters = index["parameters"], dict(model.named_parameters())
+    loaded = {name: optimizer.state[one] for name, one in parameters.items() if one in optimizer.state}
+    for name in {**saved, **loaded}:
+        before, now = saved.get(name, {}), loaded.get(name, {})
+        for field in {**before, **now}:
+            there = field in before and field in now
+            if not there or not _same(now[field], _value(before[field], tensors, parameters[name])):
+                raise unlike(f"{name}/{field}")
+
+
+def unlike(state: str) -> StokerError:
+    """The error of a state that is not loaded as it was saved."""
+    return StokerError("STK430", state=state)
+
+
+def _same(found: Any, saved: Any) -> bool:
+    """Whether two values are equal bit for bit; a number may have become a tensor."""
+    if not isinstance(saved, torch.Tensor):
+        return bool(found == saved)
+    one, other = exact.local(found), exact.local(saved)
+    return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the host as integers: every NaN and both zeros are told apart."""
+    return tensor.detach().cpu().view(_INTEGERS[tensor.element_size()])
 
 
 def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:

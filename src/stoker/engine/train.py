@@ -192,7 +192,7 @@ def _require_tier(opened: Opened, found: Checkpoint) -> None:
         raise StokerError("STK410", reason=other)
     tier, changed = _tier(opened, found), _changed(opened, found)
     if allowed == "exact" and tier not in ("EXACT", "FORK"):
-        raise StokerError("STK420", tier=tier, changed=", ".join(changed) or opened.plan.device)
+        raise StokerError("STK420", tier=tier, changed=", ".join(changed) or moves.unprovable(opened.plan))
 
 
 def _other_training(opened: Opened, found: Checkpoint) -> str:

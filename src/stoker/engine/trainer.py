@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, guard, models, parallel, reading, zero
+from stoker.engine import checkpoint, exact, guard, models, paged, parallel, reading, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.parallel import Ranks
@@ -310,7 +310,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     @property
     def _training_state(self) -> checkpoint.TrainingState:
-        kind = zero.ZeroState if self.is_deepspeed_enabled else checkpoint.TrainingState
+        kind: type[checkpoint.TrainingState] = checkpoint.TrainingState
+        if self.is_deepspeed_enabled:
+            kind = zero.ZeroState
+        elif self.args.optim.startswith("paged_"):
+            kind = paged.PagedState
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

@@ -52,15 +52,21 @@ class ZeroState(TrainingState):
         return {"groups": [], "parameters": parameters}
 
     def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
-        """Load each rank's partitions and the step count."""
+        """Load each rank's partitions and the step count; what is loaded must equal what was saved."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
         states = self._begin()
         if not index["parameters"]:
             return  # no update was done yet
         for name, parameter in self.model.named_parameters():
             for field in _FIELDS if name in index["parameters"] else ():
-                _set(parameter, tensors.get_tensor(index["parameters"][name][field]["tensor"]), field)
-        saved = next(iter(index["parameters"].values()))["step"]
-        step = tensors.get_tensor(saved["tensor"]) if "tensor" in saved else saved["value"]
+                saved = tensors.get_tensor(index["parameters"][name][field]["tensor"])
+                _set(parameter, saved, field)
+                # By value: stage 2 adds the ranks' parts, after which a zero has no sign.
+                if not torch.equal(safe_get_full_optimizer_state(parameter, field).cpu(), saved):
+                    raise checkpoint.unlike(f"{name}/{field}")
+        counted = next(iter(index["parameters"].values()))["step"]
+        step = tensors.get_tensor(counted["tensor"]) if "tensor" in counted else counted["value"]
         for state in states:
             state["step"] = self._counter(float(step), state["exp_avg"])
 

@@ -40,6 +40,8 @@ def _needed(run: Run) -> list[tuple[str, str, str]]:
         needed.append(("train.optimizer", run.train.optimizer, "bitsandbytes"))
     if run.where.strategy.startswith("zero") or run.native.deepspeed:
         needed.append(("where.strategy", run.where.strategy, "deepspeed"))
+    if run.native.trainer.get("use_liger_kernel"):
+        needed.append(("native.trainer.use_liger_kernel", "true", "liger_kernel"))
     if "report_to" not in run.native.trainer:
         needed.append(("native.trainer.report_to", "tensorboard", "tensorboard"))
     return needed

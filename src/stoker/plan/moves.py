@@ -5,6 +5,7 @@ torch.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,14 +105,29 @@ def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if before.get(key) != now.get(key)]
 
 
-def provable(device: str, *, deterministic: bool) -> bool:
-    """Whether equal fingerprints mean equal bits on this device."""
-    return device == "cpu" or (device == "cuda" and deterministic)
+def provable(device: str, *, deterministic: bool, compiled: bool) -> bool:
+    """Whether equal fingerprints mean equal bits on this device.
+
+    `torch.compile` makes kernels for the shapes that this process has seen so far: a resumed one has seen others.
+    """
+    return not compiled and (device == "cpu" or (device == "cuda" and deterministic))
+
+
+def compiles(trainer: Mapping[str, Any]) -> bool:
+    """Whether options of the Trainer switch `torch.compile` on; naming a backend or a mode does."""
+    names = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    return any(trainer.get(name) for name in names)
+
+
+def unprovable(plan: Plan) -> str:
+    """Why a resume is not EXACT although nothing changed: the option or the device."""
+    return "native.trainer.torch_compile" if compiles(plan.native.trainer) else plan.device
 
 
 def tier(plan: Plan, differences: list[str]) -> str:
     """How exactly a run resumes on the same data."""
-    same = not differences and provable(plan.device, deterministic=plan.deterministic)
+    compiled = compiles(plan.native.trainer)
+    same = not differences and provable(plan.device, deterministic=plan.deterministic, compiled=compiled)
     return "EXACT" if same else "SAMPLE-EXACT"
 
 
@@ -163,7 +179,10 @@ def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
         return []
     keys = []
     if found.tier == "SAMPLE-EXACT" and not found.changed:
-        keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
+        if compiles(plan.native.trainer):
+            keys.append("why.resume.compiled")
+        else:
+            keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
     if found.tier == "EXACT":
         keys.append("why.resume.unseen")
     return [Reason(about="resume", key=key, fields={"unseen": ", ".join(found.unseen)}) for key in keys]

@@ -140,8 +140,10 @@ def _comparable(constraints: Constraints) -> Earlier | None:
         "attention": constraints.attention,
         "arrange": constraints.arrange,
     }
+    run = constraints.run
+    compiled = moves.compiles(run.native.trainer)
     same = (
-        moves.provable(machine.kind, deterministic=constraints.run.train.deterministic)
+        moves.provable(machine.kind, deterministic=run.train.deterministic, compiled=compiled)
         and earlier
         and earlier.keeps(parts)
     )

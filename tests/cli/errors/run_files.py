@@ -330,6 +330,18 @@ NATIVE: Table = {
         BOTH + "native: {vllm: {host: 0.0.0.0}}\n",
         [err("STK122", "run.yaml:3: native.vllm.host", "stoker serve")],
     ),
+    "an option of another schedule": (
+        BOTH + "train: {schedule: linear}\nnative: {trainer: {lr_scheduler_kwargs: {num_cycles: 2}}}\n",
+        [err("STK111", "run.yaml:4: native.trainer.lr_scheduler_kwargs.num_cycles")],
+    ),
+    "an adapter that is set up from the data": (
+        BOTH + "native: {lora: {init_lora_weights: eva}}\n",
+        [err("STK144", "run.yaml:3: native.lora.init_lora_weights", "use_dora")],
+    ),
+    "an adapter with state of its own": (
+        BOTH + "native: {lora: {monteclora_config: {}}}\n",
+        [err("STK145", "run.yaml:3: native.lora.monteclora_config", "use_dora")],
+    ),
     "a queue's notice": (
         BOTH + "native: {slurm: {signal: 'B:USR1@60'}}\n",
         [err("STK138", "run.yaml:3: native.slurm.signal", "slurm/job.sh")],

@@ -30,6 +30,14 @@ def test_every_other_option_of_the_engine_passes(block: str) -> None:
     assert problems(f"{{{block}: {{{', '.join(f'{name}: 1' for name in free)}}}}}") == []
 
 
+@pytest.mark.parametrize("value", list(native.REFUSED_VALUES["lora", "init_lora_weights"]))
+def test_an_adapter_that_cannot_be_set_up_or_resumed_is_refused_by_its_value(value: str) -> None:
+    code = native.REFUSED[native.REFUSED_VALUES["lora", "init_lora_weights"][value]]
+    found = problems(f"{{lora: {{init_lora_weights: {value}}}}}")
+    assert found == [(code, f"init_lora_weights: {value}")]
+    assert problems("{lora: {init_lora_weights: pissa}}") == []
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
 def test_a_shape_takes_the_options_of_its_configuration(family: str) -> None:
     shape = SHAPE.format(family=family)

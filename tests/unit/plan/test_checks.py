@@ -12,7 +12,7 @@ from stoker.facts import shapes
 from stoker.facts.machine import Machine
 from stoker.plan import checks
 
-ALL = {"torch": "2", "peft": "1", "bitsandbytes": "1", "tensorboard": "2"}
+ALL = {"torch": "2", "peft": "1", "bitsandbytes": "1", "tensorboard": "2", "liger_kernel": "0"}
 
 
 def check(
@@ -52,6 +52,7 @@ def test_learned_positions_that_reach_and_rotary_ones_pass() -> None:
         ("tune: {method: qlora}", "bitsandbytes", "tune.method"),
         ("train: {optimizer: adamw_8bit}", "bitsandbytes", "train.optimizer"),
         ("train: {optimizer: paged_adamw_8bit}", "bitsandbytes", "train.optimizer"),
+        ("native: {trainer: {use_liger_kernel: true}}", "liger_kernel", "native.trainer.use_liger_kernel"),
         ("", "tensorboard", "native.trainer.report_to"),
     ],
 )

@@ -156,6 +156,18 @@ def test_without_deterministic_kernels_cuda_is_never_exact_and_says_why() -> Non
     assert reason(again, "resume") == "why.resume.kernels"
 
 
+@pytest.mark.parametrize(
+    "option", ["torch_compile: true", "torch_compile_backend: inductor", "torch_compile_mode: default"]
+)
+def test_a_compiled_model_is_never_exact_and_says_why(option: str) -> None:
+    text = f"{LORA}native: {{trainer: {{{option}}}}}\n"
+    again = plan(text, box(), earlier=left(plan(text, box()), box()))
+    assert again.resume is not None
+    assert (again.resume.tier, again.resume.changed) == ("SAMPLE-EXACT", [])
+    assert reason(again, "resume") == "why.resume.compiled"
+    assert moves.unprovable(again) == "native.trainer.torch_compile"
+
+
 def test_a_mac_is_never_exact_and_says_why() -> None:
     mac = box("M4 Max")
     again = plan(LORA, mac, earlier=left(plan(LORA, mac), mac))
