@@ -30,7 +30,7 @@ from stoker.launch import programs, tools
 from stoker.plan import choices
 from stoker.plan.plan import Plan
 from stoker.plan.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
-from stoker.rundir import artifacts, files
+from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes, starting
 
@@ -143,12 +143,13 @@ def token(run_dir: RunDir) -> str:
             raise StokerError("STK627", variable=env.API_TOKEN.name)
         return given
     path = run_dir.token_file
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    path.chmod(0o600)
-    return path.read_text(encoding="utf-8").strip()
+    with os.fdopen(in_place.descriptor(path, os.O_RDWR, mode=0o600), "r+", encoding="utf-8") as file:
+        path.chmod(0o600)
+        kept = file.read().strip()
+        if not kept:
+            kept = secrets.token_urlsafe(32)
+            file.write(kept + "\n")
+    return kept
 
 
 def find_engine() -> tuple[Engine, Path]:
@@ -254,9 +255,8 @@ def launch(
     run_dir: RunDir, model: Model, serving: Serving, python: Path, port: int
 ) -> tuple[Server, "subprocess.Popen[bytes]"]:
     """Start the server in its own session; output goes to `logs/serve-<n>.log`."""
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
     log = run_dir.logs / f"serve-{1 + len(list(run_dir.logs.glob('serve-*.log')))}.log"
-    with log.open("wb") as output:
+    with in_place.appending(log, run_dir.path) as output:
         process = subprocess.Popen(  # noqa: S603  # a known program, no shell
             [str(python), *command(model, serving, run_dir.name, port)],
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from stoker import messages
 from stoker.api.figures import loss, size
 from stoker.api.handle import open_run
 from stoker.api.run_progress import RunProgress, wait_a_little
+from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
@@ -24,13 +25,26 @@ from stoker.terminal.progress import STATES
 
 def runs(*, as_json: bool) -> None:
     """List the runs of the runs folder."""
-    found = sorted((_facts(run_dir) for run_dir in layout.all_runs()), key=lambda run: run["started"], reverse=True)
+    refused: list[StokerError] = []
+    listed = (_listed(run_dir, refused) for run_dir in layout.all_runs())
+    found = sorted((one for one in listed if one), key=lambda run: run["started"], reverse=True)
     if as_json:
         console.data_json(found)
     elif found:
         console.table(_table(found))
-    else:
+    elif not refused:
         console.talk("runs.none", folder=layout.runs_folder())
+    for one in refused:
+        console.talk("runs.refused", what=one.what, code=one.code)
+
+
+def _listed(run_dir: RunDir, refused: list[StokerError]) -> dict[str, Any]:
+    """Facts about one run; empty for one that cannot be read, whose error goes to `refused`."""
+    try:
+        return _facts(layout.checked(run_dir))
+    except StokerError as error:
+        refused.append(error)
+        return {}
 
 
 def _facts(run_dir: RunDir) -> dict[str, Any]:

@@ -164,7 +164,9 @@ def _begun(run_file: RunFile) -> RunDir | None:
     try:
         run_dir = layout.find(str(run_file.run.name))
         return None if layout.changed_words(run_dir.run(), run_file.run) else run_dir
-    except StokerError:
+    except StokerError as error:
+        if error.code == "STK520":
+            raise
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
-from stoker.rundir import events, files
+from stoker.rundir import events, files, in_place
 from stoker.rundir.layout import RunDir
 from stoker.supervise import starting
 
@@ -64,7 +64,7 @@ def ask_engine(program: str, run_dir: RunDir, *arguments: str) -> str:
 def open_engine(program: str, run_dir: RunDir, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`stoker.engine.<program>` to talk with: lines to its stdin, answers from its stdout."""
     check_engine()
-    with _log(program, run_dir).open("ab") as log:
+    with in_place.appending(_log(program, run_dir), run_dir.path) as log:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             _command(program, run_dir.path, *arguments),
             stdin=subprocess.PIPE,
@@ -123,7 +123,6 @@ def _variables(run_dir: RunDir) -> dict[str, str]:
 
 
 def _log(program: str, run_dir: RunDir) -> Path:
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
     return run_dir.logs / f"{program}.log"
 
 

@@ -16,7 +16,7 @@ from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.launch import programs
 from stoker.plan import ending
-from stoker.rundir import files, lock
+from stoker.rundir import files, in_place, lock
 from stoker.rundir.layout import RunDir
 from stoker.supervise import limits, processes, starting
 
@@ -85,7 +85,7 @@ def _fail(run_dir: RunDir, run: Run) -> None:
 
 def ask_to_stop(run_dir: RunDir) -> None:
     """Ask it to commit a checkpoint at the next step boundary and stop."""
-    run_dir.stop_file.touch()
+    in_place.touch(run_dir.stop_file)
 
 
 def running_pid(run_dir: RunDir) -> int | None:

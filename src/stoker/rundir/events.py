@@ -41,13 +41,14 @@ After a resume, steps since the checkpoint are written again: the last line of a
 import contextlib
 import datetime
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.rundir import files
+from stoker.rundir import files, in_place
 
 _STEP = b'"event": "step"'
 _FIGURE = (int, float)
@@ -73,13 +74,12 @@ class EventLog:
     On a full or failing disk lines wait in memory for the next one: training does not end for its diary.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+    def __init__(self, path: Path | None) -> None:
+        """Open a log; None for one that nobody reads, of a rank that is not the first."""
+        is_cut = path is not None and path.exists() and path.stat().st_size and not _ends_whole(path)
         self._lock = threading.Lock()
-        self._pending = bytearray()
-        if path.stat().st_size and not _ends_whole(path):
-            self._pending += b"\n"  # a kill cut the last line; keep it apart from ours
+        self._pending = bytearray(b"\n" if is_cut else b"")  # a kill cut the last line; it is kept apart from ours
+        self._file = Path(os.devnull).open("ab", 0) if path is None else in_place.appending(path)  # noqa: SIM115
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""

@@ -73,8 +73,10 @@ def _replace(path: Path, text: str, write: Callable[[Path, str], None]) -> None:
 
 
 def _write_unsynced(path: Path, text: str) -> None:
-    """Write `text` under its own name, and leave the rest to the system."""
-    path.write_text(text, encoding="utf-8", newline="\n")
+    """Write `text` into a new file, and leave the rest to the system."""
+    path.unlink(missing_ok=True)
+    with path.open("x", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def json_text(value: Any) -> str:
@@ -83,8 +85,9 @@ def json_text(value: Any) -> str:
 
 
 def write_through(path: Path, text: str) -> None:
-    """Write `text` under its own name and sync it: for readers who can tell half of it from all of it."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    """Write `text` into a new file of this name and sync it: for readers who can tell half of it from all of it."""
+    path.unlink(missing_ok=True)  # left by a crash, or a stranger's link
+    with path.open("x", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
