@@ -20,7 +20,11 @@ from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
+from stoker.terminal.plain_text import last_state
 from stoker.terminal.progress import STATES
+
+_LONGEST_LINE_BYTES = 1 << 20
+"""A longer line of a log is printed in parts."""
 
 
 def runs(*, as_json: bool) -> None:
@@ -106,29 +110,33 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
     path: Path | None = training.newest_log(run_dir)
     while path is not None:
         with path.open("rb") as log:
-            for line in log if lines is None else deque(log, maxlen=lines):
-                console.piece(line.decode("utf-8", errors="replace"))
+            read = iter(lambda: log.readline(_LONGEST_LINE_BYTES), b"")
+            for line in read if lines is None else deque(read, maxlen=lines):
+                console.piece(last_state(line.decode("utf-8", errors="replace")))
             lines = None
             path = _follow(run_dir, path, log) if follow else None
 
 
 def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
-    """Print until the run ends; returns the next attempt's log if the supervisor has started one."""
+    """Print whole lines until the run ends; returns the next attempt's log if the supervisor has started one."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    running = True
+    running, begun, newest = True, "", path
     try:
-        while running:
+        while running and newest == path:
             # Checked before reading, so that the last lines of a process are printed.
             running = training.is_running(run_dir)
-            if chunk := log.read():
-                console.piece(decoder.decode(chunk))
-            elif running:
+            while chunk := log.read(_LONGEST_LINE_BYTES):
+                *lines, begun = (begun + decoder.decode(chunk)).split("\n")
+                for line in lines:
+                    console.piece(last_state(line + "\n"))
+                begun = begun[-_LONGEST_LINE_BYTES:]
+            if running:
                 wait_a_little()
-                if (newest := training.newest_log(run_dir)) != path and not log.peek():
-                    return newest
+                newest = path if log.peek() else training.newest_log(run_dir)
     except KeyboardInterrupt:
         return None
-    return None
+    console.piece(last_state(begun))
+    return newest if newest != path else None
 
 
 def stop(name: str) -> None:
