@@ -192,7 +192,7 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
         # Its server reads no settings but the model's: a model that was not exported would not stop at the end of turn.
         raise StokerError("STK604", name=run_dir.name)
     if adapter_config.is_file():
-        _check_beside(run_dir, run, files.read_json(adapter_config))
+        _check_beside(run_dir, run, files.read_object(adapter_config))
     programs.run_engine("serving", run_dir, lambda _: None)
     settings = artifacts.aside(run_dir, "serving").resolve()
     if not adapter_config.is_file():
@@ -217,7 +217,7 @@ def _check_beside(run_dir: RunDir, run: Run, adapter: dict[str, Any]) -> None:
 
 def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     """How the model is served on this machine."""
-    config = files.read_json(model.folder / "config.json")
+    config = files.read_object(model.folder / "config.json")
     shape = shapes.from_config(config)
     if shape is None:
         raise StokerError("STK205", model=model.folder)
@@ -225,7 +225,7 @@ def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     adapter = None
     if model.adapter:
         dtype = files.read_record(run_dir.plan_file, Plan).native.model["dtype"]
-        adapter = _adapter(files.read_json(model.adapter / "adapter_config.json"))
+        adapter = _adapter(files.read_object(model.adapter / "adapter_config.json"))
     return make_serving(
         ServingInputs(
             name=run_dir.name,

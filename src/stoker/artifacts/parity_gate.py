@@ -86,7 +86,7 @@ def make_reference(run_dir: RunDir, on_event: OnEvent = lambda _: None) -> Refer
 
 
 def _read(run_dir: RunDir) -> Reference:
-    return Reference.model_validate(files.read_json(artifacts.reference_file(run_dir)))
+    return files.read_record(artifacts.reference_file(run_dir), Reference)
 
 
 # ---- a folder

@@ -221,7 +221,7 @@ class Train(_Section):
     """Passes over the data. An epoch has ceil(sequences / batch) steps; the last step may be smaller."""
     steps: Annotated[int, Field(ge=1), NotTruth] | None = None
     """Stop after this many optimizer steps instead of after `epochs`."""
-    batch: Annotated[int, Field(ge=1), NotTruth] = 16
+    batch: Annotated[int, Field(ge=1, le=1_000_000), NotTruth] = 16
     """Sequences per optimizer step over all devices. Never changed by Stoker."""
     learning_rate: Annotated[float, Field(gt=0, lt=10), NotTruth] = 2e-4
     """Peak learning rate."""

@@ -117,9 +117,9 @@ def _command(program: str, folder: Path, *arguments: str) -> list[str]:
 
 def _variables(run_dir: RunDir) -> dict[str, str]:
     """Every program of a run uses the GPUs that the plan chose."""
-    chosen = files.read_json(run_dir.plan_file)["env"] if run_dir.plan_file.exists() else {}
+    chosen = files.read_object(run_dir.plan_file).get("env") if run_dir.plan_file.exists() else {}
     name = env.CUDA_VISIBLE_DEVICES.name
-    return {name: chosen[name]} if name in chosen else {}
+    return {name: str(chosen[name])} if isinstance(chosen, dict) and name in chosen else {}
 
 
 def _log(program: str, run_dir: RunDir) -> Path:

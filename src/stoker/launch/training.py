@@ -140,10 +140,11 @@ def require_idle(run_dir: RunDir) -> None:
 
 def newest_log(run_dir: RunDir) -> Path:
     """The log of the newest attempt."""
-    logs = sorted(run_dir.logs.glob("train-*-rank0.log"), key=lambda path: int(path.name.split("-")[1]))
-    if not logs:
+    logs = {path.name.split("-")[1]: path for path in run_dir.logs.glob("train-*-rank0.log")}
+    attempts = [attempt for attempt in logs if attempt.isdecimal()]
+    if not attempts:
         raise StokerError("STK505", name=run_dir.name)
-    return logs[-1]
+    return logs[max(attempts, key=int)]
 
 
 def _is_training(pid: int, run_dir: RunDir) -> bool:

@@ -23,6 +23,7 @@ ENGLISH: dict[str, str] = {
     "yaml.document": "a second document starts here; a run file has only one",
     "yaml.control": "the character {code} is not allowed in a text file",
     "yaml.deep": "lists and mappings are nested too deeply",
+    "yaml.number": "the number `{number}` is too large",
     "yaml.key": "a key must be a string",
     "yaml.space": "a space is missing after `:`",
     "yaml.space_character": "a key starts or ends with a full-width or no-break space",

@@ -23,6 +23,7 @@ CHINESE: dict[str, str] = {
     "yaml.document": "这里开始了第二个文档；一个文件只能有一个运行",
     "yaml.control": "文本文件中不能有字符 {code}",
     "yaml.deep": "列表与映射嵌套太深",
+    "yaml.number": "数字 `{number}` 过大",
     "yaml.key": "键必须是文本",
     "yaml.space": "`:` 后面缺少空格",
     "yaml.space_character": "键的首尾有特殊空格（全角或不换行空格）",

@@ -453,9 +453,9 @@ def _read_commit(path: Path) -> Commit | str:
 def parse_commit(text: str) -> Commit | str:
     """A record from its text, or what is wrong with it."""
     try:
-        said = json.loads(text)
+        said = files.parse_json(text)
         commit = Commit.model_validate(said)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return f"{COMMIT_NAME} cannot be read: {str(error).splitlines()[0]}"
     if commit.format != FORMAT:
         return f"format {commit.format} instead of {FORMAT}"
