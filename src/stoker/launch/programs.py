@@ -5,13 +5,14 @@ terminal, is in `training.py`.
 """
 
 import importlib.util
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker import env
+from stoker import env, messages
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
 from stoker.rundir import events, files, in_place
 from stoker.rundir.layout import RunDir
@@ -103,6 +104,8 @@ def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int
             problems.clear()
     if code == EXIT_USER and problems:
         raise StokerErrors(problems)
+    if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:  # the kernel's end of a chat template without one
+        raise StokerError("STK513", tokenizer=run_dir.name, reason=messages.text("template.endless"))
     raise StokerError("STK409", program=program, exit_code=code, log=_log(program, run_dir))
 
 

@@ -1315,4 +1315,8 @@ ENGLISH: dict[str, str] = {
     "files.unusual": "neither a plain file nor a folder",
     "files.names": "another name (hard link) leads to the same file",
     "files.deep": "folders are nested too deeply",
+    "template.time": "rendering took more than {seconds} s of processor time",
+    "template.endless": "rendering did not end and was stopped",
+    "template.memory": "rendering takes more than {size} GiB of memory",
+    "template.size": "it renders one conversation to more than {count} characters",
 }

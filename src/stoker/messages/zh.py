@@ -1315,4 +1315,8 @@ CHINESE: dict[str, str] = {
     "files.unusual": "既不是普通文件，也不是文件夹",
     "files.names": "还有另一个名字（硬链接）指向同一文件",
     "files.deep": "文件夹嵌套过深",
+    "template.time": "渲染占用的处理器时间超过 {seconds} 秒",
+    "template.endless": "渲染没有结束，已被中止",
+    "template.memory": "渲染需要超过 {size} GiB 内存",
+    "template.size": "一段对话渲染后超过 {count} 个字符",
 }
