@@ -150,3 +150,49 @@ def _reached(start: str, below: dict[str, set[str]]) -> set[str]:
             reached.add(module)
             waiting.extend(below[module])
     return reached
+
+
+OPENERS = {
+    "rundir/in_place.py",
+    "rundir/files.py",
+    "rundir/nodes.py",
+    "store/directory.py",
+    "store/s3.py",
+    "store/ssh.py",
+}
+"""The opener of files written in place; new files that are renamed; stores, whose files are no run's."""
+
+
+def test_files_written_in_place_have_one_opener() -> None:
+    """Elsewhere nothing is touched, opened to append, or opened past Python's own `open`: it would follow a link."""
+    found = {
+        f"{path.relative_to(SOURCE).as_posix()}:{line}"
+        for path in MODULES
+        if path.relative_to(SOURCE).as_posix() not in OPENERS
+        for line in _written_in_place(path.read_text(encoding="utf-8"))
+    }
+    known = {one for one in found if one.startswith(("rundir/events.py:", "store/fetch.py:"))}
+    assert found == known, found - known
+    assert len(known) == 2  # the null device; a download's own part, in a folder that was looked at
+
+
+def test_a_second_opener_is_found() -> None:
+    text = 'a.open("ab")\nb.touch()\nos.open(c, 1)\nd.open(mode="a")\ne.open("rb")\nf.open("x")\n'
+    assert list(_written_in_place(text)) == [1, 2, 3, 4]
+
+
+def _written_in_place(text: str) -> Iterator[int]:
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name, owner = node.func.attr, node.func.value
+        modes = [
+            one.value for one in (*node.args, *(key.value for key in node.keywords)) if isinstance(one, ast.Constant)
+        ]
+        is_os = isinstance(owner, ast.Name) and owner.id == "os"
+        is_ours = isinstance(owner, ast.Name) and owner.id in ("in_place", "tape", "self")
+        appends = name == "open" and any(
+            isinstance(mode, str) and mode in ("a", "ab", "at", "r+", "rb+") for mode in modes
+        )
+        if appends or (name == "open" and is_os) or (name == "touch" and not is_ours):
+            yield node.lineno

@@ -30,7 +30,7 @@ def fork(parent: RunDir, name: str, overrides: Sequence[str], *, weights_only: b
     """
     told = parent.file()
     run_file = load.again(told.text, told.name, told.folder, [*told.overrides, *overrides, f"name={name}"], name)
-    run_dir = RunDir(layout.runs_folder() / name)
+    run_dir = layout.named(name)
     if run_dir.manifest_file.exists():
         before = run_dir.manifest().forked_from
         if before is None or before.get("run") != parent.name:

@@ -24,7 +24,7 @@ def prepare(run: RunSource, overrides: Mapping[str, Any] | None = None) -> Repor
 @contextmanager
 def created(run_file: RunFile) -> Iterator[RunDir]:
     """The run directory of a run file, with the run file in it; for the block nobody else starts the run."""
-    run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
+    run_dir = layout.named(str(run_file.run.name))
     with training.claimed(run_dir):
         layout.create(run_file)
         yield run_dir

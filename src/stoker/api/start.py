@@ -59,7 +59,7 @@ class Started:
 
 def begin(run_file: RunFile, listener: Listener) -> Started:
     """Everything up to the supervisor's start; a trainer that lost its supervisor gets a new one."""
-    run, run_dir = run_file.run, RunDir(layout.runs_folder() / str(run_file.run.name))
+    run, run_dir = run_file.run, layout.named(str(run_file.run.name))
     if left := training.orphan(run_dir):
         listener.tell("train.adopted", pid=left)
         return _start(run_dir)

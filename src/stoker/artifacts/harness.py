@@ -7,7 +7,7 @@ from typing import Any
 from stoker.errors import StokerError
 from stoker.launch import tools
 from stoker.launch.tools import Tool
-from stoker.rundir import files
+from stoker.rundir import files, in_place
 from stoker.rundir.layout import RunDir
 
 TOOL = Tool("lm_eval", "lm_eval", '"lm-eval[hf]"')
@@ -26,7 +26,6 @@ def run(run_dir: RunDir, folder: Path, task_names: str, device: str, *, chat: bo
     python = tools.require(TOOL)
     results = run_dir.evals / "harness"
     log = run_dir.logs / "harness.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     before = set(results.rglob("results_*.json"))
     command = [
         *(str(python), "-X", "utf8", "-m", "lm_eval", "run"),
@@ -35,7 +34,7 @@ def run(run_dir: RunDir, folder: Path, task_names: str, device: str, *, chat: bo
         *("--output_path", str(results.resolve())),
         *(["--apply_chat_template"] if chat else []),
     ]
-    with log.open("ab") as words:
+    with in_place.appending(log, run_dir.path) as words:
         done = subprocess.run(  # noqa: S603  # the tool's own program, no shell
             command, stdin=subprocess.DEVNULL, stdout=words, stderr=words, check=False
         )

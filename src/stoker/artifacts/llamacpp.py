@@ -21,6 +21,7 @@ from stoker.artifacts.endpoint import Endpoint
 from stoker.errors import StokerError
 from stoker.facts import machine
 from stoker.launch import tools
+from stoker.rundir import in_place
 from stoker.rundir.layout import RunDir
 
 CONTEXT_TOKENS = 2048
@@ -41,10 +42,13 @@ def serving(run_dir: RunDir, model: Path, context: int = CONTEXT_TOKENS) -> Iter
     """Serve a GGUF file of a run; output goes to `logs/llamacpp.log`."""
     python = tools.require(tools.LLAMACPP)
     token = secrets.token_urlsafe(32)
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
     log = run_dir.logs / "llamacpp.log"
     script = resources.files("stoker.engine.foreign").joinpath("stoker_llamacpp.py")
-    with resources.as_file(script) as path, tempfile.TemporaryDirectory() as temporary, log.open("ab") as words:
+    with (
+        resources.as_file(script) as path,
+        tempfile.TemporaryDirectory() as temporary,
+        in_place.appending(log, run_dir.path) as words,
+    ):
         address = Path(temporary) / "address"
         stated = env.read(env.OMP_NUM_THREADS)
         threads = stated if stated.isdigit() else str(machine.cpu_count())

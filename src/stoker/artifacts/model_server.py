@@ -30,7 +30,7 @@ from stoker.launch import programs, tools
 from stoker.plan import choices
 from stoker.plan.plan import Plan
 from stoker.plan.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
-from stoker.rundir import artifacts, files
+from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes, starting
 
@@ -143,12 +143,13 @@ def token(run_dir: RunDir) -> str:
             raise StokerError("STK627", variable=env.API_TOKEN.name)
         return given
     path = run_dir.token_file
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-    path.chmod(0o600)
-    return path.read_text(encoding="utf-8").strip()
+    with os.fdopen(in_place.descriptor(path, os.O_RDWR, mode=0o600), "r+", encoding="utf-8") as file:
+        path.chmod(0o600)
+        kept = file.read().strip()
+        if not kept:
+            kept = secrets.token_urlsafe(32)
+            file.write(kept + "\n")
+    return kept
 
 
 def find_engine() -> tuple[Engine, Path]:
@@ -191,7 +192,7 @@ def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
         # Its server reads no settings but the model's: a model that was not exported would not stop at the end of turn.
         raise StokerError("STK604", name=run_dir.name)
     if adapter_config.is_file():
-        _check_beside(run_dir, run, files.read_json(adapter_config))
+        _check_beside(run_dir, run, files.read_object(adapter_config))
     programs.run_engine("serving", run_dir, lambda _: None)
     settings = artifacts.aside(run_dir, "serving").resolve()
     if not adapter_config.is_file():
@@ -216,7 +217,7 @@ def _check_beside(run_dir: RunDir, run: Run, adapter: dict[str, Any]) -> None:
 
 def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     """How the model is served on this machine."""
-    config = files.read_json(model.folder / "config.json")
+    config = files.read_object(model.folder / "config.json")
     shape = shapes.from_config(config)
     if shape is None:
         raise StokerError("STK205", model=model.folder)
@@ -224,7 +225,7 @@ def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     adapter = None
     if model.adapter:
         dtype = files.read_record(run_dir.plan_file, Plan).native.model["dtype"]
-        adapter = _adapter(files.read_json(model.adapter / "adapter_config.json"))
+        adapter = _adapter(files.read_object(model.adapter / "adapter_config.json"))
     return make_serving(
         ServingInputs(
             name=run_dir.name,
@@ -254,9 +255,8 @@ def launch(
     run_dir: RunDir, model: Model, serving: Serving, python: Path, port: int
 ) -> tuple[Server, "subprocess.Popen[bytes]"]:
     """Start the server in its own session; output goes to `logs/serve-<n>.log`."""
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
     log = run_dir.logs / f"serve-{1 + len(list(run_dir.logs.glob('serve-*.log')))}.log"
-    with log.open("wb") as output:
+    with in_place.appending(log, run_dir.path) as output:
         process = subprocess.Popen(  # noqa: S603  # a known program, no shell
             [str(python), *command(model, serving, run_dir.name, port)],
             stdin=subprocess.DEVNULL,

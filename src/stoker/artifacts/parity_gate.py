@@ -24,7 +24,7 @@ from stoker.errors import StokerError, StokerErrors
 from stoker.launch import programs
 from stoker.plan import parity_verdict
 from stoker.plan.parity_verdict import Observation, Prompt, Reference
-from stoker.rundir import artifacts, files
+from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.layout import RunDir
 
 Event = dict[str, Any]
@@ -86,7 +86,7 @@ def make_reference(run_dir: RunDir, on_event: OnEvent = lambda _: None) -> Refer
 
 
 def _read(run_dir: RunDir) -> Reference:
-    return Reference.model_validate(files.read_json(artifacts.reference_file(run_dir)))
+    return files.read_record(artifacts.reference_file(run_dir), Reference)
 
 
 # ---- a folder
@@ -102,7 +102,7 @@ def _look(run_dir: RunDir, name: str, folder: Path, on_event: OnEvent) -> Observ
 def _look_elsewhere(python: Path, run_dir: RunDir, folder: Path) -> Observation:
     """Through another environment's transformers: for formats that only a tool's own packages read."""
     log = run_dir.logs / "parity.log"
-    with tempfile.TemporaryDirectory() as temporary, log.open("ab") as words:
+    with tempfile.TemporaryDirectory() as temporary, in_place.appending(log, run_dir.path) as words:
         out = Path(temporary) / "seen.json"
         command = [python, "-I", "-X", "utf8", _OBSERVE, folder, artifacts.reference_file(run_dir), out]
         done = subprocess.run(  # noqa: S603  # our own program, no shell

@@ -17,7 +17,7 @@ from stoker.artifacts.llamacpp import LlamaCpp
 from stoker.errors import StokerError
 from stoker.launch import programs, tools, training
 from stoker.launch.tools import Tool
-from stoker.rundir import artifacts, files
+from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
@@ -94,8 +94,8 @@ def run_tool(tool: Tool, script: str, run_dir: RunDir, *arguments: str, refusal:
     A script that fails is an error, unless it wrote its reason to the file `refusal`.
     """
     python, log = tools.require(tool), run_dir.logs / "quantize.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with resources.as_file(resources.files("stoker.engine.foreign").joinpath(script)) as path, log.open("ab") as words:
+    foreign = resources.files("stoker.engine.foreign")
+    with resources.as_file(foreign.joinpath(script)) as path, in_place.appending(log, run_dir.path) as words:
         done = subprocess.run(  # noqa: S603  # our own script, no shell
             [str(python), "-I", "-X", "utf8", str(path), *arguments],
             stdin=subprocess.DEVNULL,

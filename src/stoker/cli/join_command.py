@@ -9,7 +9,6 @@ from stoker.cluster import assemble, node_daemon
 from stoker.config import load
 from stoker.launch import programs
 from stoker.rundir import layout
-from stoker.rundir.layout import RunDir
 
 
 def join(name: str, overrides: list[str]) -> None:
@@ -18,7 +17,7 @@ def join(name: str, overrides: list[str]) -> None:
     programs.check_engine()
     with run_file.located():
         if env.read(env.MEETING):  # in a shared folder the head prepares the data
-            run_dir = RunDir(layout.runs_folder() / str(run_file.run.name))
+            run_dir = layout.named(str(run_file.run.name))
             assemble.awaited(run_dir)
         else:
             with preparation.created(run_file) as run_dir:

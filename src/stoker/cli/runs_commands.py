@@ -15,22 +15,40 @@ from stoker import messages
 from stoker.api.figures import loss, size
 from stoker.api.handle import open_run
 from stoker.api.run_progress import RunProgress, wait_a_little
+from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
+from stoker.terminal.plain_text import last_state
 from stoker.terminal.progress import STATES
+
+_LONGEST_LINE_BYTES = 1 << 20
+"""A longer line of a log is printed in parts."""
 
 
 def runs(*, as_json: bool) -> None:
     """List the runs of the runs folder."""
-    found = sorted((_facts(run_dir) for run_dir in layout.all_runs()), key=lambda run: run["started"], reverse=True)
+    refused: list[StokerError] = []
+    listed = (_listed(run_dir, refused) for run_dir in layout.all_runs())
+    found = sorted((one for one in listed if one), key=lambda run: run["started"], reverse=True)
     if as_json:
         console.data_json(found)
     elif found:
         console.table(_table(found))
-    else:
+    elif not refused:
         console.talk("runs.none", folder=layout.runs_folder())
+    for one in refused:
+        console.talk("runs.refused", what=one.what, code=one.code)
+
+
+def _listed(run_dir: RunDir, refused: list[StokerError]) -> dict[str, Any]:
+    """Facts about one run; empty for one that cannot be read, whose error goes to `refused`."""
+    try:
+        return _facts(layout.checked(run_dir))
+    except StokerError as error:
+        refused.append(error)
+        return {}
 
 
 def _facts(run_dir: RunDir) -> dict[str, Any]:
@@ -92,29 +110,33 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
     path: Path | None = training.newest_log(run_dir)
     while path is not None:
         with path.open("rb") as log:
-            for line in log if lines is None else deque(log, maxlen=lines):
-                console.piece(line.decode("utf-8", errors="replace"))
+            read = iter(lambda: log.readline(_LONGEST_LINE_BYTES), b"")
+            for line in read if lines is None else deque(read, maxlen=lines):
+                console.piece(last_state(line.decode("utf-8", errors="replace")))
             lines = None
             path = _follow(run_dir, path, log) if follow else None
 
 
 def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
-    """Print until the run ends; returns the next attempt's log if the supervisor has started one."""
+    """Print whole lines until the run ends; returns the next attempt's log if the supervisor has started one."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    running = True
+    running, begun, newest = True, "", path
     try:
-        while running:
+        while running and newest == path:
             # Checked before reading, so that the last lines of a process are printed.
             running = training.is_running(run_dir)
-            if chunk := log.read():
-                console.piece(decoder.decode(chunk))
-            elif running:
+            while chunk := log.read(_LONGEST_LINE_BYTES):
+                *lines, begun = (begun + decoder.decode(chunk)).split("\n")
+                for line in lines:
+                    console.piece(last_state(line + "\n"))
+                begun = begun[-_LONGEST_LINE_BYTES:]
+            if running:
                 wait_a_little()
-                if (newest := training.newest_log(run_dir)) != path and not log.peek():
-                    return newest
+                newest = path if log.peek() else training.newest_log(run_dir)
     except KeyboardInterrupt:
         return None
-    return None
+    console.piece(last_state(begun))
+    return newest if newest != path else None
 
 
 def stop(name: str) -> None:

@@ -69,7 +69,7 @@ def _located(name: str, source: str | None) -> tuple[RunDir, str, Patient]:
     except StokerError as error:
         if error.code != "STK501" or source is None or not copies.is_run_name(name):
             raise
-        run_dir, text, folder, bandwidth = RunDir(layout.runs_folder() / name), source, Path.cwd(), None
+        run_dir, text, folder, bandwidth = layout.named(name), source, Path.cwd(), None
     if text is None:
         raise StokerError("STK661", name=run_dir.name)
     # A relative address of the command line starts in the current folder, one of a run file in the file's.

@@ -35,7 +35,7 @@ def fork(name: str, new: str, overrides: list[str], *, weights_only: bool, detac
     """Train a new run from the newest checkpoint of another one; the same command again goes on with it."""
     parent = layout.find(name)
     run_file = forking.fork(parent, new, overrides, weights_only=weights_only)
-    origin = RunDir(layout.runs_folder() / new).manifest().forked_from
+    origin = layout.named(new).manifest().forked_from
     assert origin is not None
     console.talk("train.forked", name=new, parent=parent.name, step=origin["step"])
     _train_here(run_file, detach=detach)

@@ -4,7 +4,9 @@
 no use for and which make a small file expand without bound. Knows nothing of what the keys mean.
 """
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,10 @@ _LARGEST_BYTES = 1 << 20
 """A larger file is data that was named by mistake, and YAML reads it for hours."""
 _DEEPEST = 30
 """Nesting beyond this is no run file, and would exhaust Python's stack."""
+_LARGEST_INTEGER = 1 << 64
+_LONGEST_NUMBER = 400
+"""Characters; a float has at most 309 digits before its point."""
+_SHOWN_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -124,18 +130,26 @@ class _Loader(yaml.SafeLoader):
 
 
 def scalar(text: str) -> Any:
-    """A plain scalar by YAML 1.2's core schema."""
+    """A plain scalar by YAML 1.2's core schema; an OverflowError for a number that no key can mean."""
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     if _INT.fullmatch(text):
-        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        return _bounded(text, lambda: int(text, 0) if text[:2] in ("0o", "0x") else int(text))
     if _FLOAT.fullmatch(text):
-        return float(text)
+        return _bounded(text, lambda: float(text))
     if _SPECIAL_FLOAT.fullmatch(text):
         return float(text.replace(".", ""))
     return text
+
+
+def _bounded(text: str, read: Callable[[], float]) -> float:
+    """The number; Python refuses to read or write thousands of digits, and a float ends in infinity."""
+    number = read() if len(text) <= _LONGEST_NUMBER else math.inf
+    if math.isinf(number) or (isinstance(number, int) and abs(number) > _LARGEST_INTEGER):
+        raise OverflowError(messages.text("yaml.number", number=f"{text[:_SHOWN_DIGITS]}..."))
+    return number
 
 
 def _convert(node: yaml.Node, path: KeyPath, document: Document, problems: list[StokerError]) -> Any:
@@ -145,7 +159,11 @@ def _convert(node: yaml.Node, path: KeyPath, document: Document, problems: list[
     if isinstance(node, yaml.SequenceNode):
         return [_convert(item, (*path, i), document, problems) for i, item in enumerate(node.value)]
     assert isinstance(node, yaml.ScalarNode)
-    return node.value if node.style else scalar(node.value)
+    try:
+        return node.value if node.style else scalar(node.value)
+    except OverflowError as error:
+        problems.append(StokerError("STK102", document.where(path), problem=error))
+        return None
 
 
 def _convert_mapping(

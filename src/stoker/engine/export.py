@@ -41,7 +41,7 @@ def main(path: Path) -> int:
         log.write(
             "exported",
             source=source.name,
-            dtype=files.read_json(folder / "config.json")["dtype"],
+            dtype=files.read_object(folder / "config.json")["dtype"],
             bytes=files.folder_bytes(folder),
             licence=licence(run_dir),
         )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
 
-from stoker.engine import models, reading
+from stoker.engine import models, reading, template_limits
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, files
@@ -78,8 +78,16 @@ def prompt_text(tokenizer: Any, messages: Messages, *, plain: bool) -> str:
     """The conversation rendered by the chat template; plain text for a completion model."""
     if plain:
         return "".join(message["content"] for message in messages)
-    with reading.named_whatever("STK513", tokenizer=tokenizer.name_or_path):
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return rendered(tokenizer, messages, add_generation_prompt=True)
+
+
+def rendered(tokenizer: Any, messages: Messages, **options: Any) -> str:
+    """A conversation by the tokenizer's chat template, which may be a stranger's: bounded in time and size."""
+    name = tokenizer.name_or_path
+    with reading.named_whatever("STK513", tokenizer=name), template_limits.limited(name):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    template_limits.require_size(name, [text])
+    return text
 
 
 def text_ids(tokenizer: Any, text: str, *, plain: bool) -> torch.Tensor:
@@ -179,8 +187,6 @@ def _turn_end(tokenizer: Any) -> int | None:
     if not tokenizer.chat_template:
         return None
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    with reading.named_whatever("STK513", tokenizer=tokenizer.name_or_path):
-        text = tokenizer.apply_chat_template(turn, tokenize=False)
-    ids = tokenizer(text, add_special_tokens=False).input_ids
+    ids = tokenizer(rendered(tokenizer, turn), add_special_tokens=False).input_ids
     special = [i for i in ids if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder]
     return special[-1] if special else None

@@ -16,7 +16,7 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.plan.plan import GuardPlan
-from stoker.rundir import events
+from stoker.rundir import events, in_place
 
 _RECENT = 20
 _LEAST = 5
@@ -67,7 +67,7 @@ class Heartbeat:
         if self._path is not None and now - self._beat_at >= _BEAT_SECONDS:
             self._beat_at = now
             with suppress(OSError):  # a full or lost disk is reported by writes that matter
-                self._path.touch()
+                in_place.touch(self._path)
 
 
 @dataclass(frozen=True)

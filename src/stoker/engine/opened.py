@@ -6,10 +6,8 @@ train; where only their hardware differs, the fingerprint lists each value.
 
 import hashlib
 import json
-import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,7 +78,7 @@ def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
     if ranks.first_here and files.folder_bytes(run_dir.data) <= READ_AT_START_BYTES:
         prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
-    events = EventLog(run_dir.events_file if ranks.first else Path(os.devnull))
+    events = EventLog(run_dir.events_file if ranks.first else None)
     fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan))
     return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint)
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from stoker.engine import generate, models, program, tensors
+from stoker.engine import generate, models, program, template_limits, tensors
 from stoker.engine.dataset import PreparedSplit, token_ids
 from stoker.engine.foreign import observe
 from stoker.errors import StokerError
@@ -199,7 +199,8 @@ def _candidates(run_dir: RunDir, tokenizer: Any, *, plain: bool) -> Iterator[Wor
         yield "data", None, tokenizer.decode(ids), ids
     for messages in shipped.conversations():
         spoken = None if plain else messages
-        text, ids = observe.render(tokenizer, spoken, messages[-1]["content"])
+        with template_limits.limited(tokenizer.name_or_path):
+            text, ids = observe.render(tokenizer, spoken, messages[-1]["content"])
         yield "shipped", spoken, text, ids
 
 

@@ -6,6 +6,7 @@ again after a kill it keeps the shards that were finished; with everything prepa
 
 import itertools
 import json
+import os
 import shutil
 import sys
 import time
@@ -28,7 +29,7 @@ from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch, File
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import EXIT_DONE, StokerError, StokerErrors
-from stoker.rundir import files, inputs, prepared
+from stoker.rundir import files, in_place, inputs, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -349,7 +350,7 @@ class BadRows:
         self._found: list[StokerError] = []
         self._rows_since = 0
         if path.exists():
-            with path.open("rb+") as file:
+            with os.fdopen(in_place.descriptor(path, os.O_RDWR, path.parent.parent), "rb+") as file:
                 file.truncate(size)
 
     def open_file(self, label: str) -> None:
@@ -359,8 +360,8 @@ class BadRows:
     def add(self, number: int, bad: BadRow) -> None:
         """Record a bad row."""
         entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
-        with self._path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        with in_place.appending(self._path, self._path.parent.parent) as file:
+            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
         self._found.append(StokerError("STK302", f"{self._label}:{number}", reason=bad.text))
 
     def stop_if_due(self, *, last: bool) -> None:

@@ -129,7 +129,7 @@ def _texts(run_dir: RunDir, tokenizer: Any) -> Iterator[str]:
     for messages in prompts.conversations():
         yield messages[-1]["content"]
         if tokenizer.chat_template:
-            yield tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            yield generate.rendered(tokenizer, messages, add_generation_prompt=True)
     for row in _rows(run_dir, _OWN_TEXTS):
         yield tokenizer.decode(row[:_OWN_TEXT_TOKENS])
     yield from _mixed(tokenizer)

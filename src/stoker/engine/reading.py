@@ -39,6 +39,8 @@ def named_whatever(code: str, **fields: Any) -> Iterator[None]:
     """The same for readers that raise anything: `tokenizers` raises `Exception`, a chat template whatever it likes."""
     try:
         yield
+    except StokerError:
+        raise
     except Exception as error:
         raise StokerError(code, **fields, reason=files.reason(error)) from error
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.engine import template_limits
 from stoker.engine.formats import BadRow, Chat, Document, Pair, Text
 from stoker.engine.tokenizer import Tokenizer
 
@@ -133,14 +134,10 @@ class Renderer:
             return_assistant_tokens_mask=mark,
             **self._tokenizer.template_fields,
         )
-        if not any(chat.tools for chat in chats):
-            try:
-                texts, marks = render(conversations=[chat.messages for chat in chats])
-            except Exception:  # noqa: BLE001, S110  # one row of the batch is bad; below they are rendered one by one
-                pass
-            else:
-                return texts, marks if mark else [[] for _ in texts]
-        return _one_by_one(chats, render)
+        with template_limits.limited(self._tokenizer.name, len(chats)):
+            texts, marks = _together(chats, render) or _one_by_one(chats, render)
+        template_limits.require_size(self._tokenizer.name, (text for text in texts if isinstance(text, str)))
+        return texts, marks or [[] for _ in texts]
 
     # ---- tokens
 
@@ -216,12 +213,27 @@ def _end_of_content(text: str, start: int, longest: int, content: str, special: 
     return following.end() if text[start : following.start()].rstrip().endswith(content) else None
 
 
+def _together(chats: list[Chat], render: Callable[..., Any]) -> tuple[list[str | BadRow], list[Any]] | None:
+    """All in one call; None where one row is bad, or has tools of its own: then they are rendered one by one."""
+    if any(chat.tools for chat in chats):
+        return None
+    try:
+        texts, marks = render(conversations=[chat.messages for chat in chats])
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  # a template is code of others
+        return None
+    return texts, marks
+
+
 def _one_by_one(chats: list[Chat], render: Callable[..., Any]) -> tuple[list[str | BadRow], list[Any]]:
     texts: list[str | BadRow] = []
     marks: list[Any] = []
     for chat in chats:
         try:
             (text,), spans = render(conversations=[chat.messages], tools=chat.tools)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001  # a template is code of others: whatever it raises, this row is bad
             text, spans = BadRow("row.template", problem=str(error) or type(error).__name__), []
         texts.append(text)

@@ -28,7 +28,7 @@ from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.plan import moves, order
 from stoker.plan.order import Order
 from stoker.plan.plan import Plan
-from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock, prepared, training_words
+from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_place, lock, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 
@@ -80,7 +80,7 @@ def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
 def _log_apart(run_dir: RunDir, rank: int) -> None:
     """Give every rank but the first a log of its own; the first inherits the attempt's."""
     if rank and env.read(env.ATTEMPT):
-        with run_dir.log_file(int(env.read(env.ATTEMPT)), rank).open("ab") as log:
+        with in_place.appending(run_dir.log_file(int(env.read(env.ATTEMPT)), rank), run_dir.path) as log:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
 

@@ -1,6 +1,5 @@
 """Collects the facts a plan follows from: the model's shape, the data's size, the machine, a price."""
 
-import json
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ def _with_deepspeed(run_file: RunFile) -> Run:
         return run
     path = run_file.folder / stated
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.read_json(path)
     except (OSError, ValueError) as error:
         raise StokerError("STK219", path=path, reason=error) from error
     native = run.native.model_copy(update={"deepspeed": content})
@@ -164,7 +163,9 @@ def _begun(run_file: RunFile) -> RunDir | None:
     try:
         run_dir = layout.find(str(run_file.run.name))
         return None if training_words.changed(run_dir.run(), run_file.run) else run_dir
-    except StokerError:
+    except StokerError as error:
+        if error.code == "STK520":
+            raise
         return None
 
 

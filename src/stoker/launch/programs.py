@@ -5,15 +5,16 @@ terminal, is in `training.py`.
 """
 
 import importlib.util
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker import env
+from stoker import env, messages
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
-from stoker.rundir import events, files
+from stoker.rundir import events, files, in_place
 from stoker.rundir.layout import RunDir
 from stoker.supervise import starting
 
@@ -64,7 +65,7 @@ def ask_engine(program: str, run_dir: RunDir, *arguments: str) -> str:
 def open_engine(program: str, run_dir: RunDir, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`stoker.engine.<program>` to talk with: lines to its stdin, answers from its stdout."""
     check_engine()
-    with _log(program, run_dir).open("ab") as log:
+    with in_place.appending(_log(program, run_dir), run_dir.path) as log:
         process = subprocess.Popen(  # noqa: S603  # our own program, no shell
             _command(program, run_dir.path, *arguments),
             stdin=subprocess.PIPE,
@@ -103,6 +104,8 @@ def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int
             problems.clear()
     if code == EXIT_USER and problems:
         raise StokerErrors(problems)
+    if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:  # the kernel's end of a chat template without one
+        raise StokerError("STK513", tokenizer=run_dir.name, reason=messages.text("template.endless"))
     raise StokerError("STK409", program=program, exit_code=code, log=_log(program, run_dir))
 
 
@@ -117,13 +120,12 @@ def _command(program: str, folder: Path, *arguments: str) -> list[str]:
 
 def _variables(run_dir: RunDir) -> dict[str, str]:
     """Every program of a run uses the GPUs that the plan chose."""
-    chosen = files.read_json(run_dir.plan_file)["env"] if run_dir.plan_file.exists() else {}
+    chosen = files.read_object(run_dir.plan_file).get("env") if run_dir.plan_file.exists() else {}
     name = env.CUDA_VISIBLE_DEVICES.name
-    return {name: chosen[name]} if name in chosen else {}
+    return {name: str(chosen[name])} if isinstance(chosen, dict) and name in chosen else {}
 
 
 def _log(program: str, run_dir: RunDir) -> Path:
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
     return run_dir.logs / f"{program}.log"
 
 

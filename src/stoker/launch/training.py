@@ -16,7 +16,7 @@ from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.launch import programs
 from stoker.plan import ending
-from stoker.rundir import files, lock
+from stoker.rundir import files, in_place, lock
 from stoker.rundir.layout import RunDir
 from stoker.supervise import limits, processes, starting
 
@@ -93,7 +93,7 @@ def _fail(run_dir: RunDir, run: Run) -> None:
 
 def ask_to_stop(run_dir: RunDir) -> None:
     """Ask it to commit a checkpoint at the next step boundary and stop."""
-    run_dir.stop_file.touch()
+    in_place.touch(run_dir.stop_file)
 
 
 def running_pid(run_dir: RunDir) -> int | None:
@@ -148,10 +148,11 @@ def require_idle(run_dir: RunDir) -> None:
 
 def newest_log(run_dir: RunDir) -> Path:
     """The log of the newest attempt."""
-    logs = sorted(run_dir.logs.glob("train-*-rank0.log"), key=lambda path: int(path.name.split("-")[1]))
-    if not logs:
+    logs = {path.name.split("-")[1]: path for path in run_dir.logs.glob("train-*-rank0.log")}
+    attempts = [attempt for attempt in logs if attempt.isdecimal()]
+    if not attempts:
         raise StokerError("STK505", name=run_dir.name)
-    return logs[-1]
+    return logs[max(attempts, key=int)]
 
 
 def _is_training(pid: int, run_dir: RunDir) -> bool:

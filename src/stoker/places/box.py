@@ -317,7 +317,7 @@ class Box(Place):
 
     def get(self, run: str) -> RunDir:
         """Copy newest checkpoint, finished model and records here; every file is verified, and the box is told so."""
-        run_dir = RunDir(layout.runs_folder() / run)
+        run_dir = layout.named(run)
         box_pull.pull(self.shell, self.run_folder(run), run_dir)
         with contextlib.suppress(StokerError):  # it may be shutting down already
             self.settle(run)

@@ -1,17 +1,20 @@
 """Copies a run from a box here: records, newest checkpoint, finished model. Every file is verified by its digest."""
 
+import re
 import shutil
 from pathlib import Path
 from shlex import quote
 
 from stoker.errors import StokerError
 from stoker.hosts.shell import Shell
-from stoker.rundir import artifacts, checkpoints, files, pulled
+from stoker.rundir import artifacts, checkpoints, files, in_place, pulled
 from stoker.rundir.layout import RunDir
 
 _NEWEST = 3
 """Checkpoints that are tried: a running training may rotate one away while it is copied."""
 _SECONDS = 600.0
+_RECORDS = ("events.jsonl", "plan.json", "supervisor.json", "manifest.json", "run.yaml")
+_COMMITTED = re.compile(r"checkpoints/step-(\d{8,18})/COMMIT\.json")
 
 
 def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
@@ -19,9 +22,9 @@ def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
     run_dir.path.mkdir(parents=True, exist_ok=True)
     listed = shell.run(
         f"cd {quote(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
-        "events.jsonl plan.json supervisor.json manifest.json run.yaml 2>/dev/null || true"
+        f"{' '.join(_RECORDS)} 2>/dev/null || true"
     ).split()
-    for name in (one for one in listed if "/" not in one):
+    for name in (one for one in _RECORDS if one in listed):
         _pull_record(shell, folder, name, run_dir)
     _pull_checkpoint(shell, folder, run_dir, sorted(_steps(listed)))
     if "artifacts/final" in listed:
@@ -31,7 +34,7 @@ def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
 
 
 def _steps(listed: list[str]) -> list[int]:
-    return [int(name.split("/")[1][5:]) for name in listed if name.startswith("checkpoints/")]
+    return [int(found[1]) for name in listed if (found := _COMMITTED.fullmatch(name))]
 
 
 def _pull_record(shell: Shell, folder: str, name: str, run_dir: RunDir) -> None:
@@ -51,7 +54,7 @@ def _pull_checkpoint(shell: Shell, folder: str, run_dir: RunDir, steps: list[int
         aside = run_dir.checkpoints / f".{name}.pull.tmp"
         source = f"{folder}/checkpoints/{name}"
         try:
-            shell.fetch(source, aside)
+            _fetch(shell, source, aside)
             checkpoints.adopt(run_dir.checkpoints, aside)
         except (StokerError, OSError) as error:
             if "there" in shell.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
@@ -70,11 +73,19 @@ def _pull_final(shell: Shell, folder: str, run_dir: RunDir) -> None:
     if run_dir.final.is_dir() and _digests(run_dir.final) == wanted:
         return
     aside = artifacts.aside(run_dir, "final")
-    shell.fetch(source, aside)
+    _fetch(shell, source, aside)
     if _digests(aside) != wanted:
         shutil.rmtree(aside, ignore_errors=True)
         raise StokerError("STK707", host=shell.name, reason="artifacts/final")
     artifacts.accept(run_dir, "final")
+
+
+def _fetch(shell: Shell, source: str, aside: Path) -> None:
+    """Copy a folder; one with links in it is refused whole."""
+    shell.fetch(source, aside)
+    if found := in_place.unusual(aside):
+        shutil.rmtree(aside, ignore_errors=True)
+        raise StokerError("STK707", host=shell.name, reason=f"{Path(found.filename).name}: {found.strerror}")
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -147,7 +147,7 @@ class KernelChain(Place):
         if code == EXIT_STOPPED:
             terminal.talk("kaggle.waiting")
         else:
-            terminal.talk("remote.pulled", name=run, path=RunDir(layout.runs_folder() / run).final)
+            terminal.talk("remote.pulled", name=run, path=layout.named(run).final)
         return code
 
     def stop(self, run: str) -> None:  # noqa: ARG002  # the protocol's
@@ -159,7 +159,7 @@ class KernelChain(Place):
 
     def get(self, run: str) -> RunDir:
         """Copy records, newest checkpoint and finished model of the newest segment that left any; verified."""
-        chain, run_dir = self._chain(run), RunDir(layout.runs_folder() / run)
+        chain, run_dir = self._chain(run), layout.named(run)
         if chain.good is None:
             raise StokerError("STK755", name=run)
         for left in reversed(range(_LOOKS)):
@@ -179,7 +179,7 @@ class KernelChain(Place):
             report = kaggle_chain.read_report(Path(name) / segment.REPORT, chain, link)
             if report is None:
                 raise StokerError("STK754", kernel=link.kernel, reason=segment.REPORT)
-            _take(RunDir(Path(name) / "runs" / run), run_dir, report, link.kernel)
+            _take(layout.checked(RunDir(Path(name) / "runs" / run)), run_dir, report, link.kernel)
 
     # ---- the chain
 

@@ -78,7 +78,7 @@ def reference_file(run_dir: RunDir) -> Path:
 def parity(run_dir: RunDir) -> dict[str, Any]:
     """How the artifacts compare with the trained model, by name."""
     path = run_dir.artifacts / "parity.json"
-    return files.read_json(path) if path.is_file() else {}
+    return files.read_object(path) if path.is_file() else {}
 
 
 def record_parity(run_dir: RunDir, name: str, result: dict[str, Any]) -> None:

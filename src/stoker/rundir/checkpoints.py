@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker.rundir import files
+from stoker.rundir import files, in_place
 
 FORMAT = 2
 COMMIT_NAME = "COMMIT.json"
@@ -219,7 +219,7 @@ def _begin_in_place(final: Path) -> Path:
             raise FileExistsError(errno.EEXIST, "committed already", str(final))
         quarantine(final, f"half of a {final.name}")
     final.mkdir()
-    (final / WRITING_NAME).touch()
+    in_place.touch(final / WRITING_NAME)
     files.sync_folder(final)
     return final
 
@@ -360,7 +360,7 @@ def _uncommit(path: Path, *, renames: bool) -> Path:
     """From here on it does not exist; what is left is to be deleted."""
     if renames:
         return path.rename(path.with_name(f".{path.name}.{os.getpid()}.gone"))
-    (path / WRITING_NAME).touch()
+    in_place.touch(path / WRITING_NAME)
     files.sync_folder(path)
     (path / COMMIT_NAME).unlink()
     files.sync_folder(path)
@@ -457,9 +457,9 @@ def _read_commit(path: Path) -> Commit | str:
 def parse_commit(text: str) -> Commit | str:
     """A record from its text, or what is wrong with it."""
     try:
-        said = json.loads(text)
+        said = files.parse_json(text)
         commit = Commit.model_validate(said)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return f"{COMMIT_NAME} cannot be read: {str(error).splitlines()[0]}"
     if commit.format != FORMAT:
         return f"format {commit.format} instead of {FORMAT}"

@@ -41,20 +41,27 @@ After a resume, steps since the checkpoint are written again: the last line of a
 import contextlib
 import datetime
 import json
+import os
 import threading
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.rundir import files
+from stoker.rundir import files, in_place
 
 _STEP = b'"event": "step"'
 _FIGURE = (int, float)
+_LOSS = (int, float, str, type(None))
+"""Also what is no number, as it was written, and nothing where a step was passed over."""
+_LARGEST = 1 << 62
+_LONGEST_BYTES = 1 << 22
+"""No event of ours is a longer line."""
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "attempt": {"tier": str, "resumed_step": int, "total_steps": int},
-    "step": dict.fromkeys(("step", "epoch", "tokens", "seconds", "wait_seconds"), _FIGURE),
-    "eval": {"step": int, "eval_loss": _FIGURE},
+    "step": {"step": int, "loss": _LOSS, **dict.fromkeys(("epoch", "tokens", "seconds", "wait_seconds"), _FIGURE)},
+    "eval": {"step": int, "eval_loss": _LOSS},
     "checkpoint": {"step": int, "bytes": int},
     "passed_over": {"step": int},
     "error": {"program": str, "error": dict},
@@ -73,13 +80,12 @@ class EventLog:
     On a full or failing disk lines wait in memory for the next one: training does not end for its diary.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+    def __init__(self, path: Path | None) -> None:
+        """Open a log; None for one that nobody reads, of a rank that is not the first."""
+        is_cut = path is not None and path.exists() and path.stat().st_size and not _ends_whole(path)
         self._lock = threading.Lock()
-        self._pending = bytearray()
-        if path.stat().st_size and not _ends_whole(path):
-            self._pending += b"\n"  # a kill cut the last line; keep it apart from ours
+        self._pending = bytearray(b"\n" if is_cut else b"")  # a kill cut the last line; it is kept apart from ours
+        self._file = Path(os.devnull).open("ab", 0) if path is None else in_place.appending(path)  # noqa: SIM115
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
@@ -125,7 +131,14 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def is_whole(event: dict[str, Any]) -> bool:
     """Whether an event has what readers of its kind count on: a run directory may be a stranger's."""
     wanted = {"at": str, **_FIELDS.get(event["event"], {})}
-    return all(isinstance(event.get(name), kind) for name, kind in wanted.items()) and _is_time(event["at"])
+    return all(_is(event.get(name), kind) for name, kind in wanted.items()) and _is_time(event["at"])
+
+
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether it is of a kind; a number must be one that can be counted with, but for a loss of NaN."""
+    if isinstance(value, int | float) and not (isinstance(value, float) and kind == _LOSS):
+        return not isinstance(value, bool) and isinstance(value, kind) and 0 <= value < _LARGEST
+    return isinstance(value, kind)
 
 
 def _is_time(text: str) -> bool:
@@ -145,7 +158,7 @@ def has_steps(path: Path) -> bool:
     if not path.exists():
         return False
     with path.open("rb") as file:
-        return any(_STEP in raw for raw in file)
+        return any(_STEP in raw for raw in _lines(file))
 
 
 def _ends_whole(path: Path) -> bool:
@@ -160,13 +173,17 @@ def follow(path: Path, start_byte: int) -> Iterator[tuple[dict[str, Any], int]]:
         return
     with path.open("rb") as file:
         file.seek(start_byte)
-        for raw in file:
-            if not raw.endswith(b"\n"):
+        for raw in _lines(file):
+            if not raw.endswith(b"\n") and len(raw) < _LONGEST_BYTES:
                 return
-            start_byte += len(raw)
             event = _parse(raw)
             if event is not None:
-                yield event, start_byte
+                yield event, file.tell()
+
+
+def _lines(file: BufferedReader) -> Iterator[bytes]:
+    """Lines with their ends; one that is too long for an event comes in parts, none of which is one."""
+    return iter(lambda: file.readline(_LONGEST_BYTES), b"")
 
 
 def skim(path: Path) -> Iterator[dict[str, Any]]:
@@ -175,7 +192,7 @@ def skim(path: Path) -> Iterator[dict[str, Any]]:
         return
     step = b""
     with path.open("rb") as file:
-        for raw in file:
+        for raw in _lines(file):
             if _STEP in raw and raw.endswith(b"\n"):
                 step = raw
                 continue
@@ -189,4 +206,4 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
         event = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -27,6 +27,8 @@ _NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
 _CHUNK_BYTES = 1 << 22
 _WHOLE_BYTES = 1 << 26
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 20
+_LARGEST_RECORD_BYTES = 1 << 28
+_MOST_DIGITS = 20
 
 FOREIGN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 """What reading a record that is not ours may raise: a run directory comes from a store, a message from a socket."""
@@ -73,8 +75,10 @@ def _replace(path: Path, text: str, write: Callable[[Path, str], None]) -> None:
 
 
 def _write_unsynced(path: Path, text: str) -> None:
-    """Write `text` under its own name, and leave the rest to the system."""
-    path.write_text(text, encoding="utf-8", newline="\n")
+    """Write `text` into a new file, and leave the rest to the system."""
+    path.unlink(missing_ok=True)
+    with path.open("x", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def json_text(value: Any) -> str:
@@ -83,23 +87,41 @@ def json_text(value: Any) -> str:
 
 
 def write_through(path: Path, text: str) -> None:
-    """Write `text` under its own name and sync it: for readers who can tell half of it from all of it."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    """Write `text` into a new file of this name and sync it: for readers who can tell half of it from all of it."""
+    path.unlink(missing_ok=True)  # left by a crash, or a stranger's link
+    with path.open("x", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The JSON value in `path`; a ValueError for anything else, however large or deep."""
+    if (size := path.stat().st_size) > _LARGEST_RECORD_BYTES:
+        raise ValueError(f"{size} bytes are too large for a record")
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value that others wrote; a ValueError for anything else."""
+    try:
+        return json.loads(text, parse_int=_bounded)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _bounded(digits: str) -> int:
+    """A whole number of at most 64 bits: a larger one ends in an OverflowError wherever it is counted with."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError("a number is too large")
+    return int(digits)
 
 
 def read_if_any(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is no such file or it holds something else."""
     try:
         value = read_json(path)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -113,7 +135,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a run directory; one that holds none is named."""
     try:
         value = read_json(path)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise unreadable(path, error) from error
     if not isinstance(value, dict):
         raise unreadable(path, TypeError(type(value).__name__))

@@ -15,7 +15,7 @@ from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, events, files, training_words
+from stoker.rundir import checkpoints, events, files, in_place, training_words
 
 FORMAT = 1
 
@@ -199,12 +199,24 @@ def find(name: str) -> RunDir:
     """An existing run directory by name or path."""
     for path in (runs_folder() / name, Path(name)):
         if (path / "manifest.json").is_file():
-            return RunDir(path)
+            return checked(RunDir(path))
     raise StokerError("STK501", name=name, folder=runs_folder())
 
 
+def named(name: str) -> RunDir:
+    """The run directory of this name in the runs folder, whether it is there yet or not."""
+    return checked(RunDir(runs_folder() / name))
+
+
+def checked(run_dir: RunDir) -> RunDir:
+    """The same; it may be a stranger's, so one with links in it is refused. It may be a link as a whole."""
+    if found := in_place.unusual(run_dir.path):
+        raise StokerError("STK520", path=found.filename, reason=found.strerror)
+    return run_dir
+
+
 def all_runs() -> list[RunDir]:
-    """Every run directory in the runs folder, by name."""
+    """Every run directory in the runs folder, by name; not `checked`."""
     folder = runs_folder()
     if not folder.is_dir():
         return []
@@ -218,7 +230,7 @@ def create(run_file: RunFile) -> RunDir:
     `where`, `save`, `budget` and declared sizes may change between attempts.
     """
     assert run_file.run.name is not None
-    run_dir = RunDir(runs_folder() / run_file.run.name)
+    run_dir = named(run_file.run.name)
     if run_dir.manifest_file.exists():
         if _was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
             raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=", ".join(changes))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stoker.rundir import in_place
+
 if sys.platform == "win32":
     import msvcrt
 
@@ -26,16 +28,18 @@ _PROBE_SECONDS = 0.2
 
 
 @contextmanager
-def held(path: Path, tries: int = 1, wait: Callable[[float], None] = time.sleep) -> Iterator[bool]:
+def held(
+    path: Path, tries: int = 1, wait: Callable[[float], None] = time.sleep, inside: Path | None = None
+) -> Iterator[bool]:
     """Hold the lock for the block; yields whether it could be taken.
 
     Args:
         path: The lock.
         tries: Attempts to take it: probing it (`is_held`) holds it for a moment.
         wait: How time passes between two attempts.
+        inside: The run directory, where the lock is not directly in it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = in_place.descriptor(path, os.O_RDWR, inside)
     try:
         yield _taken(descriptor, tries, wait)
     finally:

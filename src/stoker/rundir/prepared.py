@@ -96,11 +96,11 @@ def read_report(data: Path) -> Report | None:
     """The report, or None where nothing was prepared yet."""
     try:
         text = report_file(data).read_text(encoding="utf-8")
-        said = json.loads(text)
+        said = files.parse_json(text)
         report = Report.model_validate(said)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise StokerError("STK311", str(report_file(data)), reason=error, folder=data) from error
     if text != files.json_text(said) or report.seal != _seal(said):
         raise StokerError("STK311", str(report_file(data)), reason="it was changed", folder=data)

@@ -4,7 +4,6 @@ Reads headers only, without torch. The tensors themselves are read in the engine
 """
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +87,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         if length > min(size - 8, _LONGEST_HEADER_BYTES):
             raise _broken(path, messages.text("weights.header"))
         try:
-            header = json.loads(file.read(length))
+            header = files.parse_json(file.read(length))
         except ValueError as error:
             raise _broken(path, messages.text("weights.header")) from error
     return header, size - 8 - length

@@ -8,7 +8,6 @@
 The digest in the name keeps two states of one step apart, so that a copy is never written over another.
 """
 
-import json
 import re
 from dataclasses import dataclass
 
@@ -70,8 +69,8 @@ def _read(store: Patient, folder: str) -> Copy | None:
 def parse_files(record: bytes, folder: str) -> dict[str, FileEntry]:
     """FILES.json of an artifact; STK658 where it cannot be read."""
     try:
-        return {str(name): FileEntry.model_validate(entry) for name, entry in json.loads(record).items()}
-    except (ValueError, AttributeError, RecursionError) as error:
+        return {str(name): FileEntry.model_validate(entry) for name, entry in files.parse_json(record).items()}
+    except (ValueError, AttributeError) as error:
         raise StokerError("STK658", file=f"{folder}/{FILES_NAME}", reason=files.reason(error)) from error
 
 

@@ -25,7 +25,7 @@ _AGAIN_SECONDS = 30.0
 def main(path: Path) -> int:
     """Renew until the run is over or the lease is another's."""
     run_dir = RunDir(path)
-    with lock.held(run_dir.store_folder / "keep.lock") as alone:
+    with lock.held(run_dir.store_folder / "keep.lock", inside=run_dir.path) as alone:
         if not alone:
             return EXIT_DONE
         try:

@@ -166,7 +166,7 @@ def own_token(path: Path) -> str:
 
 def _holder(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
+        found = files.parse_json(content)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -177,7 +177,7 @@ def _newest(run_dir: RunDir) -> Checkpoint | None:
 def _alone(run_dir: RunDir) -> Iterator[None]:
     """One copier per run directory; the next waits its turn."""
     while True:
-        with lock.held(run_dir.store_folder / "copy.lock") as free:
+        with lock.held(run_dir.store_folder / "copy.lock", inside=run_dir.path) as free:
             if free:
                 yield
                 return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from stoker.errors import EXIT_DONE, EXIT_STOPPED
-from stoker.rundir import files
+from stoker.rundir import files, in_place
 from stoker.supervise import judge, processes
 from stoker.supervise.blame import Blame, Lost
 from stoker.supervise.judge import Ruling
@@ -263,6 +263,7 @@ class SeveralRanks:
         """The end of the logs of another node's ranks, with their stacks, beside those of this one's."""
         for rank, text in logs.items():
             path = processes.log_file(self._run.run_dir, self._run.status.attempt, int(rank))
-            with contextlib.suppress(OSError):
-                if not path.exists():  # nodes may share the folder
-                    path.write_text(text, encoding="utf-8")
+            if path.exists():
+                continue  # nodes may share the folder
+            with contextlib.suppress(OSError), in_place.appending(path, self._run.run_dir) as log:
+                log.write(text.encode())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import env
+from stoker.rundir import in_place
 
 DETACHED: dict[str, Any] = {
     "start_new_session": os.name != "nt",
@@ -37,15 +38,14 @@ def start(
 
     Args:
         words: The command line.
-        log: Where its output is appended; None for nowhere.
+        log: Where its output is appended, in the `logs` of a run directory; None for nowhere.
         variables: Environment variables on top of ours.
         detached: Whether it outlives this process and its terminal.
     """
     with contextlib.ExitStack() as stack:
         output: Any = subprocess.DEVNULL
         if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(log.open("ab"))
+            output = stack.enter_context(in_place.appending(log, log.parent.parent))
         return subprocess.Popen(  # noqa: S603  # our own program, no shell
             words,
             stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_SURPRISE, EXIT_USER
-from stoker.rundir import files, lock
+from stoker.rundir import files, in_place, lock
 from stoker.supervise import limit_watch, limits, processes
 from stoker.supervise.copying import StoreCopies
 from stoker.supervise.judge import Ruling, judge
@@ -185,7 +185,7 @@ class Supervisor:
         if self._wanted():
             if self.status.state != "stopping":
                 self._run.say("stopping", self._asked)
-            self._run.stop_file.touch()  # also where a signal asked, or the request is older than the trainer
+            in_place.touch(self._run.stop_file)  # also where a signal asked, or the request is older than the trainer
 
     def _wanted(self) -> str:
         """Who wants it to stop: a person, a signal or a limit; empty while nobody does."""

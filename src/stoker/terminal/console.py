@@ -1,4 +1,7 @@
-"""The only place that prints: data to stdout, talk to stderr, errors in one shape."""
+"""The only place that prints: data to stdout, talk to stderr, errors in one shape.
+
+What is printed may be a stranger's: no escape of it reaches the terminal (`plain_text`), and no markup of it is read.
+"""
 
 import errno
 import io
@@ -6,36 +9,49 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 from typer.exceptions import TyperException
 
 from stoker import env, messages
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
 from stoker.terminal import usage
+from stoker.terminal.plain_text import json_plain, plain
 
 if TYPE_CHECKING:
     from rich.live import Live
 
 _DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR}
 
+
+class _Screen(Console):
+    """Styles and cursor movements of our own are done; those inside a text are shown."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything that rich prints passes here."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
+
+
 # Without `emoji=False` rich turns the `:100:` of `run.yaml:100: key` into a picture.
-stdout = Console(highlight=False, soft_wrap=True, emoji=False)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+stdout = _Screen(highlight=False, soft_wrap=True, emoji=False, markup=False)
+stderr = _Screen(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def data(text: str) -> None:
-    """Print a command's answer, as it is."""
-    print(text)
+    """Print a command's answer."""
+    print(plain(text))
 
 
 def piece(text: str) -> None:
     """Print a piece of a streamed answer."""
-    print(text, end="", flush=True)
+    print(plain(text), end="", flush=True)
 
 
 def ask() -> str:
@@ -48,7 +64,7 @@ def ask() -> str:
 
 def data_json(value: Any) -> None:
     """Print a command's answer as JSON."""
-    print(json.dumps(value, ensure_ascii=False, indent=1))
+    print(json_plain(json.dumps(value, ensure_ascii=False, indent=1)))
 
 
 def table(rows: Table) -> None:
@@ -70,18 +86,16 @@ def live() -> "Live":
 
 def talk(key: str, /, **fields: Any) -> None:
     """Print a sentence of the catalogue to stderr."""
-    stderr.print(messages.text(key, **fields), markup=False)
+    stderr.print(messages.text(key, **fields))
 
 
 def show_error(error: StokerError) -> None:
     """`error: what [code]`, the place, and the hint."""
-    stderr.print(f"[bold red]{messages.text('error')}[/]:", end=" ")
-    stderr.print(f"{error.what}  [{error.code}]", markup=False)
+    stderr.print(Text(messages.text("error"), style="bold red"), ": ", f"{error.what}  [{error.code}]", sep="")
     if error.where:
-        stderr.print(f"  {env.masked(error.where)}", markup=False)
+        stderr.print(f"  {env.masked(error.where)}")
     stderr.print()
-    stderr.print(f"[bold]{messages.text('hint')}[/]:", end=" ")
-    stderr.print(error.hint, markup=False)
+    stderr.print(Text(messages.text("hint"), style="bold"), ": ", error.hint, sep="")
 
 
 class StatusLine:
@@ -108,7 +122,7 @@ class StatusLine:
             self._live.update(escape(line))
         elif time.monotonic() - self._printed_at >= self._LINE_EVERY_SECONDS:
             self._printed_at = time.monotonic()
-            stderr.print(line, markup=False)
+            stderr.print(line)
 
 
 def status() -> StatusLine:
@@ -152,6 +166,6 @@ def _unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _DISK and error.filename:
         show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
         return EXIT_USER
-    traceback.print_exception(error)
+    sys.stderr.write(plain("".join(traceback.format_exception(error))))
     show_error(StokerError("STK900", reason=f"{type(error).__name__}: {error}"))
     return EXIT_SURPRISE

@@ -42,6 +42,10 @@ SYNTAX: Table = {
     "data instead of a run file": ('{"text": "a"}\n{"text": "b"}\n', [err("STK102", "run.yaml:2", "second document")]),
     "a control character": (MODEL + "data: {train: a\x07}\n", [err("STK102", "run.yaml:2", "U+0007")]),
     "nesting without end": ("model: " + "[" * 5000, [err("STK102", "run.yaml:1", "too deep")]),
+    "a number without end": (
+        BOTH + "train: {epochs: " + "9" * 5000 + "}\n",
+        [err("STK102", "run.yaml:3: train.epochs", "too large")],
+    ),
     "a list as a key": ("? [a, b]\n: 3\n" + BOTH, [err("STK102", "run.yaml:1", "must be a string")]),
     "an anchor and an alias": (
         "model: &a m\ntokenizer: *a\n" + DATA,

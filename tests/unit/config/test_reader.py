@@ -73,7 +73,7 @@ def test_keys_are_text_whatever_they_look_like() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+@given(st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_that_python_writes_is_read_back(number: float) -> None:
     assert reader.scalar(repr(number)) == number
 
@@ -165,6 +165,18 @@ def test_nesting_is_bounded() -> None:
     with pytest.raises(StokerError) as caught:
         reader.parse("[" * 5000, "f")
     assert caught.value.code == "STK102"
+
+
+HUGE = ["9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "0o" + "7" * 5000, "1e999", "-1e999", "9" * 400 + ".0"]
+
+
+@pytest.mark.parametrize("number", HUGE, ids=[one[:4] + one[-3:] for one in HUGE])
+def test_a_number_beyond_all_numbers_is_named(number: str) -> None:
+    with pytest.raises(StokerError) as caught:
+        reader.parse(f"a: 1\nb: {number}\nc: {number}\n", "f")
+    assert [(one.code, one.where) for one in caught.value.errors] == [("STK102", "f:2: b"), ("STK102", "f:3: c")]
+    assert "too large" in caught.value.what
+    assert len(caught.value.what) < 200
 
 
 def test_line_ends_and_byte_order_marks_of_windows_are_read(tmp_path: Path) -> None:

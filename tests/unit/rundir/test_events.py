@@ -4,6 +4,7 @@ import datetime
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,28 @@ def test_an_event_with_what_readers_need_is_whole(change: dict[str, Any]) -> Non
 )
 def test_an_event_without_it_is_not(change: dict[str, Any]) -> None:
     assert not events.is_whole(STEP | change)
+
+
+@pytest.mark.parametrize("value", ["9" * 4000, "1e999", "NaN", "-Infinity", "true", "-1", '"3"'])
+@pytest.mark.parametrize("field", ["step", "tokens", "seconds"])
+def test_a_step_with_an_impossible_figure_is_not_whole(field: str, value: str) -> None:
+    fields = {"step": 3, "epoch": 0.5, "tokens": 8, "seconds": 1.5, "wait_seconds": 0.0}
+    event = {"at": "2026-11-16T00:00:00+00:00", "event": "step", "loss": 1.0, **fields}
+    assert events.is_whole(event)
+    assert not events.is_whole({**event, field: json.loads(value)})
+
+
+def test_a_line_that_no_event_is_as_long_as_is_passed_over_in_parts(path: Path) -> None:
+    """A hole of some terabytes in a file, read as one line, would take all memory."""
+    write(path, 1)
+    with path.open("ab") as file:
+        file.write(bytes(40 << 20) + b"\n")
+    write(path, 2)
+    tracemalloc.start()
+    found = list(events.follow(path, 0))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [event["step"] for event, _ in found] == [event["step"] for event in events.read(path)] == [1, 2]
+    assert found[-1][1] == path.stat().st_size
+    assert list(events.skim(path))[-1]["step"] == 2
+    assert peak_bytes < 20 << 20

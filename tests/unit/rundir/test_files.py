@@ -135,3 +135,25 @@ def test_numbers_of_a_record_are_durations_and_counts() -> None:
         0,
         0,
     ]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": ' + "9" * 30 + "}", '{"a": -' + "9" * 30 + "}"]
+)
+def test_json_without_end_is_a_value_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"nested|large"):
+        files.read_json(path)
+    assert files.read_if_any(path) == {}
+    with pytest.raises(StokerError, match="STK512"):
+        files.read_object(path)
+
+
+def test_a_json_file_that_is_no_record_by_its_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StokerError, match="STK512"):
+        files.read_object(path)
+    assert files.read_if_any(path) == {}

@@ -38,7 +38,7 @@ def test_a_second_keeper_ends_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     import contextlib
 
     run_dir = make_run(tmp_path / "box", tmp_path / "store")
-    monkeypatch.setattr(keep.lock, "held", lambda path: contextlib.nullcontext(False))
+    monkeypatch.setattr(keep.lock, "held", lambda path, **_: contextlib.nullcontext(False))
     assert keep.main(run_dir.path) == 0
     assert not (tmp_path / "store").exists()
 
