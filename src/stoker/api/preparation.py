@@ -1,6 +1,8 @@
 """Prepares a run's data by the engine's program, where it is not prepared yet."""
 
+import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from stoker.api import loading
@@ -8,7 +10,8 @@ from stoker.api.loading import RunSource
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import programs, training
-from stoker.rundir import checkpoints, layout, prepared
+from stoker.rundir import checkpoints, digests, inputs, layout, prepared, safetensors_headers
+from stoker.rundir.digests import Progress
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -29,6 +32,15 @@ def create(run_file: RunFile) -> RunDir:
 def ensure(run_dir: RunDir) -> Report:
     """The report of the run's prepared data, which is prepared now where it is not yet."""
     return current(run_dir) or make(run_dir, lambda _: None)
+
+
+def read_inputs(run_dir: RunDir, progress: Progress) -> None:
+    """Digest the sources and the base model, which may take minutes once: what follows finds the digests remembered."""
+    run, folder = run_dir.run(), run_dir.folder()
+    with contextlib.suppress(StokerError):  # sources that are not on this machine, said where they are needed
+        base = Path(inputs.model_path(run.model, folder)) if isinstance(run.model, str) else None
+        weights = safetensors_headers.digested(base) if base and base.is_dir() else []
+        digests.of_all([*weights, *inputs.read_files(run, folder)], progress)
 
 
 def current(run_dir: RunDir) -> Report | None:

@@ -33,12 +33,18 @@ def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> Non
 
 def ensure_prepared(run_dir: RunDir) -> Report:
     """The report of the run's prepared data, with a progress line while it is prepared."""
+    with console.status() as status:
+        preparation.read_inputs(run_dir, lambda done, total: _reading(status, done, total))
     report = preparation.current(run_dir)
     if report is not None:
         return report
     with console.status() as status:
         status.show(messages.text("prepare.starting"))
         return preparation.make(run_dir, lambda event: _progress(event, status))
+
+
+def _reading(status: console.StatusLine, done: int, total: int) -> None:
+    status.show(messages.text("prepare.digesting", done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
 
 
 def _progress(event: dict[str, Any], status: console.StatusLine) -> None:

@@ -834,6 +834,7 @@ ENGLISH: dict[str, str] = {
     "detect.text_file": "a text file",
     "detect.none": "no row could be read",
     "prepare.starting": "preparing data",
+    "prepare.digesting": "hashing data and base model · {done} of {total} GB",
     "prepare.progress": "preparing data · row {done_rows} of about {rows} · {tokens} tokens",
     "prepare.progress_open": "preparing data · row {done_rows} · {tokens} tokens",
     "prepare.detected": "{path}: {format} ({reason}); rows: {rows}, bad: {bad_rows}, files: {files}",

@@ -834,6 +834,7 @@ CHINESE: dict[str, str] = {
     "detect.text_file": "文本文件",
     "detect.none": "没有可读的行",
     "prepare.starting": "正在准备数据",
+    "prepare.digesting": "正在计算数据与基础模型的校验和 · {done} / {total} GB",
     "prepare.progress": "正在准备数据 · 第 {done_rows} 行，共约 {rows} 行 · {tokens} 词元",
     "prepare.progress_open": "正在准备数据 · 第 {done_rows} 行 · {tokens} 词元",
     "prepare.detected": "{path}：{format}（{reason}）；行：{rows}，坏行：{bad_rows}，文件：{files}",

@@ -15,7 +15,7 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import files, inputs, layout, prepared
+from stoker.rundir import digests, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
@@ -49,7 +49,7 @@ class Package:
 
     def digest(self, name: str) -> str:
         """SHA-256 of a file."""
-        return self.digests.get(name) or files.sha256(self.files[name])
+        return self.digests.get(name) or digests.of(self.files[name])
 
     @property
     def total_bytes(self) -> int:
