@@ -46,15 +46,20 @@ def read_inputs(run_dir: RunDir, progress: Progress) -> None:
 def current(run_dir: RunDir) -> Report | None:
     """The report of the run's prepared data; None where it is to be prepared.
 
-    That is refused for a run that is being trained, or that has checkpoints of other data.
+    That is refused for a run that is being trained, or that has checkpoints of a set that is not here any more.
     """
-    report = prepared.current_report(run_dir.data, run_dir.run(), run_dir.folder())
+    report = prepared.current_report(run_dir, run_dir.run(), run_dir.folder())
     if report is not None:
         return report
     training.require_idle(run_dir)
     if checkpoints.committed(run_dir.checkpoints):
         raise StokerError("STK415", name=run_dir.name)
     return None
+
+
+def changed_sources(run_dir: RunDir, report: Report) -> list[str]:
+    """Files that are not what the prepared data was made of: only a run that was trained goes on with it."""
+    return prepared.changed_sources(report, run_dir.run(), run_dir.folder())
 
 
 def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:

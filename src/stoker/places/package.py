@@ -114,7 +114,7 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
         run_dir = layout.find(str(run_file.run.name))
     except StokerError:
         return {}, {}
-    report = prepared.current_report(run_dir.data, run_file.run, run_file.folder)
+    report = prepared.current_report(run_dir, run_file.run, run_file.folder)
     if report is None:
         return {}, {}
     inner = [path for path in run_dir.data.rglob("*") if path.is_file() and not path.name.startswith(".")]

@@ -216,7 +216,7 @@ def create(run_file: RunFile, overrides: list[str]) -> RunDir:
     assert run_file.run.name is not None
     run_dir = RunDir(runs_folder() / run_file.run.name)
     if run_dir.manifest_file.exists():
-        if _was_trained(run_dir) and (changes := changed_words(run_dir.run(), run_file.run)):
+        if was_trained(run_dir) and (changes := changed_words(run_dir.run(), run_file.run)):
             raise StokerError("STK401", folder=run_dir.path, changes=", ".join(changes))
         created = run_dir.manifest().created
     else:
@@ -240,7 +240,8 @@ def write(run_dir: RunDir, run_file: RunFile, overrides: list[str], created: str
     files.write_json(run_dir.manifest_file, manifest.model_dump())
 
 
-def _was_trained(run_dir: RunDir) -> bool:
+def was_trained(run_dir: RunDir) -> bool:
+    """Whether a step was ever done or committed here."""
     return events.has_steps(run_dir.events_file) or bool(checkpoints.committed(run_dir.checkpoints))
 
 
