@@ -75,12 +75,13 @@ def test_the_data_of_a_run_with_checkpoints_is_not_replaced(there: tuple[boxes.B
     (run / "data").mkdir()
     (run / "data" / "report.json").write_text("another set")
     other = _package(tmp_path, "runs/trained/data/report.json", "runs/trained/data/x", run="trained")
-    with pytest.raises(StokerError) as told:
-        place.put(other)
-    assert told.value.code == "STK415"
+    place.put(other)
+    assert place.kept_data, "the launch says so"
+    assert not (run / "data" / "x").exists()
     assert (run / "data" / "report.json").read_text() == "another set"
     (run / "data" / "report.json").write_text(other.files["runs/trained/data/report.json"].read_text())
     place.put(other)
+    assert not place.kept_data
     assert not (run / "data" / "x").exists()  # the same set: nothing of it is sent
 
 

@@ -1,7 +1,8 @@
 """Prepares a run's data by the engine's program, where it is not prepared yet."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from stoker.api import loading
@@ -9,7 +10,8 @@ from stoker.api.loading import RunSource
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import programs, training
-from stoker.rundir import checkpoints, layout, prepared
+from stoker.rundir import checkpoints, digests, inputs, layout, prepared, safetensors_headers
+from stoker.rundir.digests import Progress
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -35,18 +37,32 @@ def ensure(run_dir: RunDir) -> Report:
     return current(run_dir) or make(run_dir, lambda _: None)
 
 
+def read_inputs(run_dir: RunDir, progress: Progress) -> None:
+    """Digest the sources and the base model, which may take minutes once: what follows finds the digests remembered."""
+    run, folder = run_dir.run(), run_dir.folder()
+    with suppress(StokerError):  # sources that are not on this machine, said where they are needed
+        base = Path(inputs.model_path(run.model, folder)) if isinstance(run.model, str) else None
+        weights = safetensors_headers.digested(base) if base and base.is_dir() else []
+        digests.of_all([*weights, *inputs.read_files(run, folder)], progress)
+
+
 def current(run_dir: RunDir) -> Report | None:
     """The report of the run's prepared data; None where it is to be prepared.
 
-    That is refused for a run that is being trained, or that has checkpoints of other data.
+    That is refused for a run that is being trained, or that has checkpoints of a set that is not here any more.
     """
-    report = prepared.current_report(run_dir.data, run_dir.run(), run_dir.folder())
+    report = prepared.current_report(run_dir, run_dir.run(), run_dir.folder())
     if report is not None:
         return report
     training.require_idle(run_dir)
     if checkpoints.committed(run_dir.checkpoints):
         raise StokerError("STK415", name=run_dir.name)
     return None
+
+
+def changed_sources(run_dir: RunDir, report: Report) -> list[str]:
+    """Files that are not what the prepared data was made of: only a run that was trained goes on with it."""
+    return prepared.changed_sources(report, run_dir.run(), run_dir.folder())
 
 
 def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:

@@ -14,7 +14,13 @@ from stoker.settle.reasons import reason
 from stoker.settle.spending import Price, Spent
 
 _RECENT_STEPS = 20
-_KEPT = {"eval": "evaluation", "checkpoint": "checkpoint", "save_failed": "failed_save", "end": "end"}
+_KEPT = {
+    "eval": "evaluation",
+    "checkpoint": "checkpoint",
+    "save_failed": "failed_save",
+    "end": "end",
+    "sources": "sources",
+}
 """Events of which the newest counts, and the attribute that holds it."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
 _INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler"}
@@ -34,6 +40,8 @@ class RunProgress:
     failed_save: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Which sources differed from the prepared data at the newest start."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
     """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""

@@ -10,14 +10,14 @@ from stoker.api.handle import RunHandle
 from stoker.api.loading import RunSource
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
-from stoker.api.sentences import Tell, to_log
+from stoker.api.sentences import Tell, listed, to_log
 from stoker.cluster import assemble
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs, training
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
-from stoker.rundir import files, layout
+from stoker.rundir import events, files, layout
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -74,7 +74,7 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
 
 def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Plan:
     """Prepare the data, bring what the store has, and write the plan for this machine."""
-    listener.prepare(run_dir)
+    _say_changes(run_dir, listener.prepare(run_dir), listener)
     store_return.bring(run_dir, run_file.run, listener.tell)
     assemble.gathered(run_dir, run_file.run, listener.tell)
     machine = plan_inputs.machine(None, run_file.run, run_dir)
@@ -83,6 +83,15 @@ def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Plan:
     files.write_json(run_dir.plan_file, plan.model_dump())
     plan_inputs.record(run_dir, run_file, machine, plan.data.digest)
     return plan
+
+
+def _say_changes(run_dir: RunDir, report: Report, listener: Listener) -> None:
+    """A run that was trained goes on with its prepared data; that its sources differ by now is said and recorded."""
+    if layout.was_trained(run_dir):
+        changed = preparation.changed_sources(run_dir, report)
+        events.append(run_dir.events_file, "sources", changed=changed)
+        if changed:
+            listener.tell("prepare.sources_changed", files=listed(changed))
 
 
 def _start(run_dir: RunDir) -> Started:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from stoker import messages
 from stoker.api import preparation
+from stoker.api.sentences import listed
 from stoker.config import load
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
@@ -21,6 +22,7 @@ def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> Non
     run_file = load.load(name, overrides)
     with run_file.located(), preparation.created(run_file) as run_dir:
         report = ensure_prepared(run_dir)
+        say_changes(run_dir, report)
     shown = json.loads(programs.ask_engine("show", run_dir, str(show))) if show > 0 else {}
     if as_json:
         console.data_json({**report.model_dump(), **shown})
@@ -32,12 +34,24 @@ def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> Non
 
 def ensure_prepared(run_dir: RunDir) -> Report:
     """The report of the run's prepared data, with a progress line while it is prepared."""
+    with console.status() as status:
+        preparation.read_inputs(run_dir, lambda done, total: _reading(status, done, total))
     report = preparation.current(run_dir)
     if report is not None:
         return report
     with console.status() as status:
         status.show(messages.text("prepare.starting"))
         return preparation.make(run_dir, lambda event: _progress(event, status))
+
+
+def say_changes(run_dir: RunDir, report: Report) -> None:
+    """Say which sources are not what the data was prepared from, which only a trained run goes on with."""
+    if changed := preparation.changed_sources(run_dir, report):
+        console.talk("prepare.sources_changed", files=listed(changed))
+
+
+def _reading(status: console.StatusLine, done: int, total: int) -> None:
+    status.show(messages.text("prepare.digesting", done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
 
 
 def _progress(event: dict[str, Any], status: console.StatusLine) -> None:

@@ -9,7 +9,7 @@ from stoker.api import preparation
 from stoker.api.figures import size
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
-from stoker.cli.prepare_command import ensure_prepared
+from stoker.cli.prepare_command import ensure_prepared, say_changes
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import EXIT_USER, StokerError
@@ -75,6 +75,8 @@ def _sent(  # what the user gave
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
+    if there.kept_data:
+        console.talk("remote.kept_data", name=run_dir.name, host=there.label)
     return sent
 
 
@@ -108,7 +110,7 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
     except StokerError:
         console.talk("remote.not_prepared", host=there.label)
         return
-    ensure_prepared(run_dir)
+    say_changes(run_dir, ensure_prepared(run_dir))
 
 
 def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from stoker import messages
 from stoker.api.figures import duration, loss, size
 from stoker.api.run_progress import RunProgress, wait_a_little
+from stoker.api.sentences import listed
 from stoker.doctor import activity
 from stoker.doctor.activity import GpuLoad
 from stoker.facts import machine
@@ -183,6 +184,9 @@ def _safety_rows(progress: RunProgress) -> list[tuple[str, str]]:
     rows = [(messages.text("watch.checkpoint"), _checkpoint(progress.checkpoint)), *_supervisor(progress)]
     if progress.attempt:
         rows.append((messages.text("watch.tier"), progress.attempt["tier"]))
+    if progress.sources.get("changed"):
+        said = messages.text("watch.sources_value", files=listed([str(name) for name in progress.sources["changed"]]))
+        rows.append((messages.text("watch.sources"), said))
     if progress.step:
         rows.append((messages.text("watch.last"), messages.text("watch.last_value", ago=_ago(progress.step["at"]))))
     return rows

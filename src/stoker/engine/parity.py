@@ -26,7 +26,7 @@ from stoker.errors import StokerError
 from stoker.facts import prompts as shipped
 from stoker.plan import parity_verdict
 from stoker.plan.parity_verdict import Prompt, Reference
-from stoker.rundir import artifacts, files, prepared, safetensors_headers
+from stoker.rundir import artifacts, digests, files, prepared, safetensors_headers
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
@@ -121,7 +121,7 @@ def _key(run_dir: RunDir) -> str:
     report = prepared.read_report(run_dir.data)
     parts = {
         "format": parity_verdict.FORMAT,
-        "trained": {path.name: files.content_digest(path) for path in sorted(folder.iterdir()) if path.is_file()},
+        "trained": {path.name: digests.of(path) for path in sorted(folder.iterdir()) if path.is_file()},
         "base": models.base_digest(run_dir.run(), run_dir.folder()),
         "data": report.digest if report else "",
         "prompts": shipped.conversations(),

@@ -56,6 +56,8 @@ class PassState(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     key: str
+    sources: list[list[Any]] = []
+    """Name, size and SHA-256 of every local file."""
     source: int = 0
     file: int = 0
     rows: int = 0
@@ -114,15 +116,16 @@ def main(path: Path) -> int:
     """Prepare the run's data, unless already prepared."""
     run_dir = RunDir(path)
     run, folder = run_dir.run(), run_dir.folder()
-    if prepared.current_report(run_dir.data, run, folder):
+    if prepared.current_report(run_dir, run, folder):
         return EXIT_DONE
-    state = _resume(run_dir.data, prepared.key(run, folder))
+    read = inputs.facts(run, folder)
+    state = _resume(run_dir.data, PassState(key=prepared.key_of(run, read), sources=read))
     with closing(EventLog(run_dir.events_file)) as events:
         job = _open(run_dir, run, state, events)
         _read_all(job)
         if _lacks_eval(job):
             assert state.least is not None
-            state = _restart(run_dir.data, PassState(key=state.key, forced=state.least[1:]))
+            state = _restart(run_dir.data, PassState(key=state.key, sources=state.sources, forced=state.least[1:]))
             job = _open(run_dir, run, state, events)
             _read_all(job)
     _finish(job)
@@ -132,16 +135,16 @@ def main(path: Path) -> int:
 # ---- open
 
 
-def _resume(data: Path, key: str) -> PassState:
+def _resume(data: Path, fresh: PassState) -> PassState:
     """The state of a killed pass; with another key, or none, the folder is cleared."""
     try:
         state = PassState.model_validate(files.read_json(_state_file(data)))
     except (OSError, ValueError):
         state = PassState(key="")
-    if state.key == key:
+    if state.key == fresh.key:
         return state
     shutil.rmtree(data / "tokenizer", ignore_errors=True)
-    return _restart(data, PassState(key=key))
+    return _restart(data, fresh)
 
 
 def _restart(data: Path, state: PassState) -> PassState:
@@ -428,6 +431,8 @@ def _finish(job: PreparePass) -> None:
     report = Report(
         digest=prepared.digest(job.data, {**train.files, **(held.files if held else {})}),
         key=state.key,
+        words=prepared.words(run),
+        sources=state.sources,
         length=run.data.length,
         packed=run.data.pack,
         vocab=job.tokenizer.vocab,

@@ -193,7 +193,7 @@ def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
             run_dir = layout.find(str(run_file.run.name))
         except StokerError:
             return None
-    return prepared.current_report(run_dir.data, run_file.run, run_file.folder)
+    return prepared.current_report(run_dir, run_file.run, run_file.folder)
 
 
 def _data(run_file: RunFile, report: Report | None) -> DataFacts:

@@ -52,6 +52,7 @@ class Box(Place):
         self.is_cheap = False
         """Whether it is on without its card: time is cheap then, so data is prepared there first."""
         self._woken: Woken | None = None
+        self._kept_data = False
         self._mark = ""
         self._launched = ""
         self.node = ""
@@ -149,7 +150,10 @@ class Box(Place):
             self._prepare(package)
 
     def _missing(self, package: Package) -> dict[str, Path]:
-        """Files to send: all but prepared data that is there already. A running run and its data are not touched."""
+        """Files to send: all but prepared data that is there already, or that checkpoints there belong to.
+
+        A running run and its data are not touched.
+        """
         if (pid := self._launching(package.name)) is not None or _is_training(
             self.shell, self.host.python, self.run_folder(package.name)
         ):
@@ -161,11 +165,16 @@ class Box(Place):
         data = f"runs/{package.name}/data/"
         if there is None or f"{data}report.json" not in package.files:
             return package.files
-        if there == package.digest(f"{data}report.json"):
+        same = there == package.digest(f"{data}report.json")
+        self._kept_data = not same and ["committed"] in words
+        if same or self._kept_data:
             return {name: path for name, path in package.files.items() if not name.startswith(data)}
-        if ["committed"] in words:
-            raise StokerError("STK415", name=package.name)
         return package.files
+
+    @property
+    def kept_data(self) -> bool:
+        """Whether the run's checkpoints there belong to other data, which it goes on with."""
+        return self._kept_data
 
     def _set_up(self, wheel_name: str, digest: str) -> None:
         if not self.host.python:

@@ -81,6 +81,11 @@ class Fleet(Place):
         """What is left in the head's account."""
         return self.head.balance()
 
+    @property
+    def kept_data(self) -> bool:
+        """Whether one of them goes on with other data."""
+        return any(box.kept_data for box in self.boxes)
+
     def put(self, package: Package) -> None:
         """Send the run and Stoker to each; while the run is running, only to those that left it."""
         self._rejoining = self._missing(package.name) if self._is_running(package.name) else None

@@ -15,7 +15,7 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import files, inputs, layout, prepared
+from stoker.rundir import digests, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
@@ -49,7 +49,7 @@ class Package:
 
     def digest(self, name: str) -> str:
         """SHA-256 of a file."""
-        return self.digests.get(name) or files.sha256(self.files[name])
+        return self.digests.get(name) or digests.of(self.files[name])
 
     @property
     def total_bytes(self) -> int:
@@ -114,7 +114,7 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
         run_dir = layout.find(str(run_file.run.name))
     except StokerError:
         return {}, {}
-    report = prepared.current_report(run_dir.data, run_file.run, run_file.folder)
+    report = prepared.current_report(run_dir, run_file.run, run_file.folder)
     if report is None:
         return {}, {}
     inner = [path for path in run_dir.data.rglob("*") if path.is_file() and not path.name.startswith(".")]

@@ -125,6 +125,11 @@ class Place(abc.ABC):
         """Rented machines of it that nobody switches off when the run has ended."""
         return []
 
+    @property
+    def kept_data(self) -> bool:
+        """Whether `put` left the prepared data of a trained run as it was there, although the one here differs."""
+        return False
+
     def check(self, run_file: RunFile) -> None:  # noqa: B027  # most places take any run
         """Refuse a run that cannot go there, before anything is written."""
 

@@ -2,6 +2,7 @@
 
 Kinds and their fields (a reader ignores what it does not know):
     prepare     done_rows, rows, tokens
+    sources     changed: files that differ from the prepared data that a start goes on with
     attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
     rejected    path, reason: a checkpoint that did not verify, or another node's newer one (`node:step-...`)
     rehearsal   part, seconds
@@ -62,6 +63,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "attempt": {"tier": str, "resumed_step": int, "total_steps": int},
     "step": {"step": int, "loss": _LOSS, **dict.fromkeys(("epoch", "tokens", "seconds", "wait_seconds"), _FIGURE)},
     "eval": {"step": int, "eval_loss": _LOSS},
+    "sources": {"changed": list},
     "checkpoint": {"step": int, "bytes": int},
     "passed_over": {"step": int},
     "error": {"program": str, "error": dict},

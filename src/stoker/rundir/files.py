@@ -1,4 +1,4 @@
-"""Small files, written so that a reader or a crash never sees half of one, and digests of large ones."""
+"""Small files, written so that a reader or a crash never sees half of one."""
 
 import contextlib
 import errno
@@ -25,8 +25,6 @@ DISK_ERRORS = (
 _NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
 """What a file system says that can sync files only: 9p, old CIFS, some in user space."""
 _CHUNK_BYTES = 1 << 22
-_WHOLE_BYTES = 1 << 26
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 20
 _LARGEST_RECORD_BYTES = 1 << 28
 _MOST_DIGITS = 20
 
@@ -173,19 +171,6 @@ def sha256(path: Path, *, from_disk: bool = False) -> str:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    return digest.hexdigest()
-
-
-def content_digest(path: Path) -> str:
-    """A digest that follows the content, not the clock: whole up to 64 MiB, of evenly spread blocks beyond."""
-    size = path.stat().st_size
-    if size <= _WHOLE_BYTES:
-        return sha256(path)
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for block in range(_BLOCKS):
-            file.seek((size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
-            digest.update(file.read(_BLOCK_BYTES))
     return digest.hexdigest()
 
 

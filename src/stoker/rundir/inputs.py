@@ -7,8 +7,7 @@ from typing import Any
 from stoker.config import load
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
-from stoker.rundir import artifacts, layout
-from stoker.rundir.files import content_digest
+from stoker.rundir import artifacts, digests, layout
 from stoker.rundir.layout import RunDir
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
@@ -104,16 +103,19 @@ def label(path: Path, folder: Path) -> str:
 
 
 def facts(run: Run, folder: Path) -> list[list[Any]]:
-    """Name, size and content digest of every local file that `prepare` would read."""
+    """Name, size and SHA-256 of every local file that `prepare` would read."""
+    found = read_files(run, folder)
+    known = digests.of_all(found)
+    return [[label(file, folder), file.stat().st_size, known[file]] for file in found]
+
+
+def read_files(run: Run, folder: Path) -> list[Path]:
+    """Every local file that `prepare` would read."""
     sources = train_sources(run)
     own_eval = eval_source(run)
     paths = [source.path for source in [*sources, *([own_eval] if own_eval else [])]]
     files = [file for path in paths if not is_remote(path) for file in expand(path, folder)]
-    return [_facts(file, folder) for file in [*files, *_tokenizer_files(run, folder)]]
-
-
-def _facts(file: Path, folder: Path) -> list[Any]:
-    return [label(file, folder), file.stat().st_size, content_digest(file)]
+    return [*files, *_tokenizer_files(run, folder)]
 
 
 def _tokenizer_files(run: Run, folder: Path) -> list[Path]:

@@ -232,7 +232,7 @@ def create(run_file: RunFile) -> RunDir:
     assert run_file.run.name is not None
     run_dir = named(run_file.run.name)
     if run_dir.manifest_file.exists():
-        if _was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
+        if was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
             raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=", ".join(changes))
         before = run_dir.manifest()
         write(run_dir, run_file, created=before.created, forked_from=before.forked_from)
@@ -258,7 +258,8 @@ def write(run_dir: RunDir, run_file: RunFile, **facts: Any) -> None:
     files.write_json(run_dir.manifest_file, manifest.model_dump())
 
 
-def _was_trained(run_dir: RunDir) -> bool:
+def was_trained(run_dir: RunDir) -> bool:
+    """Whether a step was ever done or committed here."""
     return events.has_steps(run_dir.events_file) or bool(checkpoints.committed(run_dir.checkpoints))
 
 

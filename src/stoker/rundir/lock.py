@@ -1,5 +1,9 @@
-"""One trainer per run directory: a lock the operating system gives back when its process ends, however it ends."""
+"""One trainer per run directory: a lock the operating system gives back when its process ends, however it ends.
 
+Where the disk has no such locks (some network and user-space file systems), a lease file with a heartbeat stands in.
+"""
+
+import errno
 import os
 import sys
 import time
@@ -7,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.rundir import in_place
+from stoker.rundir import in_place, lease_file
 
 if sys.platform == "win32":
     import msvcrt
@@ -25,6 +29,9 @@ else:
 
 _PROBE_SECONDS = 0.2
 """Probing a lock (`is_held`) holds it for less than this."""
+_HELD = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOLCK)
+"""What a file system without record locks says; NFS without its lock service: ENOLCK."""
 
 
 @contextmanager
@@ -41,16 +48,26 @@ def held(
     """
     descriptor = in_place.descriptor(path, os.O_RDWR, inside)
     try:
-        yield _taken(descriptor, tries, wait)
+        taken = _taken(descriptor, tries, wait)
+        if taken is None:
+            with lease_file.held(path, tries, wait, _PROBE_SECONDS) as alone:
+                yield alone
+        else:
+            yield taken
     finally:
         os.close(descriptor)
 
 
-def _taken(descriptor: int, tries: int, wait: Callable[[float], None]) -> bool:
+def _taken(descriptor: int, tries: int, wait: Callable[[float], None]) -> bool | None:
+    """Whether the lock could be taken; None where the disk has no locks. Any other fault of the disk is raised."""
     for left in reversed(range(tries)):
         try:
             _take(descriptor)
-        except OSError:  # noqa: PERF203  # the loop waits anyway
+        except OSError as error:  # noqa: PERF203  # the loop waits anyway
+            if error.errno in _NO_LOCKS:
+                return None
+            if error.errno not in _HELD:
+                raise
             if left:
                 wait(_PROBE_SECONDS)
         else:
@@ -62,5 +79,9 @@ def is_held(path: Path) -> bool:
     """Whether some process holds the lock."""
     if not path.exists():
         return False
-    with held(path) as free:
-        return not free
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        taken = _taken(descriptor, 1, time.sleep)
+        return lease_file.is_held(path) if taken is None else not taken
+    finally:
+        os.close(descriptor)

@@ -22,7 +22,8 @@ from stoker import plugins
 from stoker.config import layouts
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import files, inputs
+from stoker.rundir import files, inputs, layout
+from stoker.rundir.layout import RunDir
 
 FORMAT = 1
 TOKENIZER_NAME = "tokenizer"
@@ -58,6 +59,10 @@ class Report(BaseModel):
     """SHA-256 over all of the set: what data order and resume are tied to."""
     key: str
     """Digest of what was asked and of the sources' content: equal key, nothing to do."""
+    words: str = ""
+    """Digest of what was asked alone."""
+    sources: list[list[Any]] = []
+    """Name, size and SHA-256 of every local file that was read."""
     length: int
     packed: bool
     vocab: int
@@ -128,6 +133,16 @@ def digest(data: Path, split_files: dict[str, str]) -> str:
 
 def key(run: Run, folder: Path) -> str:
     """Digest of what `prepare` was asked and of its sources' content: equal key, nothing to do."""
+    return key_of(run, inputs.facts(run, folder))
+
+
+def words(run: Run) -> str:
+    """Digest of what `prepare` was asked, whatever its sources hold."""
+    return key_of(run, [])
+
+
+def key_of(run: Run, sources: list[list[Any]]) -> str:
+    """The key, of the facts about the sources (`inputs.facts`)."""
     asked = {
         "format": FORMAT,
         "data": run.data.model_dump(exclude={"rows", "tokens"}),
@@ -135,7 +150,7 @@ def key(run: Run, folder: Path) -> str:
         "model": run.model_dump(include={"model"}),
         "objective": run.train.objective,
         "seed": run.train.seed,
-        "sources": inputs.facts(run, folder),
+        "sources": sources,
     }
     if others := _other_formats(run):
         asked["formats"] = others
@@ -150,22 +165,37 @@ def _other_formats(run: Run) -> list[str]:
     return [one.title for one in offered.values() if run.data.format in (layouts.AUTO, one.name)]
 
 
-def current_report(data: Path, run: Run, folder: Path) -> Report | None:
+def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     """The report of a whole set that was prepared for this run, or None where there is something to prepare.
 
-    A set whose sources are not on this machine (it was prepared elsewhere) counts: nothing else can be had.
+    A set whose sources are not on this machine (it was prepared elsewhere) counts: nothing else can be had. Once a step
+    was done the set is sealed: it counts whatever became of its sources (`changed_sources`).
     """
-    report = read_report(data)
+    report = read_report(run_dir.data)
     if report is None:
         return None
     splits = [report.train, *([report.eval] if report.eval else [])]
-    if not all((data / name).is_file() for split in splits for name in split.files):
+    if not all((run_dir.data / name).is_file() for split in splits for name in split.files):
         return None
     try:
         wanted = key(run, folder)
     except StokerError:
         return report
-    return report if report.key == wanted else None
+    sealed = report.words in ("", words(run)) and layout.was_trained(run_dir)
+    return report if report.key == wanted or sealed else None
+
+
+def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
+    """Files that are not what the set was prepared from: changed, new or gone; none where they are not here at all."""
+    try:
+        now = inputs.facts(run, folder)
+    except StokerError:
+        return []
+    if report.key == key_of(run, now):
+        return []
+    before, after = ({name: rest for name, *rest in one} for one in (report.sources, now))
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return changed if report.sources else sorted(after)
 
 
 def check_sizes(data: Path, split_name: str, split: Split) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, files
+from stoker.rundir import checkpoints, digests, files
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -34,8 +34,13 @@ class HeaderEntry:
 
 def content_digest(folder: Path) -> str:
     """What a model folder holds: its weights and its configuration."""
-    parts = [files.content_digest(one) for one in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    parts = digests.of_all(digested(folder))
+    return hashlib.sha256("".join(parts.values()).encode()).hexdigest()
+
+
+def digested(folder: Path) -> list[Path]:
+    """The files of a model folder that its digest is made of."""
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])
 
 
 def read(folder: Path) -> dict[str, HeaderEntry]:

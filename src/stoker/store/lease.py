@@ -7,8 +7,10 @@ out before its next record and stops.
 
 import contextlib
 import datetime
+import hashlib
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.rundir import files
+from stoker.rundir import files, filesystem
 from stoker.store.shelf import Fault, Patient
 
 NAME = "lease.json"
@@ -24,6 +26,8 @@ SECONDS = 120.0
 _RENEWALS = 4
 """In the time of a lease."""
 _LOOK_SECONDS = 5.0
+_OWN_INODES = ("fuse", "9p")
+_MACHINE_FILES = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
 
 
 class Lease:
@@ -32,7 +36,7 @@ class Lease:
     Args:
         store: Where.
         run_name: Whose copies.
-        token: Who we are; the same for all programs of one run directory.
+        token: Who we are (`own_token`); the same for all programs of one run directory.
         seconds: How long it holds without being renewed.
     """
 
@@ -158,10 +162,29 @@ class Renewing:
 
 
 def own_token(path: Path) -> str:
-    """Who this run directory is to the store; drawn once."""
+    """Who this run directory is to the store: drawn once, and bound to where it is, so that a copy is another.
+
+    A copied folder has another path or inode, a cloned disk another machine. A machine that was restarted is another,
+    too: it waits until its old lease runs out.
+    """
     if not path.exists():
         files.write_text(path, secrets.token_hex(16))
-    return path.read_text(encoding="utf-8").strip()
+    bound = [path.read_text(encoding="utf-8").strip(), str(path.resolve()), *_inode(path), *_machine()]
+    return hashlib.sha256("\n".join(bound).encode()).hexdigest()[:32]
+
+
+def _inode(path: Path) -> list[str]:
+    """The file's inode, where that stays the same: file systems in user space may give out another each time."""
+    return [] if filesystem.kind_of(path.parent).startswith(_OWN_INODES) else [str(path.stat().st_ino)]
+
+
+def _machine() -> list[str]:
+    """This boot of this machine; without /proc only its name."""
+    found = [socket.gethostname()]
+    for file in _MACHINE_FILES:
+        with contextlib.suppress(OSError):
+            found.append(file.read_text(encoding="utf-8").strip())
+    return found
 
 
 def _holder(content: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One writer per run: a live one keeps others away, a dead one does not, a writer that slept notices."""
 
 import itertools
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -201,3 +202,47 @@ def test_release_gives_back_only_what_is_ours(store: Patient) -> None:
     lease_of(store, token="a").require()
     lease_of(store, token="a").release()
     lease_of(store, token="b").acquire()
+
+
+def test_a_run_directory_is_the_same_to_all_of_its_programs(tmp_path: Path) -> None:
+    path = tmp_path / "run" / ".store" / "token"
+    assert lease.own_token(path) == lease.own_token(path)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    assert lease.own_token(tmp_path / "link" / ".store" / "token") == lease.own_token(path)
+
+
+def test_a_copied_run_directory_is_not_the_holder(
+    tmp_path: Path, store: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.05)
+    own = lease.own_token(tmp_path / "run" / ".store" / "token")
+    subprocess.run(["cp", "-a", str(tmp_path / "run"), str(tmp_path / "copy")], check=True)
+    copied = lease.own_token(tmp_path / "copy" / ".store" / "token")
+    first = lease_of(store, token=own, seconds=SHORT)
+    first.acquire()
+    with Renewing(first, SHORT), pytest.raises(StokerError) as caught:
+        lease_of(store, token=copied, seconds=SHORT).acquire()
+    assert caught.value.code == "STK656"
+
+
+def test_a_copy_that_took_the_originals_place_is_not_the_holder(tmp_path: Path) -> None:
+    own = lease.own_token(tmp_path / "run" / ".store" / "token")
+    subprocess.run(["cp", "-a", str(tmp_path / "run"), str(tmp_path / "copy")], check=True)
+    (tmp_path / "run").rename(tmp_path / "away")
+    (tmp_path / "copy").rename(tmp_path / "run")
+    assert lease.own_token(tmp_path / "run" / ".store" / "token") != own
+
+
+@pytest.mark.parametrize("differs", ["name", "machine-id", "boot"])
+def test_a_cloned_disk_in_another_machine_is_not_the_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str
+) -> None:
+    own = lease.own_token(tmp_path / "token")
+    other = tmp_path / "other"
+    other.write_text("another")
+    if differs == "name":
+        monkeypatch.setattr(lease.socket, "gethostname", lambda: "clone")
+    else:
+        kept = lease._MACHINE_FILES
+        monkeypatch.setattr(lease, "_MACHINE_FILES", (other, kept[1]) if differs == "machine-id" else (kept[0], other))
+    assert lease.own_token(tmp_path / "token") != own
