@@ -352,6 +352,6 @@ def test_the_scaler_comes_back_with_the_state(tmp_path: Path) -> None:
     index, tensors = before.gather(keep=True)
     checkpoint.save_state(tmp_path, index, tensors)
     after, fresh = state(2.0**8)
-    after.load(tmp_path)
+    after.load(tmp_path, 0)
     assert fresh.state_dict() == scaler.state_dict()
     assert fresh.state_dict()["_growth_tracker"] == 5
