@@ -26,6 +26,7 @@ NO_BITS = {
     "saving": "threads and files; what is saved is engine/checkpoint",
     "spread": "copies of files",
     "tasks": "tasks",
+    "template_limits": "bounds of chat templates",
 }
 """Modules of a training process that compute nothing of a step."""
 

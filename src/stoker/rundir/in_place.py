@@ -30,6 +30,8 @@ def appending(path: Path, inside: Path | None = None) -> BinaryIO:
 
 def touch(path: Path, inside: Path | None = None) -> None:
     """Make a file, or renew its time."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # moved away: it is not made again
     opened = descriptor(path, os.O_WRONLY, inside)
     try:
         os.utime(opened if os.utime in os.supports_fd else path)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import EXIT_USER, StokerError
+from stoker.rundir import in_place
 
 SECONDS = 60.0
 """How long a lease holds without being renewed."""
@@ -29,7 +30,6 @@ _LOOK_SECONDS = 0.5
 _LONG_AGO_SECONDS = 3600.0
 """Not renewed for so long by any clock: not worth watching for."""
 _RECORD_BYTES = 400
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def _created(path: Path) -> tuple[int, int] | None:
     if newest and not _is_over(_lease(path, newest)):
         return None
     try:
-        descriptor = os.open(_lease(path, newest + 1), _FLAGS, 0o644)
+        descriptor = in_place.descriptor(_lease(path, newest + 1), os.O_RDWR | os.O_EXCL)
     except FileExistsError:
         return None
     _write(descriptor, {**_self(), "beat": 0})

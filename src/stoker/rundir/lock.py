@@ -79,7 +79,7 @@ def is_held(path: Path) -> bool:
     """Whether some process holds the lock."""
     if not path.exists():
         return False
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = in_place.descriptor(path, os.O_RDWR)
     try:
         taken = _taken(descriptor, 1, time.sleep)
         return lease_file.is_held(path) if taken is None else not taken

@@ -339,12 +339,12 @@ NATIVE: Table = {
         [err("STK111", "run.yaml:4: native.trainer.lr_scheduler_kwargs.num_cycles")],
     ),
     "an adapter that is set up from the data": (
-        BOTH + "native: {lora: {init_lora_weights: eva}}\n",
-        [err("STK144", "run.yaml:3: native.lora.init_lora_weights", "use_dora")],
+        BOTH + "tune: {method: lora}\nnative: {lora: {init_lora_weights: eva}}\n",
+        [err("STK144", "run.yaml:4: native.lora.init_lora_weights", "use_dora")],
     ),
     "an adapter with state of its own": (
-        BOTH + "native: {lora: {monteclora_config: {}}}\n",
-        [err("STK145", "run.yaml:3: native.lora.monteclora_config", "use_dora")],
+        BOTH + "tune: {method: lora}\nnative: {lora: {monteclora_config: {}}}\n",
+        [err("STK145", "run.yaml:4: native.lora.monteclora_config", "use_dora")],
     ),
     "a queue's notice": (
         BOTH + "native: {slurm: {signal: 'B:USR1@60'}}\n",

@@ -28,7 +28,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "v.yaml").write_text(TEXT)
-    made = preparation.create(load.load(str(tmp_path / "v.yaml"), []))
+    made = layout.create(load.load(str(tmp_path / "v.yaml"), []))
     _seal(made)
     return made
 
@@ -128,9 +128,9 @@ def test_the_words_of_a_trained_run_stay_what_they_were(run_dir: RunDir) -> None
     path = run_dir.folder() / "v.yaml"
     path.write_text(TEXT.replace("length: 16", "length: 32"))
     with pytest.raises(StokerError) as caught:
-        preparation.create(load.load(str(path), []))
+        layout.create(load.load(str(path), []))
     assert caught.value.code == "STK401"
-    run_dir.run_file.write_text(TEXT.replace("length: 16", "length: 32"))
+    layout.record(run_dir, text=TEXT.replace("length: 16", "length: 32"))
     with pytest.raises(StokerError) as caught:
         preparation.current(run_dir)
     assert caught.value.code == "STK415"
