@@ -185,7 +185,10 @@ def test_live_page_is_left_by_a_key_and_the_run_goes_on(runs: Path, leave_by: st
     words = [sys.executable, "-c", "from stoker.cli.main import main; main()", "watch", "medical"]
     ours, theirs = os.openpty()
     with training(folder) as process:
-        with subprocess.Popen(words, stdin=theirs, stdout=theirs, env={**os.environ, **settings}) as watching:
+        # Started in the background, a test run ignores SIGINT, and so would its children.
+        heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        environment = {**os.environ, **settings}
+        with subprocess.Popen(words, stdin=theirs, stdout=theirs, env=environment, preexec_fn=heeding) as watching:
             os.close(theirs)
             shown = b""
             while b"q quits; the run continues" not in shown:

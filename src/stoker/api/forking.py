@@ -15,7 +15,7 @@ from stoker.rundir.layout import RunDir
 
 _SHAPED_BY = ("model", "tokenizer", "tune", "native.lora", "native.model", "native.quantization")
 """Words that decide which tensors there are: a fork cannot change them."""
-_STATE_BY = ("train.optimizer", "native.trainer.optim", "data")
+_STATE_BY = ("train.optimizer", "native.trainer.optim", "train.seed", "data")
 """Words that the optimizer's state or the place in the data depends on: only a fork of the weights changes them."""
 
 
@@ -63,7 +63,7 @@ def _is_in(key: str, blocks: Sequence[str]) -> bool:
 def _take_data(parent: RunDir, run_file: RunFile, run_dir: RunDir) -> None:
     """The prepared set, where the same words prepared it."""
     changes = training_words.changed(parent.run(), run_file.run)
-    if not any(_is_in(change.partition(" ")[0], ("data", "model", "tokenizer")) for change in changes):
+    if not any(_is_in(change.partition(" ")[0], ("data", "model", "tokenizer", "train.seed")) for change in changes):
         shutil.rmtree(run_dir.data, ignore_errors=True)
         shutil.copytree(parent.data, run_dir.data, copy_function=files.link)
 

@@ -55,7 +55,7 @@ def current(run_dir: RunDir) -> Report | None:
     if report is not None:
         return report
     training.require_idle(run_dir)
-    if checkpoints.committed(run_dir.checkpoints):
+    if any(one.step for one in checkpoints.committed(run_dir.checkpoints)):  # a fork of weights only begins at step 0
         raise StokerError("STK415", name=run_dir.name)
     return None
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.api import loading, preparation, store_return
+from stoker.api import last_place, loading, preparation, store_return
 from stoker.api.handle import RunHandle
 from stoker.api.loading import RunSource
 from stoker.api.planning import require_possible
@@ -46,6 +46,8 @@ class Listener:
     prepare: Callable[[RunDir], Report] = preparation.ensure
     planned: Callable[[Plan], None] = lambda _: None
     """Called with the plan before training starts."""
+    agree: Callable[[], bool] = lambda: False
+    """Asked where the run's last place does not answer: go on from what is here?"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
     with run_file.located(), training.launching(run_dir, run):
         assemble.check(run)
         layout.create(run_file)
+        last_place.bring(run_dir, "local", listener.tell, listener.agree)
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
         with store_return.leased(run_dir, run, listener.tell):
             listener.planned(_ready(run_dir, run_file, listener))

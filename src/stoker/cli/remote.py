@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from stoker import messages
-from stoker.api import preparation
+from stoker.api import last_place, preparation
 from stoker.api.figures import size
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
@@ -67,14 +67,15 @@ def _sent(  # what the user gave
     if _is_running(there, run_dir):
         registry.record(run_dir, there.name)
         return None
+    last_place.bring(run_dir, there.name, console.talk, lambda: yes or says_yes())
     _prepare(run_dir, there)
     run_file, overrides = _priced(there, run_file, name, overrides)
     _agree(there, run_file, run_dir, yes=yes)
     sent = package.make(name, run_file, overrides)
-    registry.record(run_dir, there.name)
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
+    registry.record(run_dir, there.name)  # only now: until then its last place is asked about it
     if there.kept_data:
         console.talk("remote.kept_data", name=run_dir.name, host=there.label)
     return sent
@@ -125,10 +126,15 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
         _tell_clocks(facts.platform)
     if yes:
         return
-    console.talk("remote.ask")
-    if console.ask().strip().lower() not in ("y", "yes", "是"):
+    if not says_yes():
         console.talk("remote.not_started")
         sys.exit(EXIT_USER)
+
+
+def says_yes() -> bool:
+    """Ask whether to start."""
+    console.talk("remote.ask")
+    return console.ask().strip().lower() in ("y", "yes", "是")
 
 
 def _tell_balance(there: Place, plan: Plan) -> None:

@@ -28,7 +28,7 @@ def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes:
     if on or run_file.run.where.place != "local":
         remote.train(run_file, name, overrides, on, detach=detach, yes=yes)
         return
-    _train_here(run_file, detach=detach)
+    _train_here(run_file, detach=detach, yes=yes)
 
 
 def fork(name: str, new: str, overrides: list[str], *, weights_only: bool, detach: bool) -> None:
@@ -38,11 +38,12 @@ def fork(name: str, new: str, overrides: list[str], *, weights_only: bool, detac
     origin = layout.named(new).manifest().forked_from
     assert origin is not None
     console.talk("train.forked", name=new, parent=parent.name, step=origin["step"])
-    _train_here(run_file, detach=detach)
+    _train_here(run_file, detach=detach, yes=False)
 
 
-def _train_here(run_file: RunFile, *, detach: bool) -> None:
-    started = start.begin(run_file, Listener(console.talk, ensure_prepared, plan_pages.show))
+def _train_here(run_file: RunFile, *, detach: bool, yes: bool) -> None:
+    listener = Listener(console.talk, ensure_prepared, plan_pages.show, lambda: yes or remote.says_yes())
+    started = start.begin(run_file, listener)
     if detach:
         console.talk("train.detached", name=started.run_dir.name, pid=started.process.pid)
         return

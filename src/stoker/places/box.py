@@ -152,7 +152,7 @@ class Box(Place):
     def _missing(self, package: Package) -> dict[str, Path]:
         """Files to send: all but prepared data that is there already, or that checkpoints there belong to.
 
-        A running run and its data are not touched.
+        A checkpoint is sent where it is newer than those there. A running run and its data are not touched.
         """
         if (pid := self._launching(package.name)) is not None or _is_training(
             self.shell, self.host.python, self.run_folder(package.name)
@@ -162,14 +162,17 @@ class Box(Place):
         words = [line.split() for line in said.splitlines()]
         self._launched = next(line[1] for line in words if line[0] == "now")
         there = next((line[1] for line in words if line[0] == "report"), None)
-        data = f"runs/{package.name}/data/"
-        if there is None or f"{data}report.json" not in package.files:
-            return package.files
-        same = there == package.digest(f"{data}report.json")
-        self._kept_data = not same and ["committed"] in words
-        if same or self._kept_data:
-            return {name: path for name, path in package.files.items() if not name.startswith(data)}
-        return package.files
+        committed = [line[1] for line in words if line[0] == "committed"]
+        data, saved = (f"runs/{package.name}/{folder}/" for folder in ("data", "checkpoints"))
+        comparable = there is not None and f"{data}report.json" in package.files
+        same = comparable and there == package.digest(f"{data}report.json")
+        self._kept_data = comparable and not same and bool(committed)
+        own = max(
+            (name.removeprefix(saved).split("/")[0] for name in package.files if name.startswith(saved)), default=""
+        )
+        left_out = [data] if same or self._kept_data else []
+        left_out += [saved] if self._kept_data or max(committed, default="") >= own else []
+        return {name: path for name, path in package.files.items() if not name.startswith(tuple(left_out))}
 
     @property
     def kept_data(self) -> bool:

@@ -66,7 +66,7 @@ kill -KILL $children {pid} 2>/dev/null || true
 INSPECT = """
 date -u +'now %Y-%m-%dT%H:%M:%S+00:00'
 cd {run} 2>/dev/null || exit 0
-for record in checkpoints/step-*/COMMIT.json; do if [ -e "$record" ]; then echo committed; break; fi; done
+for one in checkpoints/step-*; do if [ -e "$one/COMMIT.json" ]; then echo "committed $(basename "$one")"; fi; done
 if [ -e data/report.json ]; then echo "report $(sha256sum < data/report.json)"; fi
 """
 SWEEP = """

@@ -15,7 +15,7 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import digests, inputs, layout, prepared
+from stoker.rundir import checkpoints, digests, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
@@ -78,6 +78,7 @@ def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
         names[str(PurePosixPath(folder) / called)] = run_file.plugin_file
     found = {f"inputs/{run_name}/{inner}": path for inner, path in names.items()}
     found |= {f"runs/{run_name}/data/{inner}": path for inner, path in data.items()}
+    found |= _newest_checkpoint(run_name)
     found |= _earlier(run_file.run)
     # Packages that provide places need not be installed there, so their options are left out.
     others = [f"native.{name}=" for name in run_file.run.native.model_extra or ()]
@@ -119,6 +120,17 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
         return {}, {}
     inner = [path for path in run_dir.data.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return {path.relative_to(run_dir.data).as_posix(): path for path in inner}, dict(report.files)
+
+
+def _newest_checkpoint(run_name: str) -> dict[str, Path]:
+    """Files of the newest checkpoint here that verifies: the run goes on from it, unless a newer one is there."""
+    checkpoint, _ = checkpoints.newest_verified(layout.named(run_name).checkpoints)
+    if checkpoint is None:
+        return {}
+    return {
+        f"runs/{run_name}/checkpoints/{checkpoint.path.name}/{name}": checkpoint.path / name
+        for name in (*checkpoint.commit.files, checkpoints.COMMIT_NAME)
+    }
 
 
 def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:

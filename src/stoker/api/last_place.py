@@ -1,0 +1,54 @@
+"""A run that moves from place to place: what its last place has of it comes along, or the command is refused.
+
+Never step 0 in silence, never two trainings of one run. With `save.store` its lease and its copies see to both.
+"""
+
+from collections.abc import Callable
+
+from stoker.api.sentences import Tell
+from stoker.errors import StokerError
+from stoker.places import registry
+from stoker.places.place import Place
+from stoker.rundir import checkpoints
+from stoker.rundir.layout import RunDir
+
+
+def bring(run_dir: RunDir, to: str, tell: Tell, agree: Callable[[], bool]) -> None:
+    """Copy here what the run's last place has of it, before it trains at another one.
+
+    Args:
+        run_dir: The run, on the machine it is sent from.
+        to: The name of the place it trains at next.
+        tell: Says what is done.
+        agree: Asked where the last place does not answer: go on from what is here?
+    """
+    last = registry.recorded(run_dir)
+    if last in (None, to) or run_dir.run().save.store is not None:
+        return
+    assert last is not None
+    try:
+        place = registry.by_name(last, run_dir.run())
+        with place.awake(tell):
+            found = place.status(run_dir.name)
+            if found is not None and found["state"] not in ("queued", "running"):
+                _copy(place, run_dir, tell)
+    except StokerError as error:
+        _go_on_without(run_dir, last, error, tell, agree)
+        return
+    if found is not None and found["state"] in ("queued", "running"):
+        raise StokerError("STK777", name=run_dir.name, host=place.label, step=found["step"])
+
+
+def _copy(place: Place, run_dir: RunDir, tell: Tell) -> None:
+    tell("move.bringing", name=run_dir.name, host=place.label)
+    place.get(run_dir.name)
+
+
+def _go_on_without(run_dir: RunDir, last: str, error: StokerError, tell: Tell, agree: Callable[[], bool]) -> None:
+    """The last place does not answer: it may be off, gone, or training behind a broken line."""
+    newest = checkpoints.next_found(run_dir.checkpoints)
+    if newest is None:
+        raise StokerError("STK778", name=run_dir.name, host=last, reason=error.what) from error
+    tell("move.silent", name=run_dir.name, host=last, reason=error.what, step=newest.step)
+    if not agree():
+        raise StokerError("STK779", name=run_dir.name, host=last) from error
