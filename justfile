@@ -78,6 +78,10 @@ serving *args:
 slurm *args:
     python benchmarks/slurm.py "$@"
 
+# Readers of a run of a million steps: time and memory of each (docs/evidence/long_run.json), some minutes.
+long-run *args:
+    python benchmarks/long_run.py "$@"
+
 # Checkpoints loaded by other strategies and counts: every bit, and peak memory (docs/evidence/reshard.json), ten minutes.
 reshard *args:
     python benchmarks/reshard.py "$@"

@@ -25,7 +25,9 @@ from tqdm import auto, std
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.launch import plan_inputs
+from stoker.plan import order
 from stoker.plan.make import make_plan
+from stoker.plan.order import Order
 from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
@@ -275,7 +277,15 @@ def losses(run_dir: RunDir) -> dict[int, str]:
 
 
 def sequences(run_dir: RunDir) -> dict[int, list[int]]:
-    return {step: event["sequences"] for step, event in sorted(events.steps(run_dir.events_file).items())}
+    """The sequence ids of each step: those the order function gives, which the events' checksums confirm."""
+    run, report = run_dir.run(), prepared.read_report(run_dir.data)
+    assert report is not None
+    ordered = Order(report.digest, run.train.seed, report.train.sequences, run.train.batch)
+    found = {}
+    for step, event in sorted(events.steps(run_dir.events_file).items()):
+        found[step] = ordered.sequences(step - 1)
+        assert (event["sequences"], event["order"]) == (len(found[step]), order.check(found[step]))
+    return found
 
 
 def weights_sha(folder: Path) -> str:

@@ -72,7 +72,7 @@ class RunHandle:
     @property
     def eval_losses(self) -> dict[int, float]:
         """The loss on the eval split, by the step after which it was measured."""
-        found = (event for event in events.read(self._run_dir.events_file) if event["event"] == "eval")
+        found = (event for event in events.skim(self._run_dir.events_file) if event["event"] == "eval")
         return {event["step"]: float(event["eval_loss"]) for event in found if events.is_whole(event)}
 
     @property

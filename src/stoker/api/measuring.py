@@ -41,7 +41,7 @@ def calibrate(name: str, run_file: RunFile, on_step: Callable[[int], None]) -> C
         found = make.find(plan_inputs.inputs(run_file, run_dir, on))
         few = [*run_file.overrides, f"train.steps={min(calibration.STEPS, found.steps.total)}"]
         measured = calibration.measure(load.load(name, few), run_dir, on, on_step)
-    done = max(events.steps(run_dir.events_file), default=0)
+    done = max(events.newest_steps(run_dir.events_file, 1), default=0)
     left = found.tokens * (found.steps.total - done) / found.steps.total
     slowest, fastest = measured.tokens_per_second_range
     seconds = left / measured.tokens_per_second, left / fastest, left / slowest

@@ -14,6 +14,7 @@ from stoker.settle.reasons import reason
 from stoker.settle.spending import Price, Spent
 
 _RECENT_STEPS = 20
+_CURVE_PARTS = 1000
 _KEPT = {
     "eval": "evaluation",
     "checkpoint": "checkpoint",
@@ -45,12 +46,14 @@ class RunProgress:
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
     """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
-    losses: list[float] = field(default_factory=list)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    first_loss: float | None = None
     read_bytes: int = 0
     _failed_program: str = ""
     price: Price | None = None
     """What the machine costs; None where no price is known."""
+    _curve: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Mean and count of the losses known of each part of the run."""
 
     def __post_init__(self) -> None:
         self.price = spending.price(self.run_dir)
@@ -58,7 +61,8 @@ class RunProgress:
     def update(self) -> bool:
         """Read new events; returns whether there were any."""
         changed = False
-        for event, offset in events.follow(self.run_dir.events_file, self.read_bytes):
+        path = self.run_dir.events_file
+        for event, offset in events.follow(path, self.read_bytes) if self.read_bytes else events.recent(path):
             self._take(event)
             self.read_bytes = offset
             changed = True
@@ -84,7 +88,7 @@ class RunProgress:
             self.step = event
             self.recent.append(event)
             if isinstance(event["loss"], float):
-                self.losses.append(event["loss"])
+                self._add_loss(event["step"], event["loss"])
         elif kind in _KEPT:
             setattr(self, _KEPT[kind], event)
         elif kind in ("prepare", "error"):
@@ -99,6 +103,17 @@ class RunProgress:
             follows = self.error and event["error"]["code"] in ("STK402", "STK423", "STK313", self.error["code"])
             if not follows:
                 self.error, self._failed_program = event["error"], event["program"]
+
+    def _add_loss(self, step: int, loss: float) -> None:
+        """Into the mean of its part of the run; the first loss stays as it is."""
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        mean, count = self._curve.get(part := step * _CURVE_PARTS // max(self.total_steps, _CURVE_PARTS), (0.0, 0))
+        self._curve[part] = (mean + (loss - mean) / (count + 1), count + 1)
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss over the run: of each step, or the mean of each part of a long one; of old steps some are known."""
+        return [mean for _, (mean, _) in sorted(self._curve.items())]
 
     @property
     def problem(self) -> StokerError:

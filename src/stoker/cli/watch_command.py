@@ -159,7 +159,7 @@ def _loss_value(progress: RunProgress) -> str:
     now, curve = loss(progress.step["loss"]), sparkline(progress.losses, _SPARKLINE_WIDTH)
     if not curve:
         return now
-    said = messages.text("watch.loss_value", loss=now, first=loss(progress.losses[0]))
+    said = messages.text("watch.loss_value", loss=now, first=loss(progress.first_loss))
     return f"{curve} {said}"
 
 

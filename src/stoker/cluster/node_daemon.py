@@ -213,7 +213,7 @@ class Agent:
         number, first_rank = int(order["start"]), int(order["first_rank"])
         here = {"name": self.name, "interface": preflight.own(record, self.name).name}
         told = processes.place(here, first_rank, int(order["world"]), str(order["store"]))
-        folder, offset = processes.meeting_place(plan), _size(self.run_dir.events_file)
+        folder, offset = processes.meeting_place(plan), events.end(self.run_dir.events_file)
         trainer = processes.start_trainer(self.run_dir.path, plan, number, folder, told)
         self._attempt = Attempt(number, first_rank, trainer, folder, offset, processes.oom_kills())
 
@@ -262,7 +262,3 @@ def _is_equal(path: Path, text: str) -> bool:
         return path.read_text(encoding="utf-8") == text
     except OSError:
         return False
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -30,11 +30,9 @@ from stoker.config.values import Every
 from stoker.engine.guard import StepGuard
 from stoker.engine.parallel import Ranks
 from stoker.engine.saving import Saver
+from stoker.plan import order
 from stoker.plan.plan import Plan
 from stoker.rundir.events import EventLog
-
-_FULL_LIST = 1024
-"""Largest batch whose sequence ids are listed in events; above it the order function reproduces them."""
 
 
 class StopRequest:
@@ -145,7 +143,8 @@ class Recorder(TrainerCallback):
             "step": state.global_step,
             "epoch": state.global_step / self._steps_per_epoch,
             "learning_rate": self._learning_rate,
-            "sequences": item.sequences if len(item.sequences) <= _FULL_LIST else len(item.sequences),
+            "sequences": len(item.sequences),
+            "order": order.check(item.sequences),
             "micro_batches": item.leaves,
             "tokens": item.tokens,
             "trained_tokens": item.trained_tokens,
@@ -169,6 +168,7 @@ class Recorder(TrainerCallback):
             self._events.write("step", **fields, loss=_json(value), grad_norm=_json(norm_value))
             self._guard.check(fields["step"], value, norm_value, scaled=self.trainer.accelerator.scaler is not None)
         self._pending.clear()
+        self._events.cut()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         """Write an eval event."""

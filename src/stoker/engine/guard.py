@@ -86,7 +86,8 @@ def read_past(guard: GuardPlan, path: Path, resumed_step: int) -> Past:
     passed_over = tuple(event["step"] for event in found)
     if guard.spike is None:
         return Past(passed_over, ())
-    before = sorted((step, event["loss"]) for step, event in events.steps(path).items() if step <= resumed_step)
+    newest = events.newest_steps(path, _RECENT, resumed_step)
+    before = sorted((step, event["loss"]) for step, event in newest.items() if step <= resumed_step)
     return Past(passed_over, tuple(loss for _, loss in before[-_RECENT:] if isinstance(loss, float)))
 
 

@@ -111,7 +111,7 @@ def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int
 
 def _end(run_dir: RunDir) -> int:
     """Where the events end now."""
-    return run_dir.events_file.stat().st_size if run_dir.events_file.exists() else 0
+    return events.end(run_dir.events_file)
 
 
 def _command(program: str, folder: Path, *arguments: str) -> list[str]:

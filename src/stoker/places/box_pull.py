@@ -7,14 +7,30 @@ from shlex import quote
 
 from stoker.errors import StokerError
 from stoker.hosts.shell import Shell
-from stoker.rundir import artifacts, checkpoints, files, in_place, pulled
+from stoker.rundir import artifacts, checkpoints, files, in_place, pulled, segments
 from stoker.rundir.layout import RunDir
 
 _NEWEST = 3
 """Checkpoints that are tried: a running training may rotate one away while it is copied."""
 _SECONDS = 600.0
-_RECORDS = ("events.jsonl", "plan.json", "supervisor.json", "manifest.json", "run.yaml")
+_RECORDS = ("plan.json", "supervisor.json", "manifest.json", "run.yaml")
 _COMMITTED = re.compile(r"checkpoints/step-(\d{8,18})/COMMIT\.json")
+_CUTS = 5
+_EVENTS = """
+before=$(ls events 2>/dev/null || true)
+for one in events/*.jsonl; do
+  if [ -e "${one%.jsonl}.summary" ]; then tail -n +2 "${one%.jsonl}.summary"
+  elif [ -e "$one" ]; then grep -v '"event": "step"' "$one" || true; fi
+done
+if [ -e events.jsonl ]; then
+  from=$(($(wc -c < events.jsonl) - TAIL))
+  if [ "$from" -le 0 ]; then cat events.jsonl
+  else LC_ALL=C awk -v from="$from" '{ at += length($0) + 1 } at > from || !/"event": "step"/' events.jsonl; fi
+fi
+echo
+if [ "$before" = "$(ls events 2>/dev/null || true)" ]; then echo whole; else echo cut; fi
+""".replace("TAIL", str(2 * segments.SEGMENT_BYTES))
+"""As `events.recent`, in the words of a shell; a Stoker that did not cut left long files."""
 
 
 def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
@@ -26,6 +42,7 @@ def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
     ).split()
     for name in (one for one in _RECORDS if one in listed):
         _pull_record(shell, folder, name, run_dir)
+    _pull_events(shell, folder, run_dir)
     _pull_checkpoint(shell, folder, run_dir, sorted(_steps(listed)))
     if "artifacts/final" in listed:
         _pull_final(shell, folder, run_dir)
@@ -42,6 +59,20 @@ def _pull_record(shell: Shell, folder: str, name: str, run_dir: RunDir) -> None:
     if name in ("manifest.json", "run.yaml") and target.exists():
         return  # their relative paths start from a folder of this machine
     files.write_text(target, shell.run(f"cat {quote(folder)}/{name}", seconds=_SECONDS))
+
+
+def _pull_events(shell: Shell, folder: str, run_dir: RunDir) -> None:
+    """The newest events, and of older ones all but most steps; once more where a segment was cut meanwhile."""
+    for _ in range(_CUTS):
+        said = shell.run(f"cd {quote(folder)}\n{_EVENTS}", seconds=_SECONDS)
+        text, _, cut = said.rstrip().rpartition("\n")
+        if cut == "whole":
+            break
+    else:
+        return  # the next pull has them
+    if text:
+        files.write_text(run_dir.events_file, text.rstrip("\n") + "\n")
+        shutil.rmtree(run_dir.events_file.with_suffix(""), ignore_errors=True)  # what was pulled has its summary
 
 
 def _pull_checkpoint(shell: Shell, folder: str, run_dir: RunDir, steps: list[int]) -> None:

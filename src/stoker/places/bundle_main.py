@@ -24,7 +24,7 @@ _BASES = ("/kaggle/working", "/content", "/mnt/workspace")
 """Work folders of Kaggle, Colab and PAI-DSW. Elsewhere the current folder is used."""
 _KEPT = ("torch", "torchvision", "torchaudio", "triton")
 """Packages of the image that are not replaced."""
-_RESULT = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "artifacts/final")
+_RESULT = ("run.yaml", "manifest.json", "plan.json", "events.jsonl", "events", "artifacts/final")
 _CHUNK_BYTES = 1 << 20
 
 

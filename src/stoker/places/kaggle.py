@@ -28,7 +28,7 @@ from stoker.places.kaggle_cli import RUNNING, KaggleCommand
 from stoker.places.package import Package
 from stoker.places.place import Place, Terminal
 from stoker.places.segment import SegmentReport
-from stoker.rundir import artifacts, checkpoints, files, layout
+from stoker.rundir import artifacts, checkpoints, events, files, layout
 from stoker.rundir.layout import RunDir
 
 BUNDLE = "bundle.zip"
@@ -393,7 +393,9 @@ def _require_progress(run: str, chain: Chain) -> None:
 def _take(source: RunDir, run_dir: RunDir, report: SegmentReport, kernel: str) -> None:
     """Move what was downloaded into the run directory, every digest compared."""
     standing = report.standing
-    for name in ("events.jsonl", "plan.json", "supervisor.json"):
+    if source.events_file.is_file():
+        events.copy_recent(source.events_file, run_dir.events_file)
+    for name in ("plan.json", "supervisor.json"):
         if (source.path / name).is_file():
             files.write_text(run_dir.path / name, (source.path / name).read_text(encoding="utf-8"))
     newest, wrong = checkpoints.newest_verified(source.checkpoints)

@@ -190,7 +190,8 @@ def _take_records(before: RunDir, run_dir: RunDir) -> None:
     run_dir.path.mkdir(parents=True, exist_ok=True)
     for name in _RECORDS:
         if (before.path / name).is_file() and not (run_dir.path / name).exists():
-            shutil.copyfile(before.path / name, run_dir.path / name)
+            copy = events.copy_recent if name == "events.jsonl" else shutil.copyfile
+            copy(before.path / name, run_dir.path / name)
 
 
 def _adopt(one: Checkpoint, run_dir: RunDir) -> None:

@@ -5,6 +5,7 @@ O(1) memory, O(1) seek, no shared state. Changing anything here changes every ru
 """
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,11 @@ class Order:
         last = min(first + self.batch, self.num_sequences)
         keys = _round_keys(self.digest, self.seed, epoch)
         return [_permute(index, self.num_sequences, keys) for index in range(first, last)]
+
+
+def check(sequences: Sequence[int]) -> str:
+    """CRC-32 of a step's sequence ids, for the events: the ids themselves follow from digest, seed and step."""
+    return f"{zlib.crc32(','.join(map(str, sequences)).encode()):08x}"
 
 
 def stream_seed(seed: int, step: int, micro: int) -> int:

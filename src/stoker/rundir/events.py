@@ -1,13 +1,16 @@
 """`events.jsonl`: append-only, one JSON object a line. The engine writes; watch, runs and report read.
 
+Older events are in segments of their own (`rundir/segments.py`); offsets count the bytes of all of them.
+
 Kinds and their fields (a reader ignores what it does not know):
     prepare     done_rows, rows, tokens
     sources     changed: files that differ from the prepared data that a start goes on with
     attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
     rejected    path, reason: a checkpoint that did not verify, or another node's newer one (`node:step-...`)
     rehearsal   part, seconds
-    step        step, epoch, loss, grad_norm, learning_rate, sequences, micro_batches, tokens, trained_tokens,
-                padded_tokens, seconds, wait_seconds, memory_bytes
+    step        step, epoch, loss, grad_norm, learning_rate, sequences, order, micro_batches, tokens, trained_tokens,
+                padded_tokens, seconds, wait_seconds, memory_bytes; `sequences` is their number, `order` the CRC-32 of
+                their ids, which the data's digest, the seed and the step determine (plan/order.py)
     eval        step, eval_loss, perplexity, seconds
     filesystem  type, renames, reason: the disk under the checkpoints
     interval    seconds, cost_seconds, between_failures_seconds: of `save.every: auto`, where it was measured anew
@@ -41,24 +44,21 @@ After a resume, steps since the checkpoint are written again: the last line of a
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import threading
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stoker.errors import StokerError
-from stoker.rundir import files, in_place
+from stoker.rundir import files, in_place, segments
 
-_STEP = b'"event": "step"'
 _FIGURE = (int, float)
 _LOSS = (int, float, str, type(None))
 """Also what is no number, as it was written, and nothing where a step was passed over."""
 _LARGEST = 1 << 62
-_LONGEST_BYTES = 1 << 22
-"""No event of ours is a longer line."""
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "attempt": {"tier": str, "resumed_step": int, "total_steps": int},
     "step": {"step": int, "loss": _LOSS, **dict.fromkeys(("epoch", "tokens", "seconds", "wait_seconds"), _FIGURE)},
@@ -84,10 +84,11 @@ class EventLog:
 
     def __init__(self, path: Path | None) -> None:
         """Open a log; None for one that nobody reads, of a rank that is not the first."""
-        is_cut = path is not None and path.exists() and path.stat().st_size and not _ends_whole(path)
         self._lock = threading.Lock()
-        self._pending = bytearray(b"\n" if is_cut else b"")  # a kill cut the last line; it is kept apart from ours
-        self._file = Path(os.devnull).open("ab", 0) if path is None else in_place.appending(path)  # noqa: SIM115
+        # A kill cut the last line; it is kept apart from ours.
+        self._pending = bytearray(b"\n" if path is not None and _is_cut_short(path) else b"")
+        self._path = path
+        self._open()
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
@@ -95,12 +96,36 @@ class EventLog:
         line = json.dumps({"at": at, "event": kind, **fields}, ensure_ascii=False)
         with self._lock:
             self._pending += line.encode() + b"\n"
+            self._follow_cut()
             self._append()
+
+    def cut(self) -> None:
+        """Begin a new segment where this one is long enough; for the trainer alone."""
+        with self._lock, contextlib.suppress(OSError):  # a disk that is full or busy: at the next call
+            if self._path is not None and self._file.tell() >= segments.SEGMENT_BYTES:
+                segments.cut(self._path)
+                self._follow_cut()
 
     @property
     def offset(self) -> int:
         """Where the next event will stand."""
-        return self._file.tell() + len(self._pending)
+        return self._first + self._file.tell() + len(self._pending)
+
+    def _follow_cut(self) -> None:
+        """Write on in the newest segment, where another process has begun one."""
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # the run directory may be gone: the open file is not
+            if self._path.parent.exists() and not _is_same(self._path, self._stat):
+                old = self._file
+                self._open()
+                old.close()
+
+    def _open(self) -> None:
+        nowhere = Path(os.devnull)
+        self._file = nowhere.open("ab", 0) if self._path is None else in_place.appending(self._path)
+        self._stat = os.fstat(self._file.fileno())
+        self._first = segments.start(self._path) if self._path is not None else 0
 
     def _append(self) -> None:
         try:
@@ -119,6 +144,13 @@ class EventLog:
         self._file.close()
 
 
+def _is_same(path: Path, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), opened)
+    except FileNotFoundError:
+        return False
+
+
 def append(path: Path, kind: str, **fields: Any) -> None:
     """One event from a process that does not keep the log open; a line cut short by a kill is kept apart from it."""
     with contextlib.closing(EventLog(path)) as log:
@@ -128,6 +160,23 @@ def append(path: Path, kind: str, **fields: Any) -> None:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """All events; a line that is cut short or not JSON is passed over."""
     return (event for event, _ in follow(path, 0))
+
+
+def recent(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Every event but older steps, of which some are left out, each with the offset behind it: to begin with."""
+    for raw, offset in _recent(path):
+        event = _parse(raw)
+        if event is not None:
+            yield event, offset
+
+
+def _recent(path: Path) -> Iterator[tuple[bytes, int]]:
+    with segments.view(path) as (older, newest, first):
+        for one in older:
+            yield from ((raw, one.next) for raw in segments.summary(one))
+        tail = max(0, newest.seek(0, 2) - segments.SEGMENT_BYTES)  # a Stoker that did not cut left long files
+        for part in (segments.thinned(newest, 0, tail), segments.lines(newest, tail, None)):
+            yield from ((raw, first + behind) for raw, behind in part)
 
 
 def is_whole(event: dict[str, Any]) -> bool:
@@ -155,52 +204,71 @@ def steps(path: Path) -> dict[int, dict[str, Any]]:
     return {event["step"]: event for event in read(path) if event["event"] == "step"}
 
 
+def newest_steps(path: Path, count: int, up_to: float = float("inf")) -> dict[int, dict[str, Any]]:
+    """The last event of each of the newest steps, by step number: at least `count` of them, as far as there are any."""
+    found: dict[int, dict[str, Any]] = {}
+    with segments.view(path) as (older, newest, _), contextlib.ExitStack() as stack:
+        for file in (newest, *(stack.enter_context(one.path.open("rb")) for one in reversed(older))):
+            for begin in reversed(range(0, file.seek(0, 2), segments.SEGMENT_BYTES)):
+                part = segments.lines(file, begin, begin + segments.SEGMENT_BYTES)
+                lines = (_parse(raw) for raw, _ in part if segments.STEP in raw)
+                own = {event["step"]: event for event in lines if event and isinstance(event.get("step"), int)}
+                found = {**own, **found}
+                if sum(step <= up_to for step in found) >= count:
+                    return found
+    return found
+
+
 def has_steps(path: Path) -> bool:
     """Whether any step was ever done here."""
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        return any(_STEP in raw for raw in _lines(file))
+    with segments.view(path) as (older, newest, _):
+        summaries = (raw for one in older for raw in segments.summary(one))
+        return any(segments.STEP in raw for raw in itertools.chain(summaries, newest))
 
 
-def _ends_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
+def end(path: Path) -> int:
+    """The offset at which the next event will stand."""
+    with segments.view(path) as (_, newest, first):
+        return first + newest.seek(0, 2)
+
+
+def copy_recent(path: Path, target: Path) -> None:
+    """Write what `recent` has into one file: for a copy elsewhere, which needs no old step."""
+    files.write_text(target, b"".join(raw for raw, _ in _recent(path)).decode("utf-8", "replace"))
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether a kill cut the last line."""
+    with segments.view(path) as (_, newest, _):
+        if not newest.seek(0, 2):
+            return False
+        newest.seek(-1, 2)
+        return newest.read(1) != b"\n"
 
 
 def follow(path: Path, start_byte: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole events from a byte offset on, each with the offset behind it."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(start_byte)
-        for raw in _lines(file):
-            if not raw.endswith(b"\n") and len(raw) < _LONGEST_BYTES:
-                return
-            event = _parse(raw)
-            if event is not None:
-                yield event, file.tell()
+    """Whole events from an offset on, each with the offset behind it."""
+    with segments.view(path) as (older, newest, first):
+        for one in older:
+            if start_byte < one.next:
+                with contextlib.suppress(FileNotFoundError), one.path.open("rb") as file:
+                    yield from _events(file, one.first, start_byte)
+        yield from _events(newest, first, start_byte)
 
 
-def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Lines with their ends; one that is too long for an event comes in parts, none of which is one."""
-    return iter(lambda: file.readline(_LONGEST_BYTES), b"")
+def _events(file: BinaryIO, first: int, start_byte: int) -> Iterator[tuple[dict[str, Any], int]]:
+    for raw, behind in segments.lines(file, max(0, start_byte - first), None):
+        event = _parse(raw)
+        if event is not None:
+            yield event, first + behind
 
 
 def skim(path: Path) -> Iterator[dict[str, Any]]:
-    """All events in order, but of steps that follow each other only the last: the others are not even parsed."""
-    if not path.exists():
-        return
-    step = b""
-    with path.open("rb") as file:
-        for raw in _lines(file):
-            if _STEP in raw and raw.endswith(b"\n"):
-                step = raw
-                continue
-            yield from filter(None, (_parse(step), _parse(raw)))
-            step = b""
-    yield from filter(None, [_parse(step)])
+    """All events in order, but few steps: the last before another event, and one in a while; others are not parsed."""
+    with segments.view(path) as (older, newest, _):
+        for one in older:
+            yield from filter(None, map(_parse, segments.summary(one)))
+        yield from filter(None, (_parse(raw) for raw, _ in segments.thinned(newest, 0, None)))
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

@@ -51,11 +51,7 @@ def descriptor(path: Path, flags: int, inside: Path | None = None, mode: int = 0
     Raises:
         PermissionError: The file or a folder on the way from the run directory is a link, or it is no plain file.
     """
-    inside = inside or path.parent
-    inside.mkdir(parents=True, exist_ok=True)
-    for folder in reversed([one for one in path.parents if one.is_relative_to(inside) and one != inside]):
-        _refuse_link(folder)
-        folder.mkdir(exist_ok=True)
+    folder(path.parent, inside or path.parent)
     _refuse_link(path)
     try:
         opened = os.open(path, flags | os.O_CREAT | _NO_LINK, mode)
@@ -68,6 +64,14 @@ def descriptor(path: Path, flags: int, inside: Path | None = None, mode: int = 0
         os.close(opened)
         raise _refused("files.names" if stat.S_ISREG(found.st_mode) else "files.unusual", path)
     return opened
+
+
+def folder(path: Path, inside: Path) -> None:
+    """Make a folder of a run directory, none on the way to it a link."""
+    inside.mkdir(parents=True, exist_ok=True)
+    for one in reversed([one for one in (path, *path.parents) if one.is_relative_to(inside) and one != inside]):
+        _refuse_link(one)
+        one.mkdir(exist_ok=True)
 
 
 def unusual(folder: Path) -> OSError | None:

@@ -150,7 +150,7 @@ class Settling:
 
     def _was_done(self) -> bool:
         """Whether the newest attempt finished."""
-        marks = [event for event in events.read(self.run_dir.events_file) if event["event"] in ("attempt", "end")]
+        marks = [event for event in events.skim(self.run_dir.events_file) if event["event"] in ("attempt", "end")]
         return bool(marks) and marks[-1].get("status") == "done"
 
     def _stays(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from stoker import env
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import artifacts, checkpoints, files, lock
+from stoker.rundir import artifacts, checkpoints, events, files, lock
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -33,7 +33,7 @@ def push(run_dir: RunDir) -> dict[str, Any]:
     Returns:
         The event it wrote: `copied` says whether all of it stands in the store, verified.
     """
-    with _alone(run_dir), contextlib.closing(EventLog(run_dir.events_file)) as events:
+    with _alone(run_dir), contextlib.closing(EventLog(run_dir.events_file)) as log:
         started = time.monotonic()
         newest = _newest(run_dir)
         outcome: dict[str, Any] = {"step": newest.step if newest else None, "copied": False}
@@ -46,7 +46,7 @@ def push(run_dir: RunDir) -> dict[str, Any]:
             raise
         finally:
             outcome["seconds"] = round(time.monotonic() - started, 3)
-            events.write("store", **outcome)
+            log.write("store", **outcome)
     return outcome
 
 
@@ -78,7 +78,7 @@ def copy_records(store: Patient, run_dir: RunDir) -> None:
             # The events grow meanwhile: what is sent must be what was digested.
             still = run_dir.store_folder / "records" / name
             still.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, still)
+            (events.copy_recent if name == "events.jsonl" else shutil.copyfile)(source, still)
             store.upload(still, f"{run_dir.name}/{name}", files.sha256(still))
 
 

@@ -4,6 +4,7 @@ A run directory may come from elsewhere: an event that is not as ours are says n
 """
 
 import contextlib
+from collections.abc import Iterator
 
 from stoker.rundir import events, files
 from stoker.supervise.judge import BAD_STEP, Ended
@@ -35,12 +36,13 @@ class TrainerEvents:
         self.faults: dict[str, int] = {}
         """Since then, too: at which step the program failed for which reason."""
         self._run, self._life = run, life
+        self._path = run.run_dir / "events.jsonl"
         self._furthest = 0
         self._offset = 0
 
     def recall(self) -> list[Event]:
         """Take the events of earlier attempts; what they committed is no progress of this supervisor."""
-        past = self._new()
+        past = self._seen(events.recent(self._path))
         for event in past:
             self.take(event)
         self._furthest = 0
@@ -56,9 +58,12 @@ class TrainerEvents:
             self.take(event)
 
     def _new(self) -> list[Event]:
+        return self._seen(events.follow(self._path, self._offset))
+
+    def _seen(self, following: Iterator[tuple[Event, int]]) -> list[Event]:
         found = []
         with contextlib.suppress(OSError):
-            for event, behind in events.follow(self._run.run_dir / "events.jsonl", self._offset):
+            for event, behind in following:
                 self._offset = behind
                 found.append(event)
         return [event for event in found if isinstance(event["event"], str)]

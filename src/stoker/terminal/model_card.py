@@ -52,7 +52,7 @@ def base_label(run: Run) -> str | None:
 
 def losses(run_dir: RunDir) -> dict[str, float]:
     """Measured: the mean training loss of the last steps, and the newest eval loss."""
-    steps = events.steps(run_dir.events_file)
+    steps = events.newest_steps(run_dir.events_file, _LAST_STEPS)
     last = [float(steps[step]["loss"]) for step in sorted(steps)[-_LAST_STEPS:]]
     found = {"train": sum(last) / len(last), "steps": float(len(last))} if last else {}
     measured = [event["eval_loss"] for event in events.skim(run_dir.events_file) if _is_eval(event)]
