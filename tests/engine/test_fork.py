@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from stoker.api import forking
+from stoker.api import forking, preparation
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
@@ -89,10 +89,18 @@ def test_a_fork_of_the_weights_starts_at_step_0(parent: RunDir) -> None:
     assert events.steps(fork.events_file)[1]["loss"] < first[1]["loss"]
 
 
+def test_a_fork_of_the_weights_may_have_other_data(parent: RunDir) -> None:
+    run_file = forking.fork(parent, "other", ["data.length=32"], weights_only=True)
+    run_dir = layout.create(run_file)
+    assert preparation.current(run_dir) is None  # to be prepared, and not refused
+    assert not run_dir.data.exists()
+
+
 def test_what_does_not_fit_is_refused(parent: RunDir) -> None:
     for override, weights_only in (
         ("train.optimizer=adafactor", False),
         ("data.length=32", False),
+        ("train.seed=7", False),
         ("model=other", True),
     ):
         with pytest.raises(StokerError) as caught:
