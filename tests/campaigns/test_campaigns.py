@@ -109,6 +109,11 @@ def test_c8_hostile_files(tmp_path: Path) -> None:
 
 
 @INOTIFY
+def test_c8_run_directories_of_strangers(tmp_path: Path) -> None:
+    assert len(passes("c8_directories", 20, tmp_path)["controls"]) == 6
+
+
+@INOTIFY
 def test_the_gadgets_of_c8_are_live(tmp_path: Path) -> None:
     """Read the careless way, every one of them executes: the corpus has no blanks."""
     import io

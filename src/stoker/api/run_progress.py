@@ -15,6 +15,7 @@ from stoker.settle.spending import Price, Spent
 
 _RECENT_STEPS = 20
 _CURVE_PARTS = 1000
+_ENDS = ("done", "stopped")
 _KEPT = {
     "eval": "evaluation",
     "checkpoint": "checkpoint",
@@ -130,7 +131,7 @@ class RunProgress:
             return "running"
         if self.error:
             return "failed"
-        if self.end:
+        if self.end.get("status") in _ENDS:
             return str(self.end["status"])
         return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
 

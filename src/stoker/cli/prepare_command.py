@@ -117,6 +117,8 @@ def _figures(report: Report) -> list[str]:
 
 def _histogram(counts: dict[str, int]) -> list[str]:
     """A bar per power of two, in order."""
+    if not counts:
+        return []
     tops = sorted(int(top) for top in counts)
     largest = max(counts.values())
     names = {top: f"{top // 2 + 1}-{top}" if top > 2 else str(top) for top in tops}

@@ -148,7 +148,7 @@ def require_idle(run_dir: RunDir) -> None:
 
 def newest_log(run_dir: RunDir) -> Path:
     """The log of the newest attempt."""
-    logs = {path.name.split("-")[1]: path for path in run_dir.logs.glob("train-*-rank0.log")}
+    logs = {path.name.split("-")[1]: path for path in run_dir.logs.glob("train-*-rank0.log") if path.is_file()}
     attempts = [attempt for attempt in logs if attempt.isdecimal()]
     if not attempts:
         raise StokerError("STK505", name=run_dir.name)

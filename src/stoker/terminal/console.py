@@ -27,7 +27,7 @@ from stoker.terminal.plain_text import json_plain, plain
 if TYPE_CHECKING:
     from rich.live import Live
 
-_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR}
+_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP}
 
 
 class _Screen(Console):

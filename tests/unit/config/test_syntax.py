@@ -21,6 +21,7 @@ BROKEN = {
     "yaml.document": "x: 1\n---\ny: 1",
     "yaml.control": "a: \x07",
     "yaml.deep": "[" * 99,
+    "yaml.number": "a: 1\nb: " + "9" * 5000,
     "yaml.key": "? [a]\n: 1",
     "yaml.space": "a:1\nb: 2",
     "yaml.space_character": "a: 1\n\u00a0b: 2",
