@@ -1,4 +1,4 @@
-"""From box to box without a store: the newest checkpoint comes along, or the command is refused; never from 0 unsaid."""
+"""From box to box without a store: the newest checkpoint comes along, or the command is refused; never from step 0."""
 
 import contextlib
 import json

@@ -162,16 +162,13 @@ class Box(Place):
         words = [line.split() for line in said.splitlines()]
         self._launched = next(line[1] for line in words if line[0] == "now")
         there = next((line[1] for line in words if line[0] == "report"), None)
-        committed = [line[1] for line in words if line[0] == "committed"]
+        committed = max((line[1] for line in words if line[0] == "committed"), default="")
         data, saved = (f"runs/{package.name}/{folder}/" for folder in ("data", "checkpoints"))
         comparable = there is not None and f"{data}report.json" in package.files
         same = comparable and there == package.digest(f"{data}report.json")
-        self._kept_data = comparable and not same and bool(committed)
-        own = max(
-            (name.removeprefix(saved).split("/")[0] for name in package.files if name.startswith(saved)), default=""
-        )
+        self._kept_data = comparable and not same and committed != ""
         left_out = [data] if same or self._kept_data else []
-        left_out += [saved] if self._kept_data or max(committed, default="") >= own else []
+        left_out += [saved] if self._kept_data or committed >= package.newest_step else []
         return {name: path for name, path in package.files.items() if not name.startswith(tuple(left_out))}
 
     @property

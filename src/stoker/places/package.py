@@ -52,6 +52,14 @@ class Package:
         return self.digests.get(name) or digests.of(self.files[name])
 
     @property
+    def newest_step(self) -> str:
+        """The name of its checkpoint's folder; empty where it has none."""
+        saved = f"runs/{self.name}/checkpoints/"
+        return max(
+            (name.removeprefix(saved).split("/")[0] for name in self.files if name.startswith(saved)), default=""
+        )
+
+    @property
     def total_bytes(self) -> int:
         """Size of all files."""
         return sum(path.stat().st_size for path in self.files.values())
