@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from stoker.engine import generate, merge, weights
 from stoker.errors import StokerError
-from stoker.rundir import artifacts, checkpoints, events, files
+from stoker.rundir import artifacts, checkpoints, events, files, layout
 from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -259,7 +259,7 @@ def test_a_hub_model_is_merged_at_the_revision_that_was_trained_on(
     adapted_run.make_base(repo / "snapshots" / moved, "llama", tied=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(moved)
-    run_dir.run_file.write_text(run_dir.run_file.read_text().replace(f"model: {base}", "model: acme/tiny"))
+    layout.record(run_dir, text=run_dir.run_file.read_text().replace(f"model: {base}", "model: acme/tiny"))
     commit = run_dir.checkpoints / "step-00000002" / "COMMIT.json"
     files.write_json(commit, checkpoints.sealed({**files.read_json(commit), "fingerprint": {"base": trained}}))
     for name, value in {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}.items():
@@ -286,7 +286,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
 def test_a_hub_model_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     base = adapted_run.make_base(tmp_path / "base")
     run_dir = adapted_run.make_run(tmp_path, base)
-    run_dir.run_file.write_text(run_dir.run_file.read_text().replace(f"model: {base}", "model: acme/none"))
+    layout.record(run_dir, text=run_dir.run_file.read_text().replace(f"model: {base}", "model: acme/none"))
     assert code(run_dir) == "STK413"
 
 

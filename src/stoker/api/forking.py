@@ -9,14 +9,16 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import training
-from stoker.rundir import checkpoints, files, layout, training_words
+from stoker.rundir import checkpoints, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 
 _SHAPED_BY = ("model", "tokenizer", "tune", "native.lora", "native.model", "native.quantization")
 """Words that decide which tensors there are: a fork cannot change them."""
-_STATE_BY = ("train.optimizer", "native.trainer.optim", "train.seed", "data")
+_STATE_BY = ("train.optimizer", "native.trainer.optim", "train.seed", "train.batch", "data")
 """Words that the optimizer's state or the place in the data depends on: only a fork of the weights changes them."""
+
+_TRIES = 3
 
 
 def fork(parent: RunDir, name: str, overrides: Sequence[str], *, weights_only: bool) -> RunFile:
@@ -30,22 +32,50 @@ def fork(parent: RunDir, name: str, overrides: Sequence[str], *, weights_only: b
     """
     told = parent.file()
     run_file = load.again(told.text, told.name, told.folder, [*told.overrides, *overrides, f"name={name}"], name)
+    if run_file.run.where.place != "local":
+        raise StokerError("STK431", place=run_file.run.where.place)
     run_dir = layout.named(name)
-    if run_dir.manifest_file.exists():
-        before = run_dir.manifest().forked_from
-        if before is None or before.get("run") != parent.name:
-            raise StokerError("STK427", name=name, folder=run_dir.path)
-        return run_file
+    if not _is_fork(run_dir, parent):
+        _require_fitting(parent, run_file, weights_only=weights_only)
+        _newest(parent)  # before anything is made
+        with training.claimed(run_dir):
+            _make(parent, run_file, run_dir, weights_only=weights_only)
+    return run_file
+
+
+def _is_fork(run_dir: RunDir, parent: RunDir) -> bool:
+    """Whether the run is there already; another run of this name is an error."""
+    if not run_dir.manifest_file.exists():
+        return False
+    before = run_dir.manifest().forked_from
+    if before is None or before.get("run") != parent.name:
+        raise StokerError("STK427", name=run_dir.name, folder=run_dir.path)
+    return True
+
+
+def _newest(parent: RunDir) -> Checkpoint:
     found, _ = checkpoints.newest_verified(parent.checkpoints)
     if found is None:
         raise StokerError("STK428", name=parent.name)
-    _require_fitting(parent, run_file, weights_only=weights_only)
-    origin = {"run": parent.name, "step": found.step, "commit": found.commit.digest, "weights_only": weights_only}
-    with training.claimed(run_dir):
-        _take_data(parent, run_file, run_dir)
-        _take_checkpoint(found, run_file, run_dir, origin)
-        layout.write(run_dir, run_file, forked_from=origin)  # last: before this there is no such run
-    return run_file
+    return found
+
+
+def _make(parent: RunDir, run_file: RunFile, run_dir: RunDir, *, weights_only: bool) -> None:
+    for left in reversed(range(_TRIES)):
+        if _is_fork(run_dir, parent):
+            return  # another command was faster
+        found = _newest(parent)
+        origin = {"run": parent.name, "step": found.step, "commit": found.commit.digest, "weights_only": weights_only}
+        try:
+            _take_data(parent, run_file, run_dir)
+            _take_checkpoint(found, run_file, run_dir, origin)
+        except FileNotFoundError:  # the parent is being trained, and rotated it away
+            shutil.rmtree(run_dir.checkpoints, ignore_errors=True)
+            if not left:
+                raise
+        else:
+            layout.write(run_dir, run_file, forked_from=origin)  # last: before this there is no such run
+            return
 
 
 def _require_fitting(parent: RunDir, run_file: RunFile, *, weights_only: bool) -> None:
@@ -63,7 +93,8 @@ def _is_in(key: str, blocks: Sequence[str]) -> bool:
 def _take_data(parent: RunDir, run_file: RunFile, run_dir: RunDir) -> None:
     """The prepared set, where the same words prepared it."""
     changes = training_words.changed(parent.run(), run_file.run)
-    if not any(_is_in(change.partition(" ")[0], ("data", "model", "tokenizer", "train.seed")) for change in changes):
+    other = any(_is_in(change.partition(" ")[0], ("data", "model", "tokenizer", "train.seed")) for change in changes)
+    if not other and prepared.read_report(parent.data) is not None:
         shutil.rmtree(run_dir.data, ignore_errors=True)
         shutil.copytree(parent.data, run_dir.data, copy_function=files.link)
 

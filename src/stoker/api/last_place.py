@@ -7,10 +7,17 @@ from collections.abc import Callable
 
 from stoker.api.sentences import Tell
 from stoker.errors import StokerError
+from stoker.hosts.shell import LocalShell
 from stoker.places import registry
 from stoker.places.place import Place
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
+
+_SILENT = {
+    *("STK701", "STK705", "STK720", "STK723", "STK728"),
+    *("STK760", "STK761", "STK762", "STK763", "STK764", "STK765", "STK766"),
+}
+"""The line is cut, the login refused, the host no longer listed, or its provider does not switch it on."""
 
 
 def bring(run_dir: RunDir, to: str, tell: Tell, agree: Callable[[], bool]) -> None:
@@ -23,9 +30,8 @@ def bring(run_dir: RunDir, to: str, tell: Tell, agree: Callable[[], bool]) -> No
         agree: Asked where the last place does not answer: go on from what is here?
     """
     last = registry.recorded(run_dir)
-    if last in (None, to) or run_dir.run().save.store is not None:
+    if last is None or last in (to, LocalShell.name) or run_dir.run().save.store is not None:
         return
-    assert last is not None
     try:
         place = registry.by_name(last, run_dir.run())
         with place.awake(tell):
@@ -33,9 +39,13 @@ def bring(run_dir: RunDir, to: str, tell: Tell, agree: Callable[[], bool]) -> No
             if found is not None and found["state"] not in ("queued", "running"):
                 _copy(place, run_dir, tell)
     except StokerError as error:
+        if error.code not in _SILENT:
+            raise
         _go_on_without(run_dir, last, error, tell, agree)
         return
-    if found is not None and found["state"] in ("queued", "running"):
+    if found is None:
+        tell("move.unknown", name=run_dir.name, host=place.label)
+    elif found["state"] in ("queued", "running"):
         raise StokerError("STK777", name=run_dir.name, host=place.label, step=found["step"])
 
 

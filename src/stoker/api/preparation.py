@@ -49,13 +49,15 @@ def read_inputs(run_dir: RunDir, progress: Progress) -> None:
 def current(run_dir: RunDir) -> Report | None:
     """The report of the run's prepared data; None where it is to be prepared.
 
-    That is refused for a run that is being trained, or that has checkpoints of a set that is not here any more.
+    That is refused for a run that is being trained, or that has checkpoints and a damaged set or one of other words.
+    Where there is no set at all, as on a machine it moved to, it is prepared; the trainer compares the digests.
     """
     report = prepared.current_report(run_dir, run_dir.run(), run_dir.folder())
     if report is not None:
         return report
     training.require_idle(run_dir)
-    if any(one.step for one in checkpoints.committed(run_dir.checkpoints)):  # a fork of weights only begins at step 0
+    trained = any(one.step for one in checkpoints.committed(run_dir.checkpoints))  # a fork of weights begins at step 0
+    if trained and prepared.read_report(run_dir.data) is not None:
         raise StokerError("STK415", name=run_dir.name)
     return None
 

@@ -163,8 +163,10 @@ def train(  # noqa: PLR0913  # one parameter per flag
     from stoker.cli import train_command as body
 
     overrides = _with_gpus(set_, gpus)
+    if weights and fork is None:
+        raise typer.BadParameter("--weights", param_hint="--weights")
     if fork is not None:
-        body.fork(run, fork, overrides, weights_only=weights, detach=detach)
+        body.fork(run, fork, overrides, on, weights_only=weights, detach=detach)
     else:
         body.train(run, overrides, on, detach=detach, yes=yes)
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from stoker import messages
-from stoker.api import last_place, preparation
+from stoker.api import last_place
 from stoker.api.figures import size
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
@@ -16,7 +16,7 @@ from stoker.errors import EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.hosts import autodl, known, probe
 from stoker.hosts.shell import Ssh
-from stoker.launch import plan_inputs, programs
+from stoker.launch import plan_inputs, programs, training
 from stoker.places import package, registry
 from stoker.places.package import Package
 from stoker.places.place import Place
@@ -38,8 +38,11 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
         if there.package:
             console.talk("remote.package", name=there.name, package=there.package)
         there.check(run_file)
-        with preparation.created(run_file) as run_dir:
+        run_dir = layout.named(str(run_file.run.name))
+        with training.claimed(run_dir):
+            last_place.bring(run_dir, there.name, console.talk, lambda: yes or says_yes())
             if there.started_by_user:
+                layout.create(run_file)
                 _prepare(run_dir, there)
                 there.hand_over(run_file, package.make(name, run_file, overrides), run_dir, console)
                 return
@@ -65,13 +68,15 @@ def _sent(  # what the user gave
 ) -> Package | None:
     """Do all that can be done before the card is paid for; None where there is nothing to start."""
     if _is_running(there, run_dir):
+        if not run_dir.manifest_file.exists():
+            layout.create(run_file)
         registry.record(run_dir, there.name)
         return None
-    last_place.bring(run_dir, there.name, console.talk, lambda: yes or says_yes())
+    layout.create(run_file)  # only now: a run that trains there stays as it was started
     _prepare(run_dir, there)
     run_file, overrides = _priced(there, run_file, name, overrides)
     _agree(there, run_file, run_dir, yes=yes)
-    sent = package.make(name, run_file, overrides)
+    sent = package.make(name, run_file, overrides, moving=there.takes_checkpoint)
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
@@ -187,7 +192,7 @@ def pull(there: Place, name: str) -> None:
     progress.skim()
     if progress.state == "done":
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
-    else:
+    elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
         registry.record(run_dir, there.name)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
 

@@ -31,9 +31,11 @@ def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes:
     _train_here(run_file, detach=detach, yes=yes)
 
 
-def fork(name: str, new: str, overrides: list[str], *, weights_only: bool, detach: bool) -> None:
+def fork(name: str, new: str, overrides: list[str], on: str | None, *, weights_only: bool, detach: bool) -> None:
     """Train a new run from the newest checkpoint of another one; the same command again goes on with it."""
     parent = layout.find(name)
+    if on:
+        raise StokerError("STK431", place=on)
     run_file = forking.fork(parent, new, overrides, weights_only=weights_only)
     origin = layout.named(new).manifest().forked_from
     assert origin is not None

@@ -102,8 +102,13 @@ def check_options(adapter: dict[str, Any]) -> None:
 
 def trained_base(run_dir: RunDir) -> str | None:
     """The digest of the base the newest checkpoint was trained on; None without a checkpoint."""
+    return _fingerprint(run_dir).get("base")
+
+
+def _fingerprint(run_dir: RunDir) -> dict[str, str]:
+    """Of the newest checkpoint; empty without one."""
     committed = checkpoints.committed(run_dir.checkpoints)
-    return committed[-1].commit.fingerprint.get("base") if committed else None
+    return committed[-1].commit.fingerprint if committed else {}
 
 
 def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
@@ -113,7 +118,7 @@ def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
     recorded = trained_base(run_dir)
     if not path.is_dir():
         return _from_hub(run.model, plan.native.model.get("revision") or recorded)
-    if recorded is not None and recorded != models.base_digest(run, run_dir.folder()):
+    if recorded is not None and models.is_other_base(_fingerprint(run_dir), run, run_dir.folder()):
         raise StokerError("STK611", model=run.model, trained=recorded[:12])
     return path
 

@@ -23,6 +23,8 @@ NEVER = (
     *("gguf_file", "cache_dir", "config", "token"),
 )
 """Options that would run code, read a pickle or read other files."""
+_SAMPLED_BYTES = 1 << 26
+"""Files above this were digested by samples before `code` was part of a fingerprint."""
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -81,6 +83,18 @@ def base_digest(run: Run, folder: Path) -> str:
         # The cache keeps a revision in a folder named by its commit.
         return Path(hf_hub_download(run.model, "config.json", revision=revision)).parent.name
     return safetensors_headers.content_digest(path)
+
+
+def is_other_base(fingerprint: Mapping[str, str], run: Run, folder: Path) -> bool:
+    """Whether a checkpoint was trained on other base weights.
+
+    An older Stoker, which noted no code, knew large files by samples of them: such a digest says nothing.
+    """
+    if isinstance(run.model, Shape) or fingerprint.get("base") == base_digest(run, folder):
+        return False
+    path = Path(inputs.model_path(run.model, folder))
+    large = (file.stat().st_size > _SAMPLED_BYTES for file in safetensors_headers.digested(path))
+    return "code" in fingerprint or not any(large)
 
 
 def _from_shape(plan: Plan) -> Any:

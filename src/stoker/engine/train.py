@@ -206,7 +206,8 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
         return messages.text("other.order")
     if commit.words is not None and (changes := training_words.differing(commit.words, training_words.of(opened.run))):
         return messages.text("other.words", step=commit.step, changes=", ".join(changes))
-    if opened.run.tune.method != "full" and commit.fingerprint.get("base") != opened.fingerprint["base"]:
+    adapts = opened.run.tune.method != "full"
+    if adapts and models.is_other_base(commit.fingerprint, opened.run, opened.run_dir.folder()):
         return messages.text("other.base")
     return ""
 

@@ -81,7 +81,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         data=_data(run_file, report),
         offer=offer,
         vocab=vocab,
-        earlier=_earlier(begun),
+        earlier=_earlier(begun, run_file.run),
         out_of_memory=_out_of_memory(begun),
         deadline=deadline() if run_dir is not None and not elsewhere else None,
         place=_place(run, platform),
@@ -169,14 +169,15 @@ def _begun(run_file: RunFile) -> RunDir | None:
         return None
 
 
-def _earlier(run_dir: RunDir | None) -> Earlier | None:
+def _earlier(run_dir: RunDir | None, run: Run) -> Earlier | None:
     """The newest checkpoint; the trainer verifies it, a plan does not."""
     found = checkpoints.next_found(run_dir.checkpoints) if run_dir is not None else None
     if found is None:
         return None
     commit = found.commit
+    other = commit.words not in (None, training_words.of(run))
     forked = commit.forked_from is not None
-    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, commit.words, forked)
+    return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, other, forked)
 
 
 def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:

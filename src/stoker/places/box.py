@@ -31,7 +31,7 @@ from stoker.places import box_pull, box_scripts, wheel
 from stoker.places import package as packages
 from stoker.places.package import Package
 from stoker.places.place import Place
-from stoker.rundir import files, layout
+from stoker.rundir import checkpoints, files, layout
 from stoker.rundir.layout import RunDir
 
 _SETUP_SECONDS = 3600.0
@@ -42,6 +42,8 @@ LOOK_SECONDS = 0.5
 
 class Box(Place):
     """A machine of one's own or a rented one, with sshd and a Python."""
+
+    takes_checkpoint = True
 
     def __init__(self, shell: Shell, host: Host, run: Run | None) -> None:
         super().__init__(run)
@@ -138,12 +140,12 @@ class Box(Place):
     def put(self, package: Package) -> None:
         """Send missing files of the run and of Stoker, install it, and prepare the data where time is cheap."""
         sent = self._missing(package)
-        _require_room(self.shell, self.base, package)
+        _require_room(self.shell, self.base, package.name, sent)
         with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
             made = wheel.build(Path(folder))
             digest = files.sha256(made)
             name = f"wheels/{digest[:16]}/{made.name}"
-            self.shell.send({**sent, name: made}, self.base)
+            _send(self.shell, self.base, {**sent, name: made})
         _sweep(self.shell, self.host, package)
         self._set_up(name, digest)
         if self.is_cheap and not package.prepared:
@@ -169,6 +171,7 @@ class Box(Place):
         self._kept_data = comparable and not same and committed != ""
         left_out = [data] if same or self._kept_data else []
         left_out += [saved] if self._kept_data or committed >= package.newest_step else []
+        left_out += [f"runs/{package.name}/{name}" for name in packages.PAST] if ["events"] in words else []
         return {name: path for name, path in package.files.items() if not name.startswith(tuple(left_out))}
 
     @property
@@ -217,7 +220,7 @@ class Box(Place):
             box_scripts.START.format(logs=quote(logs), folder=quote(f"{self.base}/{package.folder}")),
             self.network().exports(),
             f"export {env.LAUNCHED.name}={self._launched}",
-            self._tensorboard_link(package.name),
+            _tensorboard_link(self.host, self.run_folder(package.name)),
             self._detached(command),
         ]
         self.shell.run("\n".join(lines), secrets={**self.environment(), **self._secrets()})
@@ -240,15 +243,6 @@ class Box(Place):
         """Write a file there that only its owner can read."""
         folder = path.rpartition("/")[0]
         self.shell.run(f"umask 077; mkdir -p {quote(folder)}; cat > {quote(path)} <<'END'\n{text}END")
-
-    def _tensorboard_link(self, run: str) -> str:
-        """Script that links the run into the folder of the platform's own TensorBoard, where it has one."""
-        platform = platforms.find(self.host.platform)
-        if platform is None or platform.tensorboard is None:
-            return ""
-        folder = platform.tensorboard.folder
-        source = f"{self.run_folder(run)}/logs/tensorboard"
-        return f"mkdir -p {quote(source)} {quote(folder)} && ln -sfn {quote(source)} {quote(f'{folder}/{run}')} || true"
 
     def _await_start(self, run: str) -> None:
         """Wait for errors of the first seconds; what takes longer, such as preparing data, goes on by itself."""
@@ -342,18 +336,36 @@ class Box(Place):
         return [f"{self.base}/env/bin/python", "-X", "utf8", *words]
 
 
-def _require_room(shell: Shell, base: str, package: Package) -> None:
-    """Refuse a package that does not fit on the disk, files sent before taken into account."""
-    sent = f"inputs/{quote(package.name)} runs/{quote(package.name)}/data"
-    said = shell.run(
-        f"mkdir -p {quote(base)}; cd {quote(base)}\ndf -Pk . | tail -n 1; du -sk {sent} 2>/dev/null || true"
-    )
+def _send(shell: Shell, base: str, sent: dict[str, Path]) -> None:
+    """Send files; a checkpoint's record goes last: a broken line then leaves no checkpoint instead of half of one."""
+    records = {name: path for name, path in sent.items() if name.endswith(f"/{checkpoints.COMMIT_NAME}")}
+    shell.send({name: path for name, path in sent.items() if name not in records}, base)
+    if records:
+        shell.send(records, base)
+
+
+def _require_room(shell: Shell, base: str, run: str, sent: dict[str, Path]) -> None:
+    """Refuse files that do not fit on the disk, those sent before taken into account."""
+    needed = sum(path.stat().st_size for path in sent.values())
+    tops = [top for top in (f"inputs/{run}", f"runs/{run}/data") if any(name.startswith(f"{top}/") for name in sent)]
+    size = f"du -sk {' '.join(map(quote, tops))} 2>/dev/null || true" if tops else ""
+    said = shell.run(f"mkdir -p {quote(base)}; cd {quote(base)}\ndf -Pk . | tail -n 1\n{size}")
     disk, *folders = said.splitlines()
     free = int(disk.split()[3]) * 1024
     there = sum(int(line.split()[0]) for line in folders) * 1024
-    if package.total_bytes - there > free:
-        fields = {"needed": f"{package.total_bytes / 1e6:,.0f} MB", "free": f"{free / 1e6:,.0f} MB"}
+    if needed - there > free:
+        fields = {"needed": f"{needed / 1e6:,.0f} MB", "free": f"{free / 1e6:,.0f} MB"}
         raise StokerError("STK709", host=shell.name, folder=base, **fields)
+
+
+def _tensorboard_link(host: Host, run_folder: str) -> str:
+    """Script that links the run into the folder of the platform's own TensorBoard, where it has one."""
+    platform = platforms.find(host.platform)
+    if platform is None or platform.tensorboard is None:
+        return ""
+    folder, source = platform.tensorboard.folder, f"{run_folder}/logs/tensorboard"
+    link = f"{folder}/{run_folder.rpartition('/')[2]}"
+    return f"mkdir -p {quote(source)} {quote(folder)} && ln -sfn {quote(source)} {quote(link)} || true"
 
 
 def _sweep(shell: Shell, host: Host, package: Package) -> None:
@@ -367,14 +379,17 @@ def _sweep(shell: Shell, host: Host, package: Package) -> None:
 def _is_training(shell: Shell, python: str, folder: str) -> bool:
     """Whether a supervisor or a trainer holds a lock there."""
     ask = (
-        "import fcntl, sys\n"
+        "import errno, fcntl, glob, os, sys, time\n"
         "for name in sys.argv[1:]:\n"
         "    try:\n"
         "        fcntl.lockf(open(name, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "    except FileNotFoundError:\n"
         "        continue\n"
-        "    except OSError:\n"
-        "        print('held')\n"
+        "    except OSError as error:\n"
+        "        renewed = [one for one in glob.glob(name + '.lease-*') if time.time() - os.stat(one).st_mtime < 60]\n"
+        "        leased = any('released' not in open(one).read() for one in renewed)\n"
+        "        if leased or error.errno in (errno.EAGAIN, errno.EACCES):\n"
+        "            print('held')\n"
     )
     words = f"{quote(python)} -c {quote(ask)} {quote(folder)}/supervisor.lock {quote(folder)}/train.lock"
     return "held" in shell.run(words)

@@ -67,6 +67,7 @@ INSPECT = """
 date -u +'now %Y-%m-%dT%H:%M:%S+00:00'
 cd {run} 2>/dev/null || exit 0
 for one in checkpoints/step-*; do if [ -e "$one/COMMIT.json" ]; then echo "committed $(basename "$one")"; fi; done
+if [ -e events.jsonl ]; then echo events; fi
 if [ -e data/report.json ]; then echo "report $(sha256sum < data/report.json)"; fi
 """
 SWEEP = """

@@ -21,6 +21,8 @@ from stoker.rundir.layout import RunDir
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
 SECRETS = (*_BUCKET, env.HF_TOKEN, env.WEBHOOK, env.NOTIFY_COMMAND)
 """Variables that a run may need anywhere. They are sent through the environment only."""
+PAST = ("events.jsonl", "supervisor.json")
+"""What a run's next place reads of its past: steps passed over, losses, hours spent."""
 _OWN = {"autodl": env.AUTODL_TOKEN}
 """Sent to machines of that platform only."""
 
@@ -65,13 +67,14 @@ class Package:
         return sum(path.stat().st_size for path in self.files.values())
 
 
-def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
+def make(name: str, run_file: RunFile, overrides: list[str], *, moving: bool = False) -> Package:
     """Pack a run.
 
     Args:
         name: Run file or recipe, as the user named it.
         run_file: Its content.
         overrides: The user's `--set`.
+        moving: With its newest checkpoint and its past, if it has any here.
     """
     run_name = str(run_file.run.name)
     data, digests = _prepared(run_file)
@@ -86,7 +89,7 @@ def make(name: str, run_file: RunFile, overrides: list[str]) -> Package:
         names[str(PurePosixPath(folder) / called)] = run_file.plugin_file
     found = {f"inputs/{run_name}/{inner}": path for inner, path in names.items()}
     found |= {f"runs/{run_name}/data/{inner}": path for inner, path in data.items()}
-    found |= _newest_checkpoint(run_name)
+    found |= _so_far(run_name) if moving else {}
     found |= _earlier(run_file.run)
     # Packages that provide places need not be installed there, so their options are left out.
     others = [f"native.{name}=" for name in run_file.run.native.model_extra or ()]
@@ -130,15 +133,16 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
     return {path.relative_to(run_dir.data).as_posix(): path for path in inner}, dict(report.files)
 
 
-def _newest_checkpoint(run_name: str) -> dict[str, Path]:
-    """Files of the newest checkpoint here that verifies: the run goes on from it, unless a newer one is there."""
-    checkpoint, _ = checkpoints.newest_verified(layout.named(run_name).checkpoints)
+def _so_far(run_name: str) -> dict[str, Path]:
+    """The newest checkpoint here that verifies, what was passed over, and what was spent."""
+    run_dir = layout.named(run_name)
+    checkpoint, _ = checkpoints.newest_verified(run_dir.checkpoints)
     if checkpoint is None:
         return {}
-    return {
-        f"runs/{run_name}/checkpoints/{checkpoint.path.name}/{name}": checkpoint.path / name
-        for name in (*checkpoint.commit.files, checkpoints.COMMIT_NAME)
-    }
+    past = {f"runs/{run_name}/{name}": run_dir.path / name for name in PAST if (run_dir.path / name).is_file()}
+    folder = f"runs/{run_name}/checkpoints/{checkpoint.path.name}"
+    names = (*checkpoint.commit.files, checkpoints.COMMIT_NAME)
+    return {**past, **{f"{folder}/{name}": checkpoint.path / name for name in names}}
 
 
 def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:

@@ -54,6 +54,8 @@ class Place(abc.ABC):
     started_by_user: bool = False
     """Whether the user starts the run there with another program: `hand_over` then takes the place of `put` and
     `start`."""
+    takes_checkpoint: bool = False
+    """Whether `put` leaves out a checkpoint and events that are there already: only then they are in the package."""
     known_options: frozenset[str] | None = frozenset()
     """Names of options it reads from `native.<name>`; None for any."""
     package: str = ""

@@ -34,7 +34,6 @@ from stoker.plan.plan import (
     StepCounts,
 )
 from stoker.plan.search import Constraints, Fits, Way
-from stoker.rundir import training_words
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
@@ -259,7 +258,7 @@ def make_plan(inputs: Inputs) -> Plan:
         env={**_environment(run, machine, way.strategy), **inputs.network.environment},
         native=engine_options.options(run, decisions),
     )
-    resume = moves.resume(inputs.earlier, made, machine, training_words.of(inputs.run), elsewhere=inputs.elsewhere)
+    resume = moves.resume(inputs.earlier, made, machine, elsewhere=inputs.elsewhere)
     return made.model_copy(update={"resume": resume, "reasons": [*made.reasons, *moves.reasons(resume, made)]})
 
 

@@ -38,8 +38,8 @@ class Earlier:
     fingerprint: dict[str, str]
     data_digest: str
     order_version: int
-    words: dict[str, Any] | None = None
-    """What the run file said; None in a checkpoint of an older Stoker."""
+    other_words: bool = False
+    """The run file said something else about the training."""
     forked: bool = False
     """Taken from another run: there is no past to compare with."""
 
@@ -131,16 +131,13 @@ def tier(plan: Plan, differences: list[str]) -> str:
     return "EXACT" if same else "SAMPLE-EXACT"
 
 
-def resume(
-    earlier: Earlier | None, plan: Plan, machine: Machine, words: dict[str, Any], *, elsewhere: bool = False
-) -> Resume | None:
+def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: bool = False) -> Resume | None:
     """How a planned attempt resumes, as far as a plan can know; None without a checkpoint.
 
     Args:
         earlier: The checkpoint.
         plan: The plan of the new attempt.
         machine: The machine it is planned for.
-        words: What the run file says about the training.
         elsewhere: It is another machine, though it may have been probed.
     """
     if earlier is None or earlier.step >= plan.steps.total:
@@ -155,7 +152,7 @@ def resume(
     other = (
         earlier.order_version != order.VERSION
         or plan.data.digest not in ("", earlier.data_digest)
-        or earlier.words not in (None, words)
+        or earlier.other_words
     )
     return Resume(
         step=earlier.step,

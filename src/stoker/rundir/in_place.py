@@ -32,11 +32,11 @@ def touch(path: Path, inside: Path | None = None) -> None:
     """Make a file, or renew its time."""
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # moved away: it is not made again
-    opened = descriptor(path, os.O_WRONLY, inside)
-    try:
-        os.utime(opened if os.utime in os.supports_fd else path)
-    finally:
-        os.close(opened)
+    _refuse_link(path)
+    if path.exists() and os.utime in os.supports_follow_symlinks:
+        os.utime(path, follow_symlinks=False)
+    else:
+        os.close(descriptor(path, os.O_WRONLY, inside))
 
 
 def descriptor(path: Path, flags: int, inside: Path | None = None, mode: int = 0o644) -> int:

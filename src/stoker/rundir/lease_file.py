@@ -94,6 +94,11 @@ def _created(path: Path) -> tuple[int, int] | None:
         descriptor = in_place.descriptor(_lease(path, newest + 1), os.O_RDWR | os.O_EXCL)
     except FileExistsError:
         return None
+    if _newest(path) != newest + 1:  # numbers were given out while we looked: ours is an old one
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            _lease(path, newest + 1).unlink()
+        return None
     _write(descriptor, {**_self(), "beat": 0})
     for number, old in _leases(path):
         if number <= newest:

@@ -180,8 +180,9 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     try:
         wanted = key(run, folder)
     except StokerError:
-        return report
-    sealed = report.words in ("", words(run)) and layout.was_trained(run_dir)
+        wanted = ""
+    same = report.words in ("", words(run))
+    sealed = same and (not wanted or layout.was_trained(run_dir))
     return report if report.key == wanted or sealed else None
 
 
@@ -195,7 +196,7 @@ def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
         return []
     before, after = ({name: rest for name, *rest in one} for one in (report.sources, now))
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return changed if report.sources else sorted(after)
+    return changed if report.sources else []  # an older report does not name them
 
 
 def check_sizes(data: Path, split_name: str, split: Split) -> None:

@@ -1,5 +1,6 @@
 """The prepared set of a run that was trained is sealed: sources that change do not hold the run up, and are said."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,18 @@ def test_a_trained_run_whose_set_is_gone_is_not_prepared_anew(run_dir: RunDir) -
     with pytest.raises(StokerError) as caught:
         preparation.current(run_dir)
     assert caught.value.code == "STK415"
+
+
+def test_a_trained_run_without_any_set_is_prepared(run_dir: RunDir) -> None:
+    """On a machine it moved to; the trainer compares the set with the checkpoint."""
+    _train(run_dir)
+    shutil.rmtree(run_dir.data)
+    assert preparation.current(run_dir) is None
+
+
+def test_a_set_of_other_words_is_not_taken_where_the_sources_are_not(run_dir: RunDir) -> None:
+    layout.record(run_dir, text=TEXT.replace("rows", "rwos"))
+    assert preparation.current(run_dir) is None
 
 
 def test_a_plan_of_a_trained_run_is_that_of_its_set(run_dir: RunDir) -> None:
