@@ -18,7 +18,7 @@ import pytest
 from metadata_server import simulated
 from supervised_case import QUICK, noted, pushed, status, status_is
 
-from stoker.rundir import events, lock
+from stoker.rundir import events, in_place, lock
 from stoker.supervise import limit_watch, processes, supervisor
 from stoker.supervise.settings import SupervisorSettings
 from stoker.supervise.status import SupervisedRun
@@ -330,15 +330,15 @@ finish()
 def test_a_disk_that_takes_no_stop_file_is_asked_again(
     stand_in: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, refused = Path.touch, []
+    plain, refused = in_place.touch, []
 
-    def touch(self: Path, *args: Any, **kwargs: Any) -> None:
-        refused.append(self.name)
+    def touch(path: Path) -> None:
+        refused.append(path.name)
         if len(refused) < 4:
             raise OSError(28, "No space left on device")
-        plain(self, *args, **kwargs)
+        plain(path)
 
-    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr(in_place, "touch", touch)
     watching = stand_in("go(100000, commit=50)", limits={"time_seconds": 0.5})
     assert watching.run() == 75
     assert refused[:4] == ["stop"] * 4
