@@ -206,8 +206,8 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
         return messages.text("other.order")
     if commit.words is not None and (changes := training_words.differing(commit.words, training_words.of(opened.run))):
         return messages.text("other.words", step=commit.step, changes=", ".join(changes))
-    adapts = opened.run.tune.method != "full"
-    if adapts and models.is_other_base(commit.fingerprint, opened.run, opened.run_dir.folder()):
+    differs = commit.fingerprint.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
+    if differs and models.is_other_base(commit.fingerprint, opened.run, opened.run_dir.folder()):
         return messages.text("other.base")
     return ""
 
