@@ -49,6 +49,7 @@ NUMBERS = (
 )
 PLAIN_FILES = (
     *("events.jsonl", "plan.json", "run.yaml", "manifest.json", "process.json", "supervisor.json", "place.json"),
+    *(f"events/000000000000000-000000000004096.{end}" for end in ("jsonl", "summary")),
     *("supervisor.lock", "train.lock", "launch.lock", "settle.lock", "heartbeat", "stop", "nodes.json", "settled.json"),
     *("serving.json", "serve.token", "pulled.json", ".store/token", ".store/keep.lock", ".store/copy.lock"),
     *(f"logs/{name}.log" for name in ("train-1-rank0", "train-9-rank0", "prepare", "merge", "export", "chat", "store")),
@@ -60,7 +61,17 @@ PLAIN_FILES = (
     *("data/train/shard-00000/tokens.bin", "data/tokenizer/tokenizer.json", "data/tokenizer/chat_template.jinja"),
 )
 FOLDERS = (
-    *("logs", "data", "checkpoints", "artifacts", "evals", ".store", "checkpoints/step-00000004", "artifacts/final"),
+    *(
+        "events",
+        "logs",
+        "data",
+        "checkpoints",
+        "artifacts",
+        "evals",
+        ".store",
+        "checkpoints/step-00000004",
+        "artifacts/final",
+    ),
     *("checkpoints/.quarantine", "artifacts/.merged.tmp", "artifacts/.export.tmp", "data/tokenizer", "data/train"),
 )
 RECORDS = tuple(name for name in PLAIN_FILES if name.endswith(".json") and not name.startswith("data/tokenizer"))

@@ -67,7 +67,7 @@ class RunHandle:
     def losses(self) -> dict[int, float]:
         """The training loss of each step."""
         found = sorted(events.steps(self._run_dir.events_file).items())
-        return {step: float(event["loss"]) for step, event in found if event["loss"] is not None}  # none: passed over
+        return {step: loss for step, event in found if (loss := events.loss(event)) is not None}
 
     @property
     def eval_losses(self) -> dict[int, float]:

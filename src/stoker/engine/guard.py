@@ -87,8 +87,8 @@ def read_past(guard: GuardPlan, path: Path, resumed_step: int) -> Past:
     if guard.spike is None:
         return Past(passed_over, ())
     newest = events.newest_steps(path, _RECENT, resumed_step)
-    before = sorted((step, event["loss"]) for step, event in newest.items() if step <= resumed_step)
-    return Past(passed_over, tuple(loss for _, loss in before[-_RECENT:] if isinstance(loss, float)))
+    before = [events.loss(event) for step, event in sorted(newest.items()) if step <= resumed_step]
+    return Past(passed_over, tuple(loss for loss in before[-_RECENT:] if loss is not None and math.isfinite(loss)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

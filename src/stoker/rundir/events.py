@@ -201,7 +201,15 @@ def _is_time(text: str) -> bool:
 
 def steps(path: Path) -> dict[int, dict[str, Any]]:
     """The last event of each step, by step number."""
-    return {event["step"]: event for event in read(path) if event["event"] == "step"}
+    return {event["step"]: event for event in read(path) if event["event"] == "step" and _is(event.get("step"), int)}
+
+
+def loss(event: dict[str, Any]) -> float | None:
+    """The training loss of a step: one that was passed over has none, a stranger's may be no number."""
+    try:
+        return float(event["loss"])
+    except files.FOREIGN:
+        return None
 
 
 def newest_steps(path: Path, count: int, up_to: float = float("inf")) -> dict[int, dict[str, Any]]:
@@ -212,7 +220,7 @@ def newest_steps(path: Path, count: int, up_to: float = float("inf")) -> dict[in
             for begin in reversed(range(0, file.seek(0, 2), segments.SEGMENT_BYTES)):
                 part = segments.lines(file, begin, begin + segments.SEGMENT_BYTES)
                 lines = (_parse(raw) for raw, _ in part if segments.STEP in raw)
-                own = {event["step"]: event for event in lines if event and isinstance(event.get("step"), int)}
+                own = {event["step"]: event for event in lines if event and _is(event.get("step"), int)}
                 found = {**own, **found}
                 if sum(step <= up_to for step in found) >= count:
                     return found
@@ -223,7 +231,8 @@ def has_steps(path: Path) -> bool:
     """Whether any step was ever done here."""
     with segments.view(path) as (older, newest, _):
         summaries = (raw for one in older for raw in segments.summary(one))
-        return any(segments.STEP in raw for raw in itertools.chain(summaries, newest))
+        lines = (raw for raw, _ in segments.lines(newest, 0, None))
+        return any(segments.STEP in raw for raw in itertools.chain(summaries, lines))
 
 
 def end(path: Path) -> int:

@@ -53,7 +53,8 @@ def base_label(run: Run) -> str | None:
 def losses(run_dir: RunDir) -> dict[str, float]:
     """Measured: the mean training loss of the last steps, and the newest eval loss."""
     steps = events.newest_steps(run_dir.events_file, _LAST_STEPS)
-    last = [float(steps[step]["loss"]) for step in sorted(steps)[-_LAST_STEPS:]]
+    known = [loss for step in sorted(steps) if (loss := events.loss(steps[step])) is not None]
+    last = known[-_LAST_STEPS:]
     found = {"train": sum(last) / len(last), "steps": float(len(last))} if last else {}
     measured = [event["eval_loss"] for event in events.skim(run_dir.events_file) if _is_eval(event)]
     if measured:
@@ -63,6 +64,8 @@ def losses(run_dir: RunDir) -> dict[str, float]:
 
 def _is_eval(event: dict[str, Any]) -> bool:
     """Whether it was measured on these weights: quantised ones do not count."""
+    if not isinstance(event.get("eval_loss"), float):
+        return False
     return event["event"] == "eval" or (event["event"] == "evaluated" and event.get("artifact") in _SAME_WEIGHTS)
 
 

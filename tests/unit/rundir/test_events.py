@@ -1,8 +1,10 @@
 """`events.jsonl`: append-only, readable at any moment, whatever a kill left of the last line."""
 
+import contextlib
 import datetime
 import errno
 import json
+import math
 import os
 import tracemalloc
 from pathlib import Path
@@ -215,3 +217,16 @@ def test_a_line_that_no_event_is_as_long_as_is_passed_over_in_parts(path: Path) 
     assert found[-1][1] == path.stat().st_size
     assert list(events.skim(path))[-1]["step"] == 2
     assert peak_bytes < 20 << 20
+
+
+def test_losses_are_numbers_whatever_a_line_says(path: Path) -> None:
+    write(path, 1)
+    strange = {2: None, 3: "\x1bc", 4: [1], "6": 1.0, 7: 10**4000, -8: 1.0, 9: 0.5}
+    with contextlib.closing(EventLog(path)) as log:
+        for step, loss in strange.items():
+            log.write("step", step=step, loss=loss)
+        log.write("step", step=10)
+    for found in (events.steps(path), events.newest_steps(path, 99)):
+        losses = {step: events.loss(event) for step, event in found.items()}
+        assert losses == {1: 1.0, 2: None, 3: None, 4: None, 7: None, 9: 0.5, 10: None}
+    assert math.isnan(events.loss({"loss": "nan"}) or 0.0)
