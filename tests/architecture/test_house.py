@@ -159,8 +159,9 @@ OPENERS = {
     "store/directory.py",
     "store/s3.py",
     "store/ssh.py",
+    "supervise/renamed_folder.py",
 }
-"""The opener of files written in place; new files that are renamed; stores, whose files are no run's."""
+"""The opener of files written in place; new files that are renamed; stores, whose files are no run's; a folder."""
 
 
 def test_files_written_in_place_have_one_opener() -> None:

@@ -278,6 +278,7 @@ def _cuts(chance: random.Random, way: str) -> list[Cut]:
 
 
 def _committed(run_dir: RunDir, number: int, chance: random.Random) -> Checkpoint:
+    run_dir.path.mkdir(parents=True, exist_ok=True)
     with checkpoints.writing(run_dir.checkpoints, number + 1, **FACTS) as aside:
         for name, size in SIZES.items():
             (aside / name).write_bytes(chance.randbytes(size))

@@ -92,6 +92,28 @@ def test_killed_three_times_it_ends_with_the_same_bits(tmp_path: Path, base: Pat
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(whole.final)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no folder in use")
+def test_renamed_while_it_trains_it_goes_on_under_its_new_name(
+    tmp_path: Path, base: Path, whole: tiny_run.RunDir
+) -> None:
+    run_dir = make(tmp_path, text(base))
+    moved = tiny_run.RunDir(run_dir.path.with_name("renamed"))
+
+    def injure(attempt: int) -> None:
+        if attempt == 1:
+            at_step(5, lambda _: run_dir.path.rename(moved.path))
+            at_step(10, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+    run_dir.logs.mkdir(exist_ok=True)
+    supervisor = Supervisor(run_dir.path, QUICK, start=forked_trainer.starter(injure))
+    assert supervisor.run() == 0, forked_trainer.logs(moved.path)
+    assert run_dir.path.is_symlink()  # as long as somebody works there
+    supervisor.settle()
+    assert not os.path.lexists(run_dir.path)
+    assert [one["tier"] for one in noted(moved, "attempt")] == ["EXACT", "EXACT"]
+    assert tiny_run.weights_sha(moved.final) == tiny_run.weights_sha(whole.final)
+
+
 def test_the_program_itself_survives_a_kill_of_its_trainer(
     tmp_path: Path, base: Path, whole: tiny_run.RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

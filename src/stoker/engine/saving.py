@@ -208,7 +208,7 @@ class Saver:
 
     def _save(self, job: SaveJob) -> None:
         started = time.perf_counter()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         filesystem.require(self.folder, self._needed(job), _FILES)
         with checkpoints.writing(self.folder, job.step, renames=self.renames, **job.facts) as aside:
             job.copied.write(aside)

@@ -333,7 +333,7 @@ def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
         committed=found.step if found else -1,
     )
     if opened.ranks.first:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         _recall(opened, saver)
     if opened.ranks.first_here and files.folder_bytes(opened.run_dir.data) > READ_AT_START_BYTES:
         saver.require(lambda: prepared.check_digests(opened.run_dir.data, opened.report))

@@ -51,6 +51,7 @@ def keep_lease(run_dir: RunDir) -> None:
 @contextmanager
 def claimed(run_dir: RunDir) -> Iterator[None]:
     """Hold the launch lock of an idle run: without it nothing is written into a run directory before training."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)
     with lock.held(run_dir.launch_lock, tries=_LAUNCH_TRIES) as alone:
         if not alone:
             raise StokerError("STK426", name=run_dir.name)
@@ -167,5 +168,5 @@ def _is_training(pid: int, run_dir: RunDir) -> bool:
 
 def _words(pid: int, run_dir: RunDir) -> set[str]:
     """The command line of a process that works on this run; empty for others."""
-    words = set(processes.words_of(pid))
-    return words if str(run_dir.path.resolve()) in words else set()
+    words = processes.words_of(pid)
+    return set(words) if processes.is_named(words, run_dir.path.resolve()) else set()

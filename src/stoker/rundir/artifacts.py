@@ -31,7 +31,8 @@ def begin(run_dir: RunDir, name: str) -> Path:
     """An empty folder to make the artifact in."""
     path = aside(run_dir, name)
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    run_dir.artifacts.mkdir(exist_ok=True)  # no parents: a run directory that was renamed is not made again
+    path.mkdir()
     return path
 
 

@@ -159,7 +159,7 @@ def adopt(checkpoints: Path, aside: Path) -> Checkpoint:
 def _make(checkpoints: Path) -> None:
     """The folder of checkpoints, its own name synced too."""
     if not checkpoints.is_dir():
-        checkpoints.mkdir(parents=True)
+        checkpoints.mkdir()
         files.sync_folder(checkpoints.parent)
 
 

@@ -30,8 +30,6 @@ def appending(path: Path, inside: Path | None = None) -> BinaryIO:
 
 def touch(path: Path, inside: Path | None = None) -> None:
     """Make a file, or renew its time."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # moved away: it is not made again
     _refuse_link(path)
     if path.exists() and os.utime in os.supports_follow_symlinks:
         os.utime(path, follow_symlinks=False)
@@ -67,8 +65,10 @@ def descriptor(path: Path, flags: int, inside: Path | None = None, mode: int = 0
 
 
 def folder(path: Path, inside: Path) -> None:
-    """Make a folder of a run directory, none on the way to it a link."""
-    inside.mkdir(parents=True, exist_ok=True)
+    """Make a folder of a run directory, none on the way to it a link.
+
+    The run directory itself is there, or was renamed while it trained: then it is not made again.
+    """
     for one in reversed([one for one in (path, *path.parents) if one.is_relative_to(inside) and one != inside]):
         _refuse_link(one)
         one.mkdir(exist_ok=True)

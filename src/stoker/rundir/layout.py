@@ -220,7 +220,13 @@ def all_runs() -> list[RunDir]:
     folder = runs_folder()
     if not folder.is_dir():
         return []
-    return [RunDir(path) for path in sorted(folder.iterdir()) if (path / "manifest.json").is_file()]
+    found = [RunDir(path) for path in sorted(folder.iterdir()) if (path / "manifest.json").is_file()]
+    return [one for one in found if not _is_former_name(one.path)]
+
+
+def _is_former_name(path: Path) -> bool:
+    """Whether it is the link that a training leaves at its old name while it goes on (`mv runs/v runs/w`)."""
+    return path.is_symlink() and path.resolve().parent == path.parent.resolve()
 
 
 def create(run_file: RunFile) -> RunDir:

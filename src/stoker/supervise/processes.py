@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,8 +110,20 @@ def start_trainer(
 
 
 def trains(words: list[str], run_dir: Path) -> bool:
-    """Whether a command line is a trainer's of this run; `ps` does not quote a word with a space in it."""
-    return "stoker.engine.train" in words and f" {run_dir} " in " ".join([*words, ""])
+    """Whether a command line is a trainer's of this run."""
+    return "stoker.engine.train" in words and is_named(words, run_dir)
+
+
+def is_named(words: list[str], run_dir: Path) -> bool:
+    """Whether a command line names this run directory, also by a name that it had before (`renamed_folder`).
+
+    `ps` does not quote a word with a space in it.
+    """
+    return f" {run_dir} " in " ".join([*words, ""]) or any(map(partial(_is_same, run_dir), words))
+
+
+def _is_same(run_dir: Path, word: str) -> bool:
+    return word.startswith("/") and Path(word).is_symlink() and run_dir.exists() and run_dir.samefile(word)
 
 
 def words_of(pid: int) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from stoker.rundir import events, files
 from stoker.supervise import limits, processes, starting
 from stoker.supervise.limits import Clock, SpentTime
+from stoker.supervise.renamed_folder import RenamedFolder
 from stoker.supervise.settings import SupervisorSettings
 
 
@@ -68,6 +69,7 @@ class SupervisedRun:
         self.status = SupervisorStatus(os.getpid(), started=limits.stamp(clock.now()))
         self.spent = SpentTime(clock)
         self._beat_at = 0.0
+        self._folder = RenamedFolder(self.run_dir)
 
     @property
     def stop_file(self) -> Path:
@@ -120,12 +122,17 @@ class SupervisedRun:
 
     def wait_a_look(self, at_most_seconds: float = float("inf")) -> None:
         """Let time pass until the next look."""
+        self._folder.follow()
         self.clock.wait(min(self.settings.look_seconds, at_most_seconds))
 
     def start_stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
         """Start a subcommand of ours on this run; its output goes to a log where the disk has room for one."""
-        line = starting.command("stoker", command, self.run_dir, *words)
+        line = starting.command("stoker", command, self.run_dir.resolve(), *words)
         try:
             return starting.start(line, self.run_dir / "logs" / log, detached=detached)
         except OSError:
             return starting.start(line, None, detached=detached)
+
+    def close(self) -> None:
+        """The run is known by its present name only, from here on."""
+        self._folder.close()

@@ -325,10 +325,11 @@ class Supervisor:
         return EXIT_SURPRISE
 
     def settle(self) -> None:
-        """Have the meter stopped and the user notified, by a program that outlives this one."""
+        """Have the meter stopped and the user notified, by a program that outlives this one; the last thing to do."""
         if self.plan.get("after", "stay") != "stay" or limit_watch.wants_news():
             with contextlib.suppress(OSError):
                 self._run.start_stoker("settle", "settle.log", detached=True)
+        self._run.close()
 
 
 def main() -> int:

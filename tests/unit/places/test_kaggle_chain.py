@@ -157,6 +157,7 @@ def test_metadata_names_the_segment_before_and_keeps_the_users_fields() -> None:
 def _finished(folder: Path) -> SegmentReport:
     """An output with a checkpoint and a finished model, and the report of both."""
     source = RunDir(folder / "runs" / "tiny")
+    source.path.mkdir(parents=True)
     with checkpoints.writing(source.checkpoints, 9, **FACTS) as aside:
         (aside / "model.safetensors").write_bytes(b"weights")
     source.final.mkdir(parents=True)

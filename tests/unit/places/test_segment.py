@@ -21,10 +21,10 @@ FACTS = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {"mi
 def _left(folder: Path, *steps: int, step: int | None = None, chain: str = "c", number: int = 1) -> RunDir:
     """What a segment leaves: checkpoints, records, its report."""
     run_dir = RunDir(folder / "runs" / "tiny")
+    run_dir.path.mkdir(parents=True, exist_ok=True)
     for one in steps:
         with checkpoints.writing(run_dir.checkpoints, one, **FACTS) as aside:
             (aside / "model.safetensors").write_bytes(str(one).encode() * 100)
-    run_dir.path.mkdir(parents=True, exist_ok=True)
     run_dir.events_file.write_text('{"event": "step"}\n')
     newest = max(steps, default=0) if step is None else step
     report = SegmentReport(chain=chain, number=number, state="stopped", exit_code=75, step=newest)

@@ -21,6 +21,7 @@ from stoker.rundir.events import EventLog
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
     return tmp_path / "run" / "events.jsonl"
 
 

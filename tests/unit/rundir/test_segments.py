@@ -173,6 +173,7 @@ def test_a_copy_for_elsewhere_is_one_short_file(path: Path, tmp_path: Path) -> N
 
 def test_a_run_directory_that_is_gone_does_not_end_the_training(tmp_path: Path) -> None:
     path = tmp_path / "v" / "events.jsonl"
+    path.parent.mkdir()
     log = EventLog(path)
     (tmp_path / "v").rename(tmp_path / "w")
     log.write("step", step=1)

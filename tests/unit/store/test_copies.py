@@ -489,10 +489,10 @@ def test_a_second_copier_of_a_run_waits_its_turn(run_dir: RunDir, monkeypatch: p
     answers = iter([False, False, True])
     real = push.lock.held
 
-    def held(path: Path, **_: Any) -> Any:
+    def held(path: Path, **options: Any) -> Any:
         if path.name == "copy.lock" and not next(answers):
             return contextlib.nullcontext(False)
-        return real(path)
+        return real(path, **options)
 
     waits: list[float] = []
     monkeypatch.setattr(push.lock, "held", held)
