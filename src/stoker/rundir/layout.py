@@ -180,10 +180,10 @@ class RunDir:
         return self.file().run
 
     def file(self) -> RunFile:
-        """The run file it was started with."""
+        """The run file it was started with; the run's name is that of its directory, which may have been renamed."""
         manifest = self.manifest()
         text = manifest.text or reader.read_text(self.run_file)
-        return load.again(text, "run.yaml", Path(manifest.folder), manifest.overrides, manifest.name)
+        return load.again(text, "run.yaml", Path(manifest.folder), manifest.overrides, self.name)
 
     def folder(self) -> Path:
         """Where the run file's relative paths start."""

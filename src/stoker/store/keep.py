@@ -19,6 +19,8 @@ from stoker.store.shelf import Fault
 _START_SECONDS = 60.0
 """Until the supervisor holds its lock."""
 _LOOK_SECONDS = 1.0
+_IDLE_LOOKS = 4
+"""In a row, before the run is over: one that is being renamed is away for a moment."""
 _AGAIN_SECONDS = 30.0
 
 
@@ -59,11 +61,11 @@ def _acquired(run_dir: RunDir) -> Lease:
 
 
 def _wait_for_the_end(run_dir: RunDir, renewing: Renewing) -> None:
-    started, seen = time.monotonic(), False
+    started, seen, idle = time.monotonic(), False, 0
     while not renewing.lost.is_set():
         busy = _is_busy(run_dir)
-        seen = seen or busy
-        if not busy and (seen or time.monotonic() - started > _START_SECONDS):
+        seen, idle = seen or busy, 0 if busy else idle + 1
+        if idle >= _IDLE_LOOKS and (seen or time.monotonic() - started > _START_SECONDS):
             return
         time.sleep(_LOOK_SECONDS)
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -164,23 +165,26 @@ class Renewing:
 def own_token(path: Path) -> str:
     """Who this run directory is to the store: drawn once, and bound to where it is, so that a copy is another.
 
-    A copied folder has another path or inode, a cloned disk another machine. A machine that was restarted is another,
-    too: it waits until its old lease runs out.
+    A copied folder has another inode, a cloned disk another machine; a renamed folder is the same. A machine that was
+    restarted is another, too: it waits until its old lease runs out.
     """
     if not path.exists():
         files.write_text(path, secrets.token_hex(16))
-    bound = [path.read_text(encoding="utf-8").strip(), str(path.resolve()), *_inode(path), *_machine()]
+    bound = [path.read_text(encoding="utf-8").strip(), _file(path), *_machine()]
     return hashlib.sha256("\n".join(bound).encode()).hexdigest()[:32]
 
 
-def _inode(path: Path) -> list[str]:
-    """The file's inode, where that stays the same: file systems in user space may give out another each time."""
-    return [] if filesystem.kind_of(path.parent).startswith(_OWN_INODES) else [str(path.stat().st_ino)]
+def _file(path: Path) -> str:
+    """Which file it is: by its inode, or by its path where that may change (file systems in user space)."""
+    if filesystem.kind_of(path.parent).startswith(_OWN_INODES):
+        return str(path.resolve())
+    found = path.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def _machine() -> list[str]:
-    """This boot of this machine; without /proc only its name."""
-    found = [socket.gethostname()]
+    """This boot of this machine; its name elsewhere, but on a Mac, which is named by the network it is in."""
+    found = [] if sys.platform == "darwin" else [socket.gethostname()]
     for file in _MACHINE_FILES:
         with contextlib.suppress(OSError):
             found.append(file.read_text(encoding="utf-8").strip())

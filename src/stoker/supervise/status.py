@@ -127,7 +127,8 @@ class SupervisedRun:
 
     def start_stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
         """Start a subcommand of ours on this run; its output goes to a log where the disk has room for one."""
-        line = starting.command("stoker", command, self.run_dir.resolve(), *words)
+        run_dir = self.run_dir.resolve() if detached else self.run_dir  # renamed, its old path ends with us
+        line = starting.command("stoker", command, run_dir, *words)
         try:
             return starting.start(line, self.run_dir / "logs" / log, detached=detached)
         except OSError:

@@ -1,5 +1,6 @@
 """The keeper holds the lease while the run is supervised or trained, and gives it back."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from stoker.store.shelf import Fault
 
 
 def keeping(monkeypatch: pytest.MonkeyPatch, busy: list[bool], during: Any = None) -> None:
-    """So the run's locks are seen, look after look; `during` happens at each."""
-    looks = iter(busy)
+    """So the run's locks are seen, look after look, the last for good; `during` happens at each."""
+    looks = itertools.chain(busy, itertools.repeat(busy[-1]))
 
     def is_busy(_: object) -> bool:
         if during is not None:
@@ -28,9 +29,10 @@ def keeping(monkeypatch: pytest.MonkeyPatch, busy: list[bool], during: Any = Non
 def test_it_holds_the_lease_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_run(tmp_path / "box", tmp_path / "store")
     store, seen = open_folder(tmp_path / "store"), []
-    keeping(monkeypatch, [False, True, True, False], lambda: seen.append("tiny/lease.json" in store.names("tiny")))
+    watch = lambda: seen.append("tiny/lease.json" in store.names("tiny"))  # noqa: E731
+    keeping(monkeypatch, [False, True, True, False, True, False], watch)  # renamed, it is away for a look
     assert keep.main(run_dir.path) == 0
-    assert seen == [True] * 4
+    assert seen == [True] * (5 + keep._IDLE_LOOKS)
     assert store.names("tiny") == {}
 
 

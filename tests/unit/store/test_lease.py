@@ -211,6 +211,12 @@ def test_a_run_directory_is_the_same_to_all_of_its_programs(tmp_path: Path) -> N
     assert lease.own_token(tmp_path / "link" / ".store" / "token") == lease.own_token(path)
 
 
+def test_a_renamed_run_directory_is_the_same(tmp_path: Path) -> None:
+    own = lease.own_token(tmp_path / "run" / ".store" / "token")
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    assert lease.own_token(tmp_path / "renamed" / ".store" / "token") == own
+
+
 def test_a_copied_run_directory_is_not_the_holder(
     tmp_path: Path, store: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
