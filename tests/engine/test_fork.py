@@ -119,3 +119,11 @@ def test_the_same_command_goes_on_and_another_name_is_not_taken(parent: RunDir) 
     with pytest.raises(StokerError) as caught:
         forking.fork(fork, parent.name, [], weights_only=False)
     assert caught.value.code == "STK427"
+
+
+def test_a_fork_that_would_end_where_it_starts_is_refused(parent: RunDir) -> None:
+    with pytest.raises(StokerError) as caught:
+        forking.fork(parent, "other", ["train.steps=5"], weights_only=False)
+    assert caught.value.code == "STK432"
+    assert not layout.named("other").path.exists()
+    forking.fork(parent, "other", ["train.steps=5"], weights_only=True)

@@ -37,7 +37,7 @@ def fork(parent: RunDir, name: str, overrides: Sequence[str], *, weights_only: b
     run_dir = layout.named(name)
     if not _is_fork(run_dir, parent):
         _require_fitting(parent, run_file, weights_only=weights_only)
-        _newest(parent)  # before anything is made
+        _require_steps(_newest(parent), run_file, weights_only=weights_only)  # before anything is made
         with training.claimed(run_dir):
             _make(parent, run_file, run_dir, weights_only=weights_only)
     return run_file
@@ -84,6 +84,12 @@ def _require_fitting(parent: RunDir, run_file: RunFile, *, weights_only: bool) -
     refused = [change for change in changes if _is_in(change.partition(" ")[0], fixed)]
     if refused:
         raise StokerError("STK429", changes=", ".join(refused))
+
+
+def _require_steps(found: Checkpoint, run_file: RunFile, *, weights_only: bool) -> None:
+    steps = run_file.run.train.steps
+    if not weights_only and steps is not None and steps <= found.step:
+        raise StokerError("STK432", step=found.step, steps=steps)
 
 
 def _is_in(key: str, blocks: Sequence[str]) -> bool:

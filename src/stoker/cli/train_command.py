@@ -12,7 +12,9 @@ from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
+from stoker.hosts.shell import LocalShell
 from stoker.launch import training
+from stoker.places import registry
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
@@ -36,6 +38,8 @@ def fork(name: str, new: str, overrides: list[str], on: str | None, *, weights_o
     parent = layout.find(name)
     if on:
         raise StokerError("STK431", place=on)
+    if (last := registry.recorded(parent)) not in (None, LocalShell.name):
+        console.talk("train.fork_elsewhere", parent=parent.name, host=last)
     run_file = forking.fork(parent, new, overrides, weights_only=weights_only)
     origin = layout.named(new).manifest().forked_from
     assert origin is not None
