@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from stoker import messages
-from stoker.engine import guard, models, parallel, saving
+from stoker.engine import guard, isolation, models, parallel, saving
 from stoker.engine.dataset import MicroBatch
 from stoker.engine.opened import Opened
 from stoker.engine.saving import Saver
@@ -23,6 +23,8 @@ from stoker.rundir import checkpoints, files
 def rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
     """Run every part of the rehearsal; `first`: the run has no checkpoint yet."""
     opened.pulse.mark = "rehearsal"
+    if _packs(opened) and not trainer.is_deepspeed_enabled:
+        _part(opened, "isolation", lambda: _isolation(opened, trainer))
     micro = _synthetic(opened, opened.report.train.longest)
     _part(opened, "step", lambda: _step(opened, trainer, micro, first=first))
     if opened.report.eval is not None:
@@ -46,6 +48,17 @@ def _part(opened: Opened, name: str, run: Callable[[], None]) -> None:
     opened.events.write("rehearsal", part=name, seconds=round(time.perf_counter() - started, 3))
 
 
+def _packs(opened: Opened) -> bool:
+    """Whether a row of a micro batch may hold several documents."""
+    flat = opened.plan.attention == "flash_attention_2"
+    return opened.plan.arrange == "rows" and (flat or opened.report.packed)
+
+
+def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
+    if isolation.leaks(trainer.model, opened.report.vocab):
+        raise StokerError("STK433", family=trainer.model.config.model_type)
+
+
 def _synthetic(opened: Opened, longest: int) -> MicroBatch:
     """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
     plan = opened.plan
@@ -53,7 +66,7 @@ def _synthetic(opened: Opened, longest: int) -> MicroBatch:
     count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
     ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
     micro = {"input_ids": ids, "labels": ids.clone()}
-    if plan.arrange == "rows" and (flat or opened.report.packed):
+    if _packs(opened):
         micro["position_ids"] = (torch.arange(length) % max(1, longest // 2)).expand(count, length)
     return micro
 

@@ -255,6 +255,8 @@ ENGLISH: dict[str, str] = {
     "STK431.hint": "leave out `--on`, or add `--set where.place=local`; `stoker pull` brings a checkpoint here",
     "STK432": "the fork would start at step {step} and end at step {steps} (`train.steps`)",
     "STK432.hint": "set a larger `train.steps`, or start at step 0 with `--weights`",
+    "STK433": "documents packed into one row see each other in this model (`{family}`): its recurrent layers carry a state from one to the next",
+    "STK433.hint": "set `where.arrange: grouped` (or leave it out): documents of similar length then form a micro batch, each in a row of its own",
     "STK501": "there is no run `{name}` in {folder}",
     "STK501.hint": "`stoker runs` lists them",
     "STK502": "`{name}` has no finished model or checkpoint yet",

@@ -255,6 +255,8 @@ CHINESE: dict[str, str] = {
     "STK431.hint": "去掉 `--on`，或加上 `--set where.place=local`；`stoker pull` 可把检查点取回本机",
     "STK432": "派生的运行会从第 {step} 步开始，而 `train.steps` 要求在第 {steps} 步结束",
     "STK432.hint": "把 `train.steps` 设得更大，或者加 `--weights` 从第 0 步开始",
+    "STK433": "在这个模型（`{family}`）中，打包到同一行的文档会互相影响：其循环层会把状态从一个文档带到下一个文档",
+    "STK433.hint": "设置 `where.arrange: grouped`（或去掉这个键）：长度相近的文档组成一个微批次，每个文档独占一行",
     "STK501": "{folder} 中没有运行 `{name}`",
     "STK501.hint": "`stoker runs` 列出全部运行",
     "STK502": "`{name}` 还没有训练好的模型或检查点",
