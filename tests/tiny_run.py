@@ -179,6 +179,13 @@ def make_run(
     return run_dir
 
 
+def rewrite(run_dir: RunDir, old: str, new: str) -> None:
+    """Change the run file of a run directory, in the manifest that Stoker reads and in the copy for people."""
+    text = run_dir.run_file.read_text().replace(old, new)
+    run_dir.run_file.write_text(text)
+    layout.record(run_dir, text=text)
+
+
 def in_child(work: Callable[[], int]) -> int:
     """Run `work` in a forked child; its exit code, or minus the signal that ended it."""
     (code,) = in_children(1, lambda rank: work())  # one rank

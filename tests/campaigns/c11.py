@@ -134,7 +134,7 @@ def _uninterrupted(campaign: Campaign, base: Path, steps: list[int]) -> dict[int
 
     plan = files.read_json(run_dir.plan_file)
     files.write_json(run_dir.plan_file, plan)
-    (run_dir.path / "run.yaml").write_text((run_dir.path / "run.yaml").read_text().replace("keep: 2", "keep: 9"))
+    tiny_run.rewrite(run_dir, "keep: 2", "keep: 9")
     code = Supervisor(
         run_dir.path, SupervisorSettings(look_seconds=0.2), start=forked_trainer.starter(save_at_each)
     ).run()

@@ -161,7 +161,7 @@ def _make(box: Box, base: Path, case: Case, *, store: bool) -> tiny_run.RunDir:
 model: {base}
 data: {{train: rows.jsonl, length: 32}}
 tune: {{method: full}}
-train: {{batch: 4, steps: 1000000, epochs: 10000000, learning_rate: 1e-3, schedule: constant, warmup: 0}}
+train: {{batch: 4, steps: 1000000, epochs: 1000000, learning_rate: 1e-3, schedule: constant, warmup: 0}}
 save: {{every: {case.every} steps, keep: 2, store: {box.shared / "store"}}}
 where: {{micro: 4, arrange: rows}}
 native: {{trainer: {{report_to: none}}}}

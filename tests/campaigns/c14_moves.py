@@ -367,7 +367,7 @@ def _forgets() -> None:
 
 def _forgetful(*words: Any) -> RunDir:
     """A plan made as if there were no checkpoint."""
-    plain, plan_inputs._earlier = plan_inputs._earlier, lambda run_dir: None  # type: ignore[assignment]
+    plain, plan_inputs._earlier = plan_inputs._earlier, lambda *_: None  # type: ignore[assignment]
     try:
         return _make(*words)
     finally:

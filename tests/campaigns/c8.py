@@ -310,9 +310,8 @@ def _into_rows(run_dir: RunDir, one: Hostile, content: bytes) -> None:
 
 
 def _rewrite(run_dir: RunDir, old: str, new: str) -> None:
-    text = run_dir.run_file.read_text().replace(old, new)
-    run_dir.run_file.write_text(text)
-    (run_dir.folder() / "run.yaml").write_text(text)
+    tiny_run.rewrite(run_dir, old, new)
+    shutil.copyfile(run_dir.run_file, run_dir.folder() / "run.yaml")
 
 
 def _into_prepared(run_dir: RunDir, one: Hostile, content: bytes) -> None:
@@ -345,8 +344,7 @@ def _into_store(run_dir: RunDir, one: Hostile, content: bytes) -> None:
     from stoker.store import push
 
     store = run_dir.folder() / "store"
-    for path in (run_dir.run_file, run_dir.folder() / "run.yaml"):
-        path.write_text(path.read_text().replace("keep: 2", f"keep: 2, store: {store}"))
+    _rewrite(run_dir, "keep: 2", f"keep: 2, store: {store}")
     push.push(run_dir)
     names = {json.loads(content)["outside"]: {"bytes": 7, "sha256": PRIVATE_SHA}}
     for record in store.rglob("COMMIT.json"):
