@@ -63,6 +63,7 @@ def test_a_run_that_trains_elsewhere_is_neither_failed_nor_new(stoker: CommandLi
         (VAST, {"state": "done", "settled": {"state": "stopping"}}, "disk"),
         (AUTODL, {"state": "stopped", "settled": {"state": "stayed"}}, "until_off"),
         (AUTODL, {"state": "failed", "settled": None}, "until_off"),
+        ({"box": "featurize"}, {"state": "done", "settled": {"state": "waiting"}}, "until_off"),
         ({}, {"state": "done"}, "no"),
     ],
 )
@@ -198,6 +199,20 @@ def test_stop_says_that_a_rented_box_is_billed_and_what_ends_it(
     assert "is still on and billed, 2.50 CNY/h" in outcome.err
     assert how in outcome.err
     assert _listed(stoker)["night"] == ("stopped", "until_off")
+
+
+def test_pull_says_that_a_box_without_a_command_stays_on(
+    stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known.save(Host(name="box", host="198.18.0.1", platform="featurize", base="/root/stoker"))
+    run_dir = _sent(runs, "night", "box", {"box": "featurize"}, **STATUS)
+    ended = {**STATUS, "state": "done", "settled": {"state": "waiting"}}
+    monkeypatch.setattr(Box, "status", lambda box, run: ended)
+    monkeypatch.setattr(Box, "get", lambda box, run: write_events(run_dir.path, attempt(9), end("done", 9)))
+    outcome = stoker("pull", "night")
+    assert outcome.code == 0
+    assert "`box` is still on and billed" in outcome.err
+    assert not run_dir.place_file.exists()
 
 
 def test_stop_on_a_machine_of_ones_own_says_nothing_of_money(

@@ -43,6 +43,7 @@ def bring(run_dir: RunDir, to: str, tell: Tell, agree: Callable[[], bool]) -> No
     except StokerError as error:
         if error.code not in _SILENT:
             raise
+        last_known.unanswered(run_dir, last)
         _go_on_without(run_dir, last, error, tell, agree)
         return
     if found is None:

@@ -5,7 +5,8 @@ from typing import Literal
 from stoker.api.run_progress import RunProgress
 from stoker.errors import StokerError
 from stoker.facts import platforms
-from stoker.hosts.shell import SILENT
+from stoker.facts.platforms import Meter
+from stoker.hosts.shell import UNREACHABLE
 from stoker.places.place import Place
 from stoker.rundir import last_known
 from stoker.rundir.last_known import LastKnown
@@ -22,11 +23,11 @@ _QUICK = Patience(stall_seconds=20, tries=2)
 
 
 def note(place: Place, run_dir: RunDir) -> None:
-    """Ask a place about a run, and note its answer; only that there is none is an error."""
+    """Ask a place about a run, and note its answer; only that it cannot be reached is an error."""
     try:
         found = place.status(run_dir.name)
     except StokerError as error:
-        if error.code in SILENT:
+        if error.code in UNREACHABLE:
             raise
         return
     if found is not None:
@@ -63,12 +64,22 @@ def billed(last: LastKnown) -> Billed:
     """Whether its machine is billed, as far as that is known here."""
     if not last.rented:
         return "no"
-    known = [found for name in last.rented.values() if (found := platforms.find(name))]
-    bills_disk = any(one.meter.stopped_bills for one in known)
+    bills_disk = any(one.stopped_bills for one in _meters(last))
     if last.is_off or last.settled == "stopping":
         return "disk" if bills_disk else "off"
     if last.silent:
         return "probably_disk" if bills_disk else "probably_off"
     if last.state not in _ENDED:
         return "yes"
-    return "until_copied" if last.settled in _LEAVING else "until_off"
+    return "until_copied" if last.settled in _LEAVING and not stays_on(last) else "until_off"
+
+
+def stays_on(last: LastKnown) -> bool:
+    """Whether a machine of a run that has ended stays on until somebody switches it off, copied or not."""
+    if last.silent or last.state not in _ENDED:
+        return False
+    return last.settled == "stayed" or any(one.reversible is None for one in _meters(last))
+
+
+def _meters(last: LastKnown) -> list[Meter]:
+    return [found.meter for name in last.rented.values() if (found := platforms.find(name))]

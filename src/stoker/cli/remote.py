@@ -16,7 +16,7 @@ from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.hosts import autodl, known, probe
-from stoker.hosts.shell import SILENT, Ssh
+from stoker.hosts.shell import UNREACHABLE, Ssh
 from stoker.launch import plan_inputs, programs, training
 from stoker.places import package, registry
 from stoker.places.package import Package
@@ -196,7 +196,7 @@ def forward(name: str, on: str | None, words: Sequence[str]) -> None:
     try:
         code = there.watch(words, console) if words[0] == "watch" else there.follow(words)
     except StokerError as error:
-        if error.code in SILENT:
+        if error.code in UNREACHABLE:
             last_known.unanswered(run_dir, there.name)
             if words[0] == "watch" and _show_last_known(run_dir, there, as_json="--json" in words):
                 sys.exit(EXIT_DONE)
@@ -232,12 +232,14 @@ def pull(there: Place, name: str) -> None:
             last_seen.note(there, run_dir)
             there.get(name)
     except StokerError as error:
-        if error.code not in SILENT:
+        if error.code not in UNREACHABLE:
             raise
         last_known.unanswered(run_dir, there.name)
         _pull_from_store(run_dir, there, error)
     progress = RunProgress(run_dir)
     progress.skim()
+    if (last := progress.elsewhere) and last_seen.stays_on(last):
+        _say_billed(there, run_dir)
     if progress.own_state == "done":
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart

@@ -41,8 +41,10 @@ _RSYNC_FILES = (3, 11, 13, 23, 24)
 _REFUSED = re.compile(r"Connection refused|timed out|No route to host|Host is down|kex_exchange_identification")
 """What ssh says of a machine that is off, or of a provider's proxy in front of it; never of a session that broke."""
 _NO_NETWORK = re.compile(r"Could not resolve|Network is unreachable")
-SILENT = ("STK701", "STK716", "STK723")
-"""Codes of a machine that does not respond: it is off, or the network is down."""
+UNREACHABLE = ("STK716", "STK723")
+"""Codes of a machine that takes no connection: it is off, or the network is down."""
+SILENT = ("STK701", *UNREACHABLE)
+"""Those, and that of a connection that broke or took too long."""
 _LAST_WORDS = 12
 """Lines of a failed script's output that are shown."""
 
@@ -252,7 +254,7 @@ class Ssh(_LoginShell):
             )
             said.seek(0)
             reason = self._explained(said.read().decode("utf-8", "replace")) if done.returncode else None
-            if reason is not None and reason.code in SILENT:
+            if reason is not None and reason.code in UNREACHABLE:
                 self._opened = False
                 raise reason
 
