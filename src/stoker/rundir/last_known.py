@@ -3,6 +3,7 @@
 Written whenever the place was asked, read by whoever lists runs: a list connects to nobody.
 """
 
+import contextlib
 import datetime
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -105,7 +106,8 @@ def heard(run_dir: RunDir, on: str, found: Mapping[str, Any], at: str) -> None:
     """Note what a copy elsewhere says of a run, and when that was so."""
     last = read(run_dir)
     if last is not None and last.on == on:
-        _write(run_dir, LastKnown.model_validate({**last.model_dump(), **found, "at": at}))
+        with contextlib.suppress(ValidationError):
+            _write(run_dir, LastKnown.model_validate({**last.model_dump(), **found, "at": at}))
 
 
 def unanswered(run_dir: RunDir, on: str, *, is_off: bool = False) -> None:
