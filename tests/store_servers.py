@@ -74,17 +74,17 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def rclone(folder: Path, *, secret: str = SECRET) -> Iterator[Server]:
+def rclone(folder: Path, *, secret: str = SECRET, address: str = "127.0.0.1") -> Iterator[Server]:
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     port = free_port()
     binary = executable("rclone", "rclone")
-    command = [str(binary), "serve", "s3", "--auth-key", f"{KEY},{secret}", "--addr", f"127.0.0.1:{port}"]
+    command = [str(binary), "serve", "s3", "--auth-key", f"{KEY},{secret}", "--addr", f"{address}:{port}"]
     # Listings are read anew soon: tests change files in the folder themselves. With `0s` rclone turns in circles.
     # A stalled upload holds up the whole of rclone's server; it must not do so for the hour that is its default.
     command += ["--server-read-timeout", "5s", "--server-write-timeout", "20s"]
     command += ["--config", os.devnull, "--vfs-cache-mode", "off", "--dir-cache-time", "1s", str(folder)]
-    with _serving(command, port, folder.parent / "rclone.log"):
-        yield Server(port, s3_settings(port))
+    with _serving(command, port, folder.parent / "rclone.log", address=address):
+        yield Server(port, s3_settings(port, address))
 
 
 @contextlib.contextmanager
@@ -96,9 +96,9 @@ def moto(folder: Path) -> Iterator[Server]:
         yield Server(port, s3_settings(port))
 
 
-def s3_settings(port: int) -> dict[str, str]:
+def s3_settings(port: int, address: str = "127.0.0.1") -> dict[str, str]:
     return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": f"http://{address}:{port}",
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -161,7 +161,9 @@ def _configure(path: Path, words: dict[str, object]) -> None:
 
 
 @contextlib.contextmanager
-def _serving(command: list[str], port: int, log: Path, settings: dict[str, str] | None = None) -> Iterator[None]:
+def _serving(
+    command: list[str], port: int, log: Path, settings: dict[str, str] | None = None, address: str = "127.0.0.1"
+) -> Iterator[None]:
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -172,7 +174,7 @@ def _serving(command: list[str], port: int, log: Path, settings: dict[str, str] 
             env={**os.environ, **(settings or {})},
         )
     try:
-        _wait_for(port, process, log)
+        _wait_for((address, port), process, log)
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -180,12 +182,12 @@ def _serving(command: list[str], port: int, log: Path, settings: dict[str, str] 
         process.wait()
 
 
-def _wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_for(address: tuple[str, int], process: "subprocess.Popen[bytes]", log: Path) -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        with contextlib.suppress(OSError), socket.create_connection(address, 1):
             return
         time.sleep(0.05)
     raise RuntimeError(log.read_text(encoding="utf-8", errors="replace")[-2000:])

@@ -75,6 +75,7 @@ def test_json_has_the_figures_in_full(stoker: CommandLine, runs: Path) -> None:
         "loss": 2.25,
         "eval_loss": 2.75,
         "started": "2026-11-11T08:00:00+00:00",
+        "elsewhere": None,
     }
     assert found["too_hot"]["loss"] == "nan"
     assert found["fresh"]["loss"] is None

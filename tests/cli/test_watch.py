@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from rich.cells import cell_len
 from stoker.cli import watch_command
 from stoker.doctor import activity
 from stoker.doctor.activity import GpuLoad
+from stoker.supervise import processes
 from stoker.terminal import keyboard
 
 ERROR = {
@@ -47,6 +49,21 @@ def page(text: str) -> dict[str, str]:
     """The page's rows by label."""
     rows = (re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in text.splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def test_a_training_that_a_reboot_ended_is_interrupted_and_not_failed(stoker: CommandLine, runs: Path) -> None:
+    folder = make_running(runs)
+    record = {"pid": 4194305, "host": socket.gethostname(), "state": "running"}
+
+    def title(**changes: str) -> str:
+        (folder / "supervisor.json").write_text(json.dumps(record | changes), encoding="utf-8")
+        return stoker("watch", "medical", "--once").out.splitlines()[0]
+
+    assert title(boot="of last week") == "medical · interrupted"
+    assert "Run the same `stoker train` command again" in stoker("watch", "medical", "--once").out
+    assert title(boot="of last week", host="a node") == "medical · failed"
+    assert title(boot="of last week", state="failed") == "medical · failed"
+    assert title(boot=processes.boot()) == title() == "medical · failed"
 
 
 def test_one_page_of_a_running_training(stoker: CommandLine, runs: Path) -> None:

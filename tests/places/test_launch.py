@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import boxes
 import pytest
@@ -64,7 +65,7 @@ def test_a_box_that_is_off_is_said_to_be(launched: Launch) -> None:
     assert "done" in launched.laptop.stoker("watch", "tiny", "--once").stdout  # from what was brought home
     said = launched.laptop.stoker("watch", "tiny", "--once", "--on", "autodl-1", check=False)
     assert said.returncode == 1
-    assert "STK701" in said.stderr
+    assert "STK716" in said.stderr  # "probably switched off"; the run is here, so nothing of it is last known there
 
 
 def test_nothing_listens_beside_sshd_but_on_loopback(launched: Launch) -> None:
@@ -112,6 +113,8 @@ def test_a_second_launch_needs_less_and_a_run_can_be_stopped_from_the_laptop(
     assert time.monotonic() - began < 45
     said = mine.stoker("stop", "second", check=False)
     assert said.returncode == 0, said.stderr
+    assert "`autodl-1` is still on and billed" in said.stderr
+    assert "stoker hosts off autodl-1" in said.stderr
     run = box.root / "root/autodl-tmp/stoker/runs/second"
     until = time.monotonic() + 60
     while json.loads((run / "supervisor.json").read_text())["state"] != "stopped":
@@ -119,3 +122,25 @@ def test_a_second_launch_needs_less_and_a_run_can_be_stopped_from_the_laptop(
         time.sleep(0.2)
     assert box.alive, "a run its owner stopped leaves the machine on"
     assert "stopped" in mine.stoker("runs", "--on", "autodl-1").stdout
+
+
+def test_after_a_reboot_watch_says_that_the_same_command_resumes(fresh: tuple[boxes.Box, Laptop]) -> None:
+    box, mine = fresh
+    mine.writes("night", steps=100_000, every="20 steps")
+    mine.stoker("train", "night.yaml", "--on", "autodl-1", "--yes")
+    assert _listed(mine, "night")["state"] == "running"
+    box.reboot()
+    watched = mine.stoker("watch", "night", "--once")
+    assert watched.stdout.startswith("night · interrupted")
+    assert "Run the same `stoker train` command again" in " ".join(watched.stdout.split())
+    assert (_listed(mine, "night")["state"], _listed(mine, "night")["elsewhere"]["billed"]) == (
+        "interrupted",
+        "until_off",
+    )
+    box.power_off()
+    off = mine.stoker("watch", "night", "--once")
+    assert "probably switched off (AutoDL)" in off.stdout
+
+
+def _listed(mine: Laptop, name: str) -> dict[str, Any]:
+    return next(run for run in json.loads(mine.stoker("runs", "--json").stdout) if run["name"] == name)

@@ -64,6 +64,22 @@ def test_a_script_that_hangs_ends_with_the_patience(line: Ssh) -> None:
     assert told.value.code == "STK701"
 
 
+@pytest.mark.parametrize(("platform", "code"), [("autodl", "STK716"), ("", "STK723")])
+def test_a_machine_that_refuses_the_connection_is_probably_off(line: Ssh, platform: str, code: str) -> None:
+    gone = line.host.model_copy(update={"port": store_servers.free_port(), "platform": platform})
+    for ask in (Ssh(gone).run, Ssh(gone).talk):
+        with pytest.raises(StokerError, match="does not respond") as told:
+            ask("true")
+        assert told.value.code == code
+
+
+def test_a_session_that_breaks_on_a_machine_that_is_on_was_lost(line: Ssh) -> None:
+    host = line.host.model_copy(update={"platform": "autodl"})
+    with pytest.raises(StokerError) as told:
+        Ssh(host).run("kill -KILL $PPID")
+    assert told.value.code == "STK701"
+
+
 def test_another_host_key_is_refused(line: Ssh, tmp_path: Path) -> None:
     line.close()
     _pin(tmp_path / "sshd" / "user_key.pub")

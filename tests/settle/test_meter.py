@@ -20,7 +20,7 @@ from stoker.rundir.layout import RunDir
 from stoker.settle import meter, notify, platform_command, settled_record
 from stoker.settle.notify import News
 from stoker.store import opening, push, verification
-from stoker.supervise import limit_watch
+from stoker.supervise import limit_watch, processes
 from stoker.terminal import console
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="boxes are not Windows")
@@ -558,7 +558,7 @@ def test_the_records_say_whether_there_is_anything_to_settle(
     box = Box(tmp_path)
     run_dir = ready(box)
     end = settled_record.end_of(files.read_object(run_dir.supervisor_file))
-    settled_record.path(run_dir).write_text(json.dumps({"end": end, "boot": settled_record.boot(), **record}))
+    settled_record.path(run_dir).write_text(json.dumps({"end": end, "boot": processes.boot(), **record}))
     assert box.settle(run_dir) == expected
     assert len(box.news) == (expected == "gone")
 

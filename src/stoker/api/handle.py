@@ -49,7 +49,7 @@ class RunHandle:
 
     @property
     def state(self) -> str:
-        """`new`, `running`, `stopped`, `done` or `failed`."""
+        """`new`, `running`, `stopped`, `done`, `failed` or `interrupted`; of a run elsewhere, what was last known."""
         return self._progress().state
 
     @property
@@ -118,7 +118,7 @@ class RunHandle:
             if until is not None and time.monotonic() >= until:
                 return self.state
             wait_a_little()
-        if self.state == "failed":
+        if self.state in ("failed", "interrupted"):
             raise self.error or self._died()
         return self.state
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from stoker.api.sentences import Tell
 from stoker.errors import StokerError
-from stoker.hosts.shell import LocalShell
+from stoker.hosts.shell import SILENT, LocalShell
 from stoker.places import registry
 from stoker.places.place import Place
-from stoker.rundir import checkpoints
+from stoker.rundir import checkpoints, last_known
 from stoker.rundir.layout import RunDir
 
 _SILENT = {
-    *("STK701", "STK705", "STK720", "STK723", "STK728"),
+    *(*SILENT, "STK705", "STK720", "STK728"),
     *("STK760", "STK761", "STK762", "STK763", "STK764", "STK765", "STK766"),
 }
 """The line is cut, the login refused, the host no longer listed, or its provider does not switch it on."""
@@ -36,11 +36,14 @@ def bring(run_dir: RunDir, to: str, tell: Tell, agree: Callable[[], bool]) -> No
         place = registry.by_name(last, run_dir.run())
         with place.awake(tell):
             found = place.status(run_dir.name)
+            if found is not None:
+                last_known.seen(run_dir, last, found)
             if found is not None and found["state"] not in ("queued", "running"):
                 _copy(place, run_dir, tell)
     except StokerError as error:
         if error.code not in _SILENT:
             raise
+        last_known.unanswered(run_dir, last)
         _go_on_without(run_dir, last, error, tell, agree)
         return
     if found is None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from stoker.errors import StokerError
 from stoker.launch import training
-from stoker.rundir import events
+from stoker.rundir import events, last_known
+from stoker.rundir.last_known import LastKnown
 from stoker.rundir.layout import RunDir
 from stoker.settle import settled_record, spending
 from stoker.settle.reasons import reason
@@ -49,15 +50,20 @@ class RunProgress:
     """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     first_loss: float | None = None
+    newest: str = ""
+    """Time of the newest event."""
     read_bytes: int = 0
     _failed_program: str = ""
     price: Price | None = None
     """What the machine costs; None where no price is known."""
+    elsewhere: LastKnown | None = None
+    """What was last known of a run that was sent to another place; None for one that is here."""
     _curve: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Mean and count of the losses known of each part of the run."""
 
     def __post_init__(self) -> None:
         self.price = spending.price(self.run_dir)
+        self.elsewhere = last_known.read(self.run_dir)
 
     def update(self) -> bool:
         """Read new events; returns whether there were any."""
@@ -77,7 +83,7 @@ class RunProgress:
     def _take(self, event: dict[str, Any]) -> None:
         if not events.is_whole(event):
             return
-        kind = event["event"]
+        kind, self.newest = event["event"], event["at"]
         if kind == "attempt":
             self.attempt, self.end, self.error = event, {}, {}
             self.recent.clear()
@@ -126,24 +132,35 @@ class RunProgress:
 
     @property
     def state(self) -> str:
-        """`running`, `failed`, `done`, `stopped` or `new`; a process that died silently has failed."""
+        """`running`, `failed`, `done`, `stopped`, `interrupted` or `new`.
+
+        Of a run at another place what was last known; `sent`, `queued` and `unreachable` are possible then.
+        """
+        return self.elsewhere.shown_state if self.elsewhere else self.own_state
+
+    @property
+    def own_state(self) -> str:
+        """The state by the files here; a process that died silently has failed, unless its machine was restarted."""
         if training.is_running(self.run_dir):
             return "running"
         if self.error:
             return "failed"
         if self.end.get("status") in _ENDS:
             return str(self.end["status"])
+        if training.was_rebooted(self.run_dir):
+            return "interrupted"
         return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
 
     @property
     def done_steps(self) -> int:
-        """Steps done."""
-        return int(self.step.get("step", self.attempt.get("resumed_step", 0)))
+        """Steps done; of a run elsewhere, as far as that is known."""
+        own = int(self.step.get("step", self.attempt.get("resumed_step", 0)))
+        return max(own, self.elsewhere.step) if self.elsewhere else own
 
     @property
     def total_steps(self) -> int:
         """Steps of the run."""
-        return int(self.attempt.get("total_steps", 0))
+        return int(self.attempt.get("total_steps", 0)) or (self.elsewhere.total_steps if self.elsewhere else 0)
 
     @property
     def tokens_per_second(self) -> float:
@@ -201,6 +218,7 @@ class RunProgress:
             "supervisor": training.supervision(self.run_dir) or None,
             "settled": settled_record.read(self.run_dir) or None,
             "money": asdict(self.spent) if self.spent else None,
+            "price": asdict(self.price) if self.price else None,
             "last_step_at": step.get("at"),
             "error": self.error or None,
         }

@@ -19,6 +19,7 @@ from stoker.hosts import keys, known, power, probe
 from stoker.hosts.box_facts import BoxFacts, FoundCard
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
+from stoker.rundir import last_known, layout
 from stoker.terminal import console
 
 _COLUMNS = 80
@@ -92,6 +93,8 @@ def switch_off(name: str, *, yes: bool) -> None:
     elif not kept and not yes and not _agreed("hosts.off.ask", name=name):
         sys.exit(EXIT_USER)
     power.off(host, lossy=yes)
+    for run_dir in layout.all_runs():
+        last_known.unanswered(run_dir, name, is_off=True)
     console.talk("hosts.off", name=name)
 
 

@@ -5,17 +5,18 @@ import sys
 from collections.abc import Sequence
 
 from stoker import messages
-from stoker.api import last_place
+from stoker.api import last_place, last_seen
 from stoker.api.figures import size
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
+from stoker.cli import store_commands, watch_command
 from stoker.cli.prepare_command import ensure_prepared, say_changes
 from stoker.config import load
 from stoker.config.load import RunFile
-from stoker.errors import EXIT_USER, StokerError
+from stoker.errors import EXIT_DONE, EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.hosts import autodl, known, probe
-from stoker.hosts.shell import Ssh
+from stoker.hosts.shell import UNREACHABLE, Ssh
 from stoker.launch import plan_inputs, programs, training
 from stoker.places import package, registry
 from stoker.places.package import Package
@@ -23,10 +24,11 @@ from stoker.places.place import Place
 from stoker.plan import clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
-from stoker.rundir import layout
+from stoker.rundir import checkpoints, last_known, layout
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
 from stoker.terminal import console, plan_pages
+from stoker.terminal.billing_words import how_off, price
 
 
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
@@ -50,6 +52,7 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
                 sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
                 if sent is not None:
                     _begin(there, sent)
+                    last_known.seen(run_dir, there.name, {"state": there.first_state})
         code = None if detach else there.attend(run_dir.name, console)
         if code is not None:
             sys.exit(code)
@@ -70,20 +73,26 @@ def _sent(  # what the user gave
     if _is_running(there, run_dir):
         if not run_dir.manifest_file.exists():
             layout.create(run_file)
-        registry.record(run_dir, there.name)
         return None
     layout.create(run_file)  # only now: a run that trains there stays as it was started
     _prepare(run_dir, there)
     run_file, overrides = _priced(there, run_file, name, overrides)
-    _agree(there, run_file, run_dir, yes=yes)
+    plan = _agree(there, run_file, run_dir, yes=yes)
     sent = package.make(name, run_file, overrides, moving=there.takes_checkpoint)
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
-    registry.record(run_dir, there.name)  # only now: until then its last place is asked about it
+    _record(run_dir, there, plan)  # only now: until then its last place is asked about it
     if there.kept_data:
         console.talk("remote.kept_data", name=run_dir.name, host=there.label)
     return sent
+
+
+def _record(run_dir: RunDir, there: Place, plan: Plan | None) -> None:
+    """Note where the run is, and what is billed there by its plan."""
+    cost = plan.cost if plan else None
+    price = (cost.price_per_hour * cost.billed_devices, cost.currency) if cost else None
+    last_known.sent(run_dir, there.name, {host.name: host.platform for host in there.rented}, price)
 
 
 def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) -> tuple[RunFile, list[str]]:
@@ -104,6 +113,9 @@ def _is_running(there: Place, run_dir: RunDir) -> bool:
         return False
     key = "remote.done" if found["state"] == "done" else "remote.already"
     console.talk(key, name=run_dir.name, host=there.label, step=found["step"])
+    if registry.recorded(run_dir) != there.name:
+        _record(run_dir, there, None)
+    last_known.seen(run_dir, there.name, found)
     if found["state"] == "done":
         there.settle(run_dir.name)
     return True
@@ -119,8 +131,9 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
     say_changes(run_dir, ensure_prepared(run_dir))
 
 
-def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> None:
+def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> Plan | None:
     """Show the plan for that machine, its cost and time limits of the platform; then ask."""
+    plan = None
     if (facts := there.facts()) is not None:
         machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
         plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine, there.surroundings()))
@@ -129,11 +142,10 @@ def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> No
         require_possible(run_file.run, plan.model_copy(update={"resume": None}))
         _tell_balance(there, plan)
         _tell_clocks(facts.platform)
-    if yes:
-        return
-    if not says_yes():
+    if not yes and not says_yes():
         console.talk("remote.not_started")
         sys.exit(EXIT_USER)
+    return plan
 
 
 def says_yes() -> bool:
@@ -180,21 +192,78 @@ def forward(name: str, on: str | None, words: Sequence[str]) -> None:
         return
     there, run = found
     words = [words[0], run, *words[2:]]
-    sys.exit(there.watch(words, console) if words[0] == "watch" else there.follow(words))
+    run_dir = layout.named(run)
+    try:
+        code = there.watch(words, console) if words[0] == "watch" else there.follow(words)
+    except StokerError as error:
+        if error.code in UNREACHABLE:
+            last_known.unanswered(run_dir, there.name)
+            if words[0] == "watch" and _show_last_known(run_dir, there, as_json="--json" in words):
+                sys.exit(EXIT_DONE)
+        raise
+    if words[0] in ("watch", "stop"):
+        with contextlib.suppress(StokerError):  # the command itself is done
+            last_seen.note(there, run_dir)
+    if words[0] == "stop":
+        _say_billed(there, run_dir)
+    sys.exit(code)
+
+
+def _show_last_known(run_dir: RunDir, there: Place, *, as_json: bool) -> bool:
+    """What was last known of a run whose place does not respond, or its store knows; whether it has ended."""
+    if last_known.read(run_dir) is None:
+        return False
+    return watch_command.last_known_page(run_dir, stored=last_seen.ask_store(run_dir, there.name), as_json=as_json)
+
+
+def _say_billed(there: Place, run_dir: RunDir) -> None:
+    """A run that its owner stopped leaves its machines on."""
+    for host in there.rented:
+        fields = {"price": price(last_known.read(run_dir)), "how": how_off(host.name, host.platform)}
+        console.talk("stop.billed", host=host.name, **fields)
 
 
 def pull(there: Place, name: str) -> None:
-    """Copy a run here from its place."""
-    with console.status() as status:
-        status.show(messages.text("remote.looking", host=there.label))
-        run_dir = there.get(name)
+    """Copy a run here from its place, or from its store where the place does not respond."""
+    run_dir = layout.named(name)
+    try:
+        with console.status() as status:
+            status.show(messages.text("remote.looking", host=there.label))
+            last_seen.note(there, run_dir)
+            there.get(name)
+    except StokerError as error:
+        if error.code not in UNREACHABLE:
+            raise
+        last_known.unanswered(run_dir, there.name)
+        _pull_from_store(run_dir, there, error)
     progress = RunProgress(run_dir)
     progress.skim()
-    if progress.state == "done":
+    if (last := progress.elsewhere) and last_seen.stays_on(last):
+        _say_billed(there, run_dir)
+    if progress.own_state == "done":
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
-        registry.record(run_dir, there.name)
+        _record(run_dir, there, None)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
+
+
+def _pull_from_store(run_dir: RunDir, there: Place, error: StokerError) -> None:
+    """What the store has of a run whose place does not respond."""
+    if not run_dir.manifest_file.exists():
+        raise error
+    store = run_dir.run().save.store
+    newest = checkpoints.next_found(run_dir.checkpoints)
+    fields = {"name": run_dir.name, "host": there.label, "reason": error.fields["reason"]}
+    here = {"here": messages.text("pull.checkpoint", step=newest.step) if newest else messages.text("pull.none_here")}
+    if store is None:
+        raise StokerError("STK717", **fields, **here, store=messages.text("pull.no_store")) from error
+    console.talk("pull.from_store", host=there.label, reason=error.fields["reason"], store=store)
+    try:
+        last_seen.ask_store(run_dir, there.name)
+        store_commands.pull(run_dir.name, None, as_json=False)
+    except StokerError as nothing:
+        why = messages.text("pull.nothing", reason=nothing.what)
+        raise StokerError("STK717", **fields, **here, store=why) from nothing
 
 
 def runs(on: str) -> None:

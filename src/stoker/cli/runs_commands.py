@@ -12,16 +12,19 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
+from stoker.api import last_seen
 from stoker.api.figures import loss, size
 from stoker.api.handle import open_run
 from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.errors import StokerError
 from stoker.launch import training
-from stoker.rundir import layout
+from stoker.rundir import last_known, layout
+from stoker.rundir.last_known import LastKnown
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
+from stoker.terminal.billing_words import billed_words, clock
 from stoker.terminal.plain_text import last_state
-from stoker.terminal.progress import STATES
+from stoker.terminal.progress import state_word
 
 _LONGEST_LINE_BYTES = 1 << 20
 """A longer line of a log is printed in parts."""
@@ -36,6 +39,7 @@ def runs(*, as_json: bool) -> None:
         console.data_json(found)
     elif found:
         console.table(_table(found))
+        _show_elsewhere([run["name"] for run in found if run["elsewhere"]])
     elif not refused:
         console.talk("runs.none", folder=layout.runs_folder())
     for one in refused:
@@ -54,17 +58,24 @@ def _listed(run_dir: RunDir, refused: list[StokerError]) -> dict[str, Any]:
 def _facts(run_dir: RunDir) -> dict[str, Any]:
     progress = RunProgress(run_dir)
     progress.skim()
+    far = progress.elsewhere
     return {
         "name": run_dir.name,
         "state": progress.state,
         "step": progress.done_steps,
         "total_steps": progress.total_steps,
         "restarts": training.supervision(run_dir).get("restarts", 0),
-        "loss": progress.step.get("loss"),
-        "eval_loss": progress.evaluation.get("eval_loss"),
+        "loss": progress.step.get("loss") if far is None or far.loss is None else far.loss,
+        "eval_loss": progress.evaluation.get("eval_loss") if far is None or far.eval_loss is None else far.eval_loss,
         "started": run_dir.manifest().created,
         "size_bytes": _size_bytes(run_dir.path),
+        "elsewhere": _far(far) if far else None,
     }
+
+
+def _far(last: LastKnown) -> dict[str, Any]:
+    known = last.model_dump(mode="json", include={"on", "at", "silent", "price"})
+    return {**known, "state": last.state, "billed": last_seen.billed(last)}
 
 
 def _size_bytes(folder: Path) -> int:
@@ -88,7 +99,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
     for run in found:
         table.add_row(
             run["name"],
-            messages.text(STATES[run["state"]]),
+            state_word(run["state"]),
             f"{run['step']}/{run['total_steps']}" if run["total_steps"] else "-",
             loss(run["loss"]),
             loss(run["eval_loss"]),
@@ -96,6 +107,22 @@ def _table(found: list[dict[str, Any]]) -> Table:
             size(run["size_bytes"]),
         )
     return table
+
+
+def _show_elsewhere(names: list[str]) -> None:
+    """Where runs are that are not here, when that was known, and what is billed."""
+    known = [(name, last) for name in names if (last := last_known.read(layout.named(name)))]
+    if not known:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(messages.text("runs.elsewhere"), overflow="fold")
+    table.add_column(messages.text("runs.where"), overflow="fold")
+    table.add_column(messages.text("runs.seen"), no_wrap=True)
+    table.add_column(messages.text("runs.billed"), overflow="fold")
+    for name, last in known:
+        table.add_row(name, last.on, clock(last.at), billed_words(name, last))
+    console.page("")
+    console.table(table)
 
 
 def logs(name: str, lines: int | None, *, follow: bool) -> None:

@@ -17,18 +17,23 @@ from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.api.sentences import listed
 from stoker.doctor import activity
 from stoker.doctor.activity import GpuLoad
-from stoker.facts import machine
+from stoker.facts import machine, platforms
 from stoker.launch import training
 from stoker.rundir import layout
+from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
 from stoker.terminal import console
+from stoker.terminal.billing_words import clock
 from stoker.terminal.keyboard import Keyboard
-from stoker.terminal.progress import STATES, spent_text
+from stoker.terminal.progress import spent_text, state_word
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 30
 _LOAD_EVERY_SECONDS = 2.0
-_STATE_STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red", "new": ""}
+_STATE_STYLES = {"running": "green", "done": "green", "failed": "red"} | dict.fromkeys(
+    ("stopped", "interrupted", "unreachable"), "yellow"
+)
+_ENDED = ("done", "stopped", "failed", "interrupted")
 
 
 def watch(name: str, *, once: bool, as_json: bool) -> None:
@@ -42,6 +47,32 @@ def watch(name: str, *, once: bool, as_json: bool) -> None:
         console.page(_page(progress, meter))
     else:
         _follow(progress, meter)
+
+
+def last_known_page(run_dir: RunDir, *, stored: bool, as_json: bool) -> bool:
+    """Show what was last known of a run whose place does not respond; whether it had ended.
+
+    Args:
+        run_dir: The run, on this machine.
+        stored: Whether its store knew more than the place had said.
+        as_json: Print figures only.
+    """
+    progress = RunProgress(run_dir)
+    progress.update()
+    last = progress.elsewhere
+    assert last is not None
+    if as_json:
+        console.data_json(progress.figures() | {"elsewhere": last.model_dump(mode="json")})
+        return last.shown_state in _ENDED
+    platform = platforms.find(next(iter(last.rented.values()), ""))
+    key, title = ("watch.silent", platform.title) if platform else ("watch.silent_own", "")
+    silent = messages.text(key, host=last.on, platform=title)
+    figures = {"state": state_word(last.state), "step": progress.done_steps, "total": progress.total_steps or "?"}
+    seen = messages.text("watch.seen", at=clock(last.at), **figures)
+    lines = [silent, seen, *([messages.text("watch.stored", name=run_dir.name)] if stored else [])]
+    state = progress.state
+    console.page(Group(_title(progress, state), *_bar(progress, state), *lines))
+    return state in _ENDED
 
 
 class LoadMeter:
@@ -115,6 +146,8 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
     parts: list[RenderableType] = [_title(progress, state), *_bar(progress, state), rows]
     if state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
+    if state == "interrupted":
+        parts.append(Text("! " + messages.text("watch.rebooted"), style="yellow"))
     if progress.error:
         error = progress.problem
         parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))
@@ -123,7 +156,7 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
 
 
 def _title(progress: RunProgress, state: str) -> Text:
-    word = Text(messages.text(STATES[state]), style=_STATE_STYLES[state])
+    word = Text(state_word(state), style=_STATE_STYLES.get(state, ""))
     return Text.assemble((progress.run_dir.name, "bold"), " · ", word)
 
 

@@ -22,7 +22,7 @@ from stoker.errors import StokerError
 from stoker.facts.prices import Offer
 from stoker.hosts import known, no_redirect
 from stoker.hosts.known import Host
-from stoker.hosts.shell import Ssh
+from stoker.hosts.shell import SILENT, Ssh
 
 BASE = "https://api.autodl.com"
 CURRENCY = "CNY"
@@ -480,7 +480,7 @@ def _answers(host: Host, *, last: bool) -> bool:
     try:
         shell.run("true", seconds=30)
     except StokerError as error:
-        if last or error.code != "STK701":
+        if last or error.code not in SILENT:
             raise
         return False
     finally:

@@ -15,7 +15,7 @@ from stoker.hosts import autodl
 from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import Disk, Kept
 from stoker.hosts.known import Host
-from stoker.hosts.shell import Ssh
+from stoker.hosts.shell import SILENT, Ssh
 
 _GONE_SECONDS = 120.0
 _LOOK_SECONDS = 4.0
@@ -135,7 +135,7 @@ def _answers(shell: Ssh) -> bool:
     try:
         shell.run("true", seconds=10)
     except StokerError as error:
-        return error.code != "STK701"
+        return error.code not in SILENT
     return True
 
 

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from stoker import env
 from stoker.errors import StokerError
+from stoker.facts import platforms
 from stoker.hosts import known
 from stoker.hosts.known import Host
 from stoker.rundir.files import sha256
@@ -37,6 +38,13 @@ _CUT = 255
 """Exit code of ssh when ssh itself failed."""
 _RSYNC_FILES = (3, 11, 13, 23, 24)
 """Exit codes of rsync for errors of files and disks, not of the connection."""
+_REFUSED = re.compile(r"Connection refused|timed out|No route to host|Host is down|kex_exchange_identification")
+"""What ssh says of a machine that is off, or of a provider's proxy in front of it; never of a session that broke."""
+_NO_NETWORK = re.compile(r"Could not resolve|Network is unreachable")
+UNREACHABLE = ("STK716", "STK723")
+"""Codes of a machine that takes no connection: it is off, or the network is down."""
+SILENT = ("STK701", *UNREACHABLE)
+"""Those, and that of a connection that broke or took too long."""
 _LAST_WORDS = 12
 """Lines of a failed script's output that are shown."""
 
@@ -229,17 +237,26 @@ class Ssh(_LoginShell):
             if subprocess.run(check, capture_output=True, check=False).returncode:  # noqa: S603  # ssh, no shell
                 path.unlink(missing_ok=True)  # left by a killed process: ssh would try to use it
                 kept = {"ControlPath": over, "ControlMaster": "yes", "ControlPersist": str(_KEPT_SECONDS)}
-                # Without our files: it would keep them open for as long as it lives.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    subprocess.run(  # noqa: S603  # ssh, no shell
-                        [*self.command("-N", "-f", **kept), self._destination],
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        timeout=_OPEN_SECONDS,
-                        check=False,
-                    )
+                self._open([*self.command("-N", "-f", **kept), self._destination])
         return self.command(ControlPath=over)
+
+    def _open(self, words: list[str]) -> None:
+        """Start the connection that is kept; a machine that does not respond is not tried twice."""
+        # A file, not a pipe: it keeps what it is given open for as long as it lives.
+        with tempfile.TemporaryFile() as said, contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(  # noqa: S603  # ssh, no shell
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                timeout=_OPEN_SECONDS,
+                check=False,
+            )
+            said.seek(0)
+            reason = self._explained(said.read().decode("utf-8", "replace")) if done.returncode else None
+            if reason is not None and reason.code in UNREACHABLE:
+                self._opened = False
+                raise reason
 
     def close(self) -> None:
         """Close the kept connection."""
@@ -250,11 +267,29 @@ class Ssh(_LoginShell):
         self._opened = False
 
     def _broken(self, words: str) -> StokerError:
+        return self._explained(words) or self._explained(self._refusal()) or super()._broken(words)
+
+    def _explained(self, words: str) -> StokerError | None:
+        """Why there is no connection, by what ssh said; None where it does not say."""
         if "Host key verification failed" in words or "IDENTIFICATION HAS CHANGED" in words:
             return StokerError("STK703", host=self.name)
+        reason, platform = _last(words, 1), platforms.find(self.host.platform)
         if re.search(r"Permission denied \([a-z]", words):
-            return StokerError("STK705", host=self.name, reason=_last(words, 1))
-        return super()._broken(words)
+            return StokerError("STK705", host=self.name, reason=reason)
+        if _REFUSED.search(words) and platform is not None:
+            return StokerError("STK716", host=self.name, platform=platform.title, reason=reason)
+        if _REFUSED.search(words) or _NO_NETWORK.search(words):
+            return StokerError("STK723", host=self.name, reason=reason)
+        return None
+
+    def _refusal(self) -> str:
+        """What a new connection fails with, after one broke; empty where there is none, or it works."""
+        words = [*self.command(), "-n", "-T", self._destination, "true"]
+        try:
+            done = subprocess.run(words, capture_output=True, timeout=_OPEN_SECONDS, check=False)  # noqa: S603  # ssh
+        except (subprocess.TimeoutExpired, OSError):
+            return ""
+        return done.stderr.decode("utf-8", "replace") if done.returncode == _CUT else ""
 
     # ---- files
 

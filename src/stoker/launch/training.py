@@ -121,6 +121,13 @@ def _beats_elsewhere(run_dir: RunDir) -> bool:
     return silent.total_seconds() < _SILENT_SECONDS
 
 
+def was_rebooted(run_dir: RunDir) -> bool:
+    """Whether this machine was restarted under a supervisor that had not ended."""
+    seen = supervision(run_dir)
+    is_ours = seen.get("host", "") == socket.gethostname() and seen.get("state") not in _ENDED
+    return is_ours and seen.get("boot", "") not in ("", processes.boot())
+
+
 def orphan(run_dir: RunDir) -> int | None:
     """A trainer whose supervisor is gone."""
     trainer, supervisor = _pid(run_dir.process_file), _pid(run_dir.supervisor_file)

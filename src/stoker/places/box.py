@@ -123,6 +123,11 @@ class Box(Place):
         if host != self.host:
             self.host, self.shell = host, Ssh(host)
 
+    @property
+    def rented(self) -> Sequence[Host]:
+        """Itself, where it belongs to a platform."""
+        return (self.host,) if platforms.find(self.host.platform) else ()
+
     def price(self) -> Offer | None:
         """What its provider bills, where there is an API."""
         return autodl.price(self.host) if power.has_api(self.host) else None

@@ -15,6 +15,7 @@ from stoker.errors import StokerError
 from stoker.facts.prices import Offer
 from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import BoxFacts
+from stoker.hosts.known import Host
 from stoker.launch.plan_inputs import Elsewhere
 from stoker.places.box import LOOK_SECONDS, START_SECONDS, Box
 from stoker.places.package import Package
@@ -49,6 +50,11 @@ class Fleet(Place):
     def label(self) -> str:
         """The names of all."""
         return ", ".join(box.name for box in self.boxes)
+
+    @property
+    def rented(self) -> Sequence[Host]:
+        """Those of them that belong to a platform."""
+        return [host for box in self.boxes for host in box.rented]
 
     @property
     def left_on(self) -> list[str]:

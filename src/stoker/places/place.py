@@ -16,6 +16,7 @@ from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
 from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import BoxFacts
+from stoker.hosts.known import Host
 from stoker.launch.plan_inputs import Elsewhere
 from stoker.places.package import Package
 from stoker.rundir.layout import RunDir
@@ -54,6 +55,8 @@ class Place(abc.ABC):
     started_by_user: bool = False
     """Whether the user starts the run there with another program: `hand_over` then takes the place of `put` and
     `start`."""
+    first_state: str = "running"
+    """State of a run that was just started."""
     takes_checkpoint: bool = False
     """Whether `put` leaves out a checkpoint and events that are there already: only then they are in the package."""
     known_options: frozenset[str] | None = frozenset()
@@ -121,6 +124,11 @@ class Place(abc.ABC):
     def label(self) -> str:
         """The name in messages; of several machines that train together, all names."""
         return self.name
+
+    @property
+    def rented(self) -> Sequence[Host]:
+        """Machines of it that are billed while they are on."""
+        return ()
 
     @property
     def left_on(self) -> list[str]:

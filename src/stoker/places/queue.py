@@ -38,6 +38,8 @@ _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
 class Queue(Box):
     """A Slurm cluster, used through its login node."""
 
+    first_state = "queued"
+
     def __init__(self, shell: Shell, host: Host, run: Run | None, notice_seconds: int | None = None) -> None:
         """Take a login node.
 
@@ -179,6 +181,11 @@ class Queue(Box):
     def _has_begun(self, run: str) -> bool:
         """Whether any job of the run has started."""
         return "yes" in self.shell.run(f"test -e {quote(self.run_folder(run))}/manifest.json && echo yes || true")
+
+    @property
+    def rented(self) -> Sequence[Host]:
+        """None: a queue bills jobs."""
+        return ()
 
     def stop_meter(self) -> None:
         """Nothing to stop: a queue bills jobs, and none is left when a run has ended."""

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from stoker import plugins
 from stoker.config import place_names
@@ -58,11 +57,6 @@ def recorded(run_dir: RunDir) -> str | None:
         return str(files.read_json(run_dir.place_file)["on"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def record(run_dir: RunDir, on: str, **more: Any) -> None:
-    """Note where a run was sent to."""
-    files.write_json(run_dir.place_file, {"on": on, **more})
 
 
 def _load(plugin: Plugin, run: Run | None) -> Place:

@@ -24,7 +24,7 @@ from stoker.settle.platform_command import own_interpreter, run_command
 from stoker.settle.reasons import reason
 from stoker.settle.settled_record import ENDED, end_of
 from stoker.settle.verified_copy import VerifiedCopy
-from stoker.supervise import limits
+from stoker.supervise import limits, processes
 from stoker.supervise.limits import Clock, SpentTime
 
 Outcome = Literal["verified", "last_minute", "again"]
@@ -145,7 +145,7 @@ class Settling:
         if record.get("end") != end_of(self._supervision):
             return False
         if record.get("state") == "stopping":
-            return record.get("boot") != settled_record.boot()
+            return record.get("boot") != processes.boot()
         return record.get("state") == "stayed" and record.get("reason") in _STAYING
 
     def _was_done(self) -> bool:
@@ -306,7 +306,7 @@ class Settling:
         before = {key: self._record.get(key) for key in ("state", "reason", "copy", "verb")}
         said = {"state": state, "reason": reason, "copy": self._copy.where, "verb": verb}
         counted = {"spent_seconds": self._spent.seconds, "beat": limits.stamp(self._clock.now())}
-        which = {"end": end_of(self._supervision), "boot": settled_record.boot()}
+        which = {"end": end_of(self._supervision), "boot": processes.boot()}
         self._record = {**said, **counted, **which}
         with contextlib.suppress(OSError):  # a full disk must not keep the meter running
             files.write_json(settled_record.path(self.run_dir), self._record)

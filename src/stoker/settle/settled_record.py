@@ -30,12 +30,3 @@ def read(run_dir: RunDir) -> dict[str, Any]:
 def end_of(supervision: dict[str, Any]) -> str:
     """Which end of a run: another attempt, or another verdict, is another end."""
     return f"{supervision.get('attempt', 0)} {supervision.get('beat', '')}"
-
-
-def boot() -> str:
-    """Which boot of this machine or container; empty where the system does not show it."""
-    try:
-        started = Path("/proc/1/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='utf-8').strip()} {started}"
-    except (OSError, LookupError):
-        return ""

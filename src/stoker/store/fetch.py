@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import artifacts, checkpoints, files, prepared, training_words
+from stoker.rundir import artifacts, checkpoints, events, files, prepared, training_words
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
 from stoker.store import copies
@@ -163,6 +163,28 @@ def fetch_records(store: Patient, run_dir: RunDir, wanted: tuple[str, ...]) -> N
         store.download(f"{run_dir.name}/{name}", part, size)
         files.sync_file(part)
         part.replace(target)
+
+
+def newer_events(store: Patient, run_dir: RunDir) -> bool:
+    """Take the store's events for those here, where they go further: for a run that is trained elsewhere."""
+    size = store.names(run_dir.name).get(f"{run_dir.name}/events.jsonl")
+    if size is None:
+        return False
+    part = run_dir.store_folder / "fetch" / "events.jsonl.part"
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.unlink(missing_ok=True)
+    store.download(f"{run_dir.name}/events.jsonl", part, size)
+    if _newest(part) <= _newest(run_dir.events_file):
+        return False
+    files.sync_file(part)
+    part.replace(run_dir.events_file)
+    shutil.rmtree(run_dir.events_file.with_suffix(""), ignore_errors=True)  # what was copied has its summary
+    return True
+
+
+def _newest(path: Path) -> str:
+    """Time of the newest event; empty where there is none."""
+    return max((event["at"] for event in events.skim(path) if events.is_whole(event)), default="")
 
 
 def fetch_manifest(store: Patient, run_dir: RunDir, folder: Path) -> None:

@@ -57,6 +57,15 @@ class AdoptedTrainer:
         return None if trains(words_of(self.pid), self._run_dir) else -int(signal.SIGTERM)
 
 
+def boot() -> str:
+    """Which boot of this machine or container; empty where the system does not show it."""
+    try:
+        started = Path("/proc/1/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='utf-8').strip()} {started}"
+    except (OSError, LookupError):
+        return ""
+
+
 def known_trainer(run_dir: Path) -> int:
     """The process that trains here, whoever started it; 0 for none."""
     pid = int(files.number(files.read_if_any(run_dir / "process.json").get("pid")))

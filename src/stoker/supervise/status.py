@@ -26,6 +26,8 @@ class SupervisorStatus:
     pid: int
     host: str = field(default_factory=socket.gethostname)
     """The machine it is on: others may share the folder."""
+    boot: str = field(default_factory=processes.boot)
+    """Which boot of it: after another one the supervisor is gone, whatever its record says."""
     state: str = "starting"
     """starting, running, waiting (for nodes, too), planning, stopping, copying, done, stopped or failed."""
     attempt: int = 0

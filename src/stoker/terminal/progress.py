@@ -11,8 +11,18 @@ STATES = {
     "stopped": "state.stopped",
     "done": "state.done",
     "failed": "state.failed",
+    "interrupted": "state.interrupted",
+    "sent": "state.sent",
+    "queued": "state.queued",
+    "short": "state.running",
+    "unreachable": "state.unreachable",
 }
 """The word for each of `RunProgress.state`."""
+
+
+def state_word(state: str) -> str:
+    """A state in words; one that another place has made up, as it is."""
+    return messages.text(STATES[state]) if state in STATES else state
 
 
 def progress_line(progress: RunProgress) -> str:

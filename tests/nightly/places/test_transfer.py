@@ -13,7 +13,7 @@ import pytest
 
 from stoker.errors import StokerError
 from stoker.hosts import known, shell
-from stoker.hosts.shell import Ssh
+from stoker.hosts.shell import SILENT, Ssh
 from stoker.rundir import files
 
 MIB = 1 << 20
@@ -119,7 +119,7 @@ def test_after_a_cut_only_the_rest_is_sent(
     thread.join(60)
     cut_at = box.moved[0] - before
     box.mend()
-    assert [error.code for error in problems] == ["STK701"]
+    assert [error.code in SILENT for error in problems] == [True]
     box.throttle("")
     ssh.close()
     ssh.send(sent, target)
