@@ -10,6 +10,7 @@ from row_shapes import SHAPES
 
 from stoker import messages
 from stoker.engine import show
+from stoker.rundir import layout, prepared
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -154,6 +155,19 @@ def test_a_last_turn_without_an_end_of_its_own_ends_with_the_end_of_text(case: C
 
 def test_show_shows_a_message_of_weight_0_untrained(case: Case) -> None:
     make_tokenizer(case.tokenizer, CHATML)
-    prepared = case.prepare([{"messages": [USER, {**ANSWER, "weight": 0}, USER, ANSWER]}])
-    (row,) = show.shown_rows(prepared.run_dir.data, prepared.report, 1)
+    found = case.prepare([{"messages": [USER, {**ANSWER, "weight": 0}, USER, ANSWER]}])
+    (row,) = show.shown_rows(found.run_dir.data, found.report, 1)
     assert [text for text, trained in row["segments"][0] if trained] == ["Seven.<|im_end|>"]  # type: ignore[index]
+
+
+def test_a_set_of_earlier_rules_is_prepared_again_unless_it_was_trained_on(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tokenizer(case.tokenizer, CHATML)
+    run_dir = case.prepare([{"messages": [USER, ANSWER]}]).run_dir
+    run, folder = run_dir.run(), run_dir.folder()
+    assert prepared.current_report(run_dir, run, folder)
+    monkeypatch.setattr(prepared, "ROWS", prepared.ROWS + 1)
+    assert prepared.current_report(run_dir, run, folder) is None
+    monkeypatch.setattr(layout, "was_trained", lambda _: True)
+    assert prepared.current_report(run_dir, run, folder)
