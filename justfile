@@ -66,6 +66,10 @@ exactness *args:
 bits *args:
     python benchmarks/bits.py "$@"
 
+# Conversation shapes by every chat template of `trl`: right, refused or wrong (docs/evidence/rows.json), a minute.
+rows *args:
+    python benchmarks/rows.py "$@"
+
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
     python benchmarks/smollm2.py "$@"

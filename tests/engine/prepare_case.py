@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from stoker.config import load
 from stoker.engine import prepare
-from stoker.errors import StokerErrors
+from stoker.errors import StokerError, StokerErrors
 from stoker.rundir import layout, prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -91,6 +91,18 @@ class Case:
         run_dir = self.make(name, **words)
         prepare.main(run_dir.path)
         return Prepared(run_dir)
+
+    def read_rows(self, run_dir: RunDir) -> tuple[list["Runs"], dict[int, str]]:
+        """Prepare; the runs of every row that was used, and by number the reason of every row that was not."""
+        try:
+            prepare.main(run_dir.path)
+            found = Prepared(run_dir)
+            used = [found.runs(segment) for segment in found.segments()]
+        except StokerError:
+            used = []
+        path = run_dir.data / "bad_rows.jsonl"
+        bad = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return used, {entry["row"]: entry["text"] for entry in bad}
 
     def errors(self, rows: Sequence[Any] | None = None, **words: Any) -> list[str]:
         """`where: what` of every error that preparing raises."""

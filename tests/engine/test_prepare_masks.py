@@ -126,8 +126,8 @@ def test_a_template_that_writes_the_last_turn_another_way_is_followed(case: Case
     prepared = case.prepare([{"messages": [*TURN, *TURN]}])
     assert prepared.only() == [
         *TURN_RUNS[:2],
-        ("\n" + TURN_RUNS[0][0], False),
-        ("<think></think>Seven.<|im_end|>", True),
+        ("\n" + TURN_RUNS[0][0] + "<think></think>", False),
+        ("Seven.<|im_end|>", True),
         ("\n", False),
     ]
     assert prepared.ids(prepared.segments()[0]) == plain_ids(case, [*TURN, *TURN])

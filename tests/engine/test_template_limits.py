@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from stoker.engine import template_limits
-from stoker.engine.formats import Chat
 from stoker.engine.rendering import Renderer
+from stoker.engine.turns import Conversation, Turn
 from stoker.errors import StokerError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 
-CHAT = Chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None)
+CHAT = Conversation((Turn("user", "a"), Turn("assistant", "b")))
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
 DOUBLED = "{% set n = namespace(t='aa') %}" + "{% set n.t = n.t + n.t %}" * 26 + "{{ n.t }}"
 TEMPLATES = {

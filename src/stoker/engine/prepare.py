@@ -23,11 +23,13 @@ from stoker import messages
 from stoker.config import layouts, values
 from stoker.config.run import Run
 from stoker.engine import _compat, formats, program, sampling, shards, sources, tokenizer
-from stoker.engine.formats import BadRow, Chat, Document, Layout, Pair, Text
+from stoker.engine.formats import Document, Layout, Pair, Text
 from stoker.engine.rendering import Renderer
+from stoker.engine.rows import BadRow
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch, File
 from stoker.engine.tokenizer import Tokenizer
+from stoker.engine.turns import Conversation
 from stoker.errors import EXIT_DONE, StokerError, StokerErrors
 from stoker.rundir import files, in_place, inputs, prepared
 from stoker.rundir.events import EventLog
@@ -199,8 +201,8 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
 
 
 def _words(document: Document | BadRow) -> list[str]:
-    if isinstance(document, Chat):
-        return [message["content"] for message in document.messages]
+    if isinstance(document, Conversation):
+        return document.words
     if isinstance(document, Pair):
         return [document.prompt, document.completion]
     return [document.text] if isinstance(document, Text) else []

@@ -1,8 +1,9 @@
 """From documents to tokens, each marked trained or not. Uses the tokenizer's own chat template, byte for byte.
 
-What is trained: what the assistant says and the token that ends its turn (also where that token pads); of a prompt
-and completion the latter and its end; of running text and in pretraining everything. The whole text is tokenised
-once and character spans are mapped to tokens, so the ids are those of the plain rendering.
+What is trained: what the assistant thinks, says and calls and the token that ends its turn (also where that token
+pads); of a prompt and completion the latter and its end; of running text and in pretraining everything. A conversation
+of which the template loses or moves a part is a bad row (`sentinel.py`). The whole text is tokenised once and character
+spans are mapped to tokens, so the ids are those of the plain rendering.
 """
 
 import functools
@@ -14,14 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from stoker.engine import template_limits
-from stoker.engine.formats import BadRow, Chat, Document, Pair, Text
+from stoker import messages
+from stoker.engine import sentinel, template_limits
+from stoker.engine.formats import Chat, Document, Message, Pair, Text
+from stoker.engine.rows import BadRow
+from stoker.engine.sentinel import Reading, Span, Spans
 from stoker.engine.tokenizer import Tokenizer
+from stoker.engine.turns import Conversation, Turn
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark with which a template says itself what the assistant generates."""
 
-Span = tuple[int, int]
+_OPEN_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+_EMPTY_THOUGHT = re.compile(r"\s*(?:<think>)?\s*</think>\s*|<\|channel>thought\s*<channel\|>\s*")
+_PAIRS = (("end", "begin"), ("end", "start"), ("END", "START"), ("</", "<"))
+"""How a token that closes is called, and the one that opens."""
+_SHAPES = 10_000
+"""Shapes of conversations remembered."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,11 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer, objective: str) -> None:
         self._tokenizer = tokenizer
         self._train_all = objective == "pretrain"
-        self._special = re.compile("|".join(map(re.escape, tokenizer.special_tokens)) or r"(?!)")
+        special = "|".join(map(re.escape, sorted(tokenizer.special_tokens, key=len, reverse=True)))
+        self._closing = re.compile(rf"\s*({special})(?:{special})*" if special else r"(?!)")
+        self._ending = re.compile(rf"((?:{special})+)\s*" if special else r"(?!)")
         self._marked = bool(tokenizer.template and _GENERATION.search(tokenizer.template))
+        self._readings: dict[tuple[Any, ...], Reading | BadRow] = {}
 
     def tokens(self, documents: Sequence[Document | BadRow]) -> list[np.ndarray | BadRow]:
         """The tokens of each document; an untrained one is stored as ~id. Bad rows pass through."""
@@ -55,8 +68,8 @@ class Renderer:
     # ---- text and spans
 
     def _render(self, documents: Sequence[Document | BadRow]) -> list[Rendered | BadRow]:
-        chats = iter(self._render_chats([one for one in documents if isinstance(one, Chat)]))
-        return [next(chats) if isinstance(one, Chat) else self._render_plain(one) for one in documents]
+        chats = iter(self._render_chats([one for one in documents if isinstance(one, Conversation)]))
+        return [next(chats) if isinstance(one, Conversation) else self._render_plain(one) for one in documents]
 
     def _render_plain(self, document: Text | Pair | BadRow) -> Rendered | BadRow:
         if isinstance(document, Text):
@@ -68,26 +81,49 @@ class Renderer:
             return Rendered(text, [(start, len(text))], bos=True, eos=True)
         return document
 
-    def _render_chats(self, chats: list[Chat]) -> list[Rendered | BadRow]:
-        if not chats:
-            return []
-        texts, marks = self._template(chats, mark=self._marked and not self._train_all)
-        if self._train_all:
-            return [text if isinstance(text, BadRow) else Rendered(text, [(0, len(text))]) for text in texts]
-        if not self._marked:
-            marks = self._find_spans(chats, texts)
-        return [self._with_spans(text, spans) for text, spans in zip(texts, marks, strict=True)]
+    def _render_chats(self, conversations: list[Conversation]) -> list[Rendered | BadRow]:
+        found: list[Rendered | BadRow | Reading] = [self._reading(one) for one in conversations]
+        for marked in (True, False):
+            taken = [(at, one) for at, one in enumerate(found) if isinstance(one, Reading) and one.marked == marked]
+            if not taken:
+                continue
+            chats = [sentinel.as_template(conversations[at], reading.form) for at, reading in taken]
+            texts, spans = self._texts_and_spans(chats, marked=marked)
+            for (at, reading), text, own in zip(taken, texts, spans, strict=True):
+                rendered = text if isinstance(text, BadRow) else self._rendered(conversations[at], reading, text, own)
+                found[at] = rendered
+        return [one for one in found if not isinstance(one, Reading)]
 
-    def _with_spans(self, text: str | BadRow, spans: list[Span] | BadRow) -> Rendered | BadRow:
-        if isinstance(text, BadRow):
-            return text
-        if isinstance(spans, BadRow):
-            return spans
-        return Rendered(text, [self._to_end_of_turn(text, span) for span in spans])
+    def _texts_and_spans(self, chats: list[Chat], *, marked: bool) -> tuple[list[str | BadRow], list[Spans]]:
+        """The texts of conversations, and in each the spans that are the assistant's."""
+        texts, marks = self._template(chats, mark=marked)
+        if self._train_all:
+            return texts, [[] for _ in texts]
+        if marked:
+            return texts, [[span for span in spans if span[0] < span[1]] for spans in marks]
+        return texts, self._find_spans(chats, texts)
+
+    def _rendered(self, one: Conversation, reading: Reading, text: str, spans: Spans) -> Rendered | BadRow:
+        """A row's text with what is trained of it, unless a part of the row is not where it belongs."""
+        if bad := sentinel.unfit(reading, spans) or sentinel.missing(one, text, spans, reading):
+            return bad
+        if self._train_all:
+            return Rendered(text, [(0, len(text))])
+        answers = [turn for turn in one.turns if turn.role == "assistant"]
+        trained: list[Span] = []
+        endless: list[Span] = []
+        for turn, group in zip(answers, reading.groups, strict=True):
+            if group and turn.trained:
+                own = [_without_empty_thought(text, sentinel.sure(spans[number]), turn) for number in group]
+                trained += [*own[:-1], self._to_end_of_turn(text, own[-1])]
+                endless += [] if self._is_ended(text[slice(*trained[-1])], turn) else trained[-1:]
+        return self._ended(text, trained, endless)
 
     def _to_end_of_turn(self, text: str, span: Span) -> Span:
-        """The span up to and with the token that ends the turn, without the white space that follows it."""
+        """The span up to and with the tokens that end the turn, without the white space that follows them."""
         start, end = span
+        if rest := self._ending.fullmatch(text, end):
+            return start, rest.end(1)
         special = self._tokenizer.special_tokens
         said = text[start:end].rstrip()
         if said.endswith(special):
@@ -95,10 +131,60 @@ class Renderer:
         following = next((token for token in special if text.startswith(token, end)), "")
         return start, end + len(following)
 
+    def _is_ended(self, said: str, turn: Turn) -> bool:
+        """Whether a turn ends with a token; that which closes a pair within it, as one of a call may, ends no turn."""
+        ends = self._tokenizer.special_tokens + self._tokenizer.added_tokens
+        end = max((token for token in ends if said.endswith(token)), key=len, default="")
+        opening = (
+            {end.replace(*pair) for pair in _PAIRS} | {re.sub(r"^<(\w+)\|>$", r"<|\1>", end)} if turn.calls else set()
+        )
+        return bool(end) and not any(said.count(token) == said.count(end) for token in opening - {end})
+
+    def _ended(self, text: str, spans: list[Span], endless: list[Span]) -> Rendered | BadRow:
+        """Every turn ends with a token of its own; after the last one the end-of-text token takes that place."""
+        if not spans:
+            return BadRow("row.template_loses", part=messages.text("part.thinking"))
+        if not endless:
+            return Rendered(text, spans)
+        if endless == spans[-1:] and not text[spans[-1][1] :].strip() and self._tokenizer.eos is not None:
+            return Rendered(text, spans, eos=True)
+        return BadRow("row.template_end")
+
+    # ---- how the template takes conversations of a shape
+
+    def _reading(self, conversation: Conversation) -> Reading | BadRow:
+        """How the template takes conversations of this shape, asked once of each shape."""
+        shape = sentinel.shape(conversation)
+        if shape not in self._readings:
+            if len(self._readings) == _SHAPES:
+                self._readings.clear()
+            inline = any(turn.thinking for turn in conversation.turns) and self._thinks_inline
+            self._readings[shape] = self._best_reading(sentinel.of(conversation), inline=inline)
+        return self._readings[shape]
+
+    @functools.cached_property
+    def _thinks_inline(self) -> bool:
+        """Whether thinking is kept only where it is in the content."""
+        asked = sentinel.thinker()
+        as_field, in_content = (self._best_reading(asked, inline=inline) for inline in (False, True))
+        return isinstance(as_field, BadRow) and isinstance(in_content, Reading)
+
+    def _best_reading(self, asked: Conversation, *, inline: bool) -> Reading | BadRow:
+        """The first form that loses nothing; else one that loses only thoughts of earlier turns; else why none does."""
+        tried: list[Reading | BadRow] = []
+        for form in sentinel.forms(asked, inline=inline):
+            for marked in (True, False) if self._marked and not self._train_all else (False,):
+                (text,), (spans,) = self._texts_and_spans([sentinel.as_template(asked, form)], marked=marked)
+                found = text if isinstance(text, BadRow) else sentinel.judged(asked, text, spans, form, marked=marked)
+                if isinstance(found, Reading) and all(found.groups):
+                    return found
+                tried.append(found)
+        return min(tried, key=_severity)
+
     # ---- where a template does not mark the assistant's words
 
-    def _find_spans(self, chats: list[Chat], texts: list[str | BadRow]) -> list[list[Span] | BadRow]:
-        """What the assistant says, by rendering each conversation up to each of its turns."""
+    def _find_spans(self, chats: list[Chat], texts: list[str | BadRow]) -> list[Spans]:
+        """The span of each of the assistant's turns, by rendering each conversation up to it."""
         turns = [
             (which, at)
             for which, chat in enumerate(chats)
@@ -107,12 +193,13 @@ class Renderer:
         ]
         before = self._template([_cut(chats[which], at) for which, at in turns], prompt=True)[0]
         until = self._until(chats, texts, turns)
-        found: list[list[Span] | BadRow] = [[] for _ in chats]
+        found: list[Spans] = [[] for _ in chats]
+        latest = dict(turns)
         for (which, at), prompt, turn in zip(turns, before, until, strict=True):
-            spans, text = found[which], texts[which]
-            if isinstance(spans, list) and isinstance(text, str):
-                span = _span(text, prompt, turn, chats[which].messages[at]["content"], self._special)
-                found[which] = span if isinstance(span, BadRow) else [*spans, span]
+            text = texts[which]
+            assert isinstance(text, str)
+            message, last = chats[which].messages[at], latest[which] == at
+            found[which].append(_span(text, prompt, turn, message, self._closing, last=last))
         return found
 
     def _until(self, chats: list[Chat], texts: list[str | BadRow], turns: list[tuple[int, int]]) -> list[str | BadRow]:
@@ -163,6 +250,13 @@ class Renderer:
         return tokens
 
 
+def _severity(found: Reading | BadRow) -> int:
+    """How little is known of why a form is not whole."""
+    if isinstance(found, Reading):
+        return 0
+    return {"row.template_prefix": 2, "row.template": 3}.get(found.reason, 1)
+
+
 def token_range(encoding: Any, span: Span) -> tuple[int, int]:
     """The tokens that hold any character of a span, first and behind the last.
 
@@ -183,34 +277,52 @@ def token_range(encoding: Any, span: Span) -> tuple[int, int]:
     return first, behind
 
 
+def _without_empty_thought(text: str, span: Span, turn: Turn) -> Span:
+    """An empty thought that the template writes is context, as it is where a server asks for no thinking."""
+    empty = None if turn.thinking else _EMPTY_THOUGHT.match(text, *span)
+    return (empty.end(), span[1]) if empty else span
+
+
 def _cut(chat: Chat, end: int) -> Chat:
     return Chat(chat.messages[:end], chat.tools)
 
 
-def _span(text: str, prompt: str | BadRow, turn: str | BadRow, content: str, special: re.Pattern[str]) -> Span | BadRow:
+def _span(
+    text: str, prompt: str | BadRow, turn: str | BadRow, message: Message, closing: re.Pattern[str], *, last: bool
+) -> Span | BadRow:
     """Where an assistant's turn stands in the whole text.
 
-    It starts where the prompt for it ends. It ends with the special token that follows its content; where none does
-    (a tool call, say), where the conversation up to this turn ends. A template may write earlier turns another way
-    than the last one, as those of reasoning models do; one that changes their words is refused.
+    It starts where the prompt for it ends. It ends with the special tokens that follow its content; where none do (a
+    tool call, say), where the conversation up to this turn ends. A template may write earlier turns another way than
+    the last one, as those of reasoning models do: without the thought that the prompt opens, or without an empty one.
+    One that changes their words is refused.
     """
     if isinstance(prompt, BadRow) or isinstance(turn, BadRow):
         return prompt if isinstance(prompt, BadRow) else turn  # type: ignore[return-value]  # one of them is bad
-    start = len(prompt)
     if not text.startswith(prompt):
-        return BadRow("row.template_prefix")
-    end = _end_of_content(text, start, len(turn), content.strip(), special)
-    if end is None and text.startswith(turn):
-        end = len(turn)
+        prompt = _OPEN_THOUGHT.sub("", prompt)
+        if not text.startswith(prompt) or (last and not text.startswith("<think>", len(prompt))):
+            return BadRow("row.template_prefix")
+    start = len(prompt)
+    empty = _EMPTY_THOUGHT.match(turn, start)
+    starts = (start, empty.end() if empty else start) if turn.startswith(prompt) else ()
+    end = next((start + len(turn) - at for at in starts if text.startswith(turn[at:], start)), None)
+    if "tool_calls" not in message:
+        closed = _closed(text, start, len(turn), message["content"], closing)
+        # A turn may end with several tokens; where it is written another way, the last ones may be of the next turn.
+        end = (closed.end(1) if end is None else closed.end()) if closed else end
     return BadRow("row.template_prefix") if end is None else (start, end)
 
 
-def _end_of_content(text: str, start: int, longest: int, content: str, special: re.Pattern[str]) -> int | None:
-    """Behind the first special token from `start` on, if the content stands right before it and the turn ends there."""
-    following = special.search(text, start)
-    if following is None or not content or following.end() > longest:
-        return None
-    return following.end() if text[start : following.start()].rstrip().endswith(content) else None
+def _closed(text: str, start: int, longest: int, content: Any, closing: re.Pattern[str]) -> re.Match[str] | None:
+    """The special tokens that follow the content, if the turn has any."""
+    said = (content if isinstance(content, str) else content[0]["text"]).strip()
+    at = text.find(said, start, longest)
+    while at >= 0:
+        if closed := closing.match(text, at + len(said), longest):
+            return closed
+        at = text.find(said, at + 1, longest)
+    return None
 
 
 def _together(chats: list[Chat], render: Callable[..., Any]) -> tuple[list[str | BadRow], list[Any]] | None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from stoker.config.run import Source
-from stoker.engine.formats import BadRow, Text
+from stoker.engine.formats import Text
+from stoker.engine.rows import BadRow
 from stoker.errors import StokerError
 from stoker.rundir import inputs
 

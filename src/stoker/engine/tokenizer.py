@@ -55,6 +55,8 @@ class Tokenizer:
     eos: int | None
     special_tokens: tuple[str, ...]
     """The texts of special tokens."""
+    added_tokens: tuple[str, ...] = ()
+    """The texts of other added tokens, one of which may end a turn."""
     template: str | None = None
     template_fields: dict[str, Any] = field(default_factory=dict)
     """What a chat template may name: `eos_token` and its like."""
@@ -197,6 +199,7 @@ def _described(name: str, opened: Any) -> Tokenizer:
         bos=first if first == opened.bos_token_id else None,
         eos=opened.eos_token_id,
         special_tokens=tuple(sorted(special | set(opened.all_special_tokens))),
+        added_tokens=tuple(sorted(str(token) for token in opened.added_tokens_decoder.values() if not token.special)),
         template=opened.get_chat_template() if opened.chat_template else None,
         template_fields=dict(opened.special_tokens_map),
     )

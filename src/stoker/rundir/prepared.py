@@ -26,6 +26,8 @@ from stoker.rundir import files, inputs, layout
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
+ROWS = 2
+"""How rows are read: a set prepared by earlier rules is prepared again, unless it was trained on."""
 TOKENIZER_NAME = "tokenizer"
 SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
 
@@ -138,11 +140,15 @@ def key(run: Run, folder: Path) -> str:
 
 def words(run: Run) -> str:
     """Digest of what `prepare` was asked, whatever its sources hold."""
-    return key_of(run, [])
+    return _digest({**_asked(run), "sources": []})
 
 
 def key_of(run: Run, sources: list[list[Any]]) -> str:
     """The key, of the facts about the sources (`inputs.facts`)."""
+    return _digest({**_asked(run), "sources": sources, "rows": ROWS})
+
+
+def _asked(run: Run) -> dict[str, Any]:
     asked = {
         "format": FORMAT,
         "data": run.data.model_dump(exclude={"rows", "tokens"}),
@@ -150,10 +156,12 @@ def key_of(run: Run, sources: list[list[Any]]) -> str:
         "model": run.model_dump(include={"model"}),
         "objective": run.train.objective,
         "seed": run.train.seed,
-        "sources": sources,
     }
-    if others := _other_formats(run):
-        asked["formats"] = others
+    others = _other_formats(run)
+    return {**asked, "formats": others} if others else asked
+
+
+def _digest(asked: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 

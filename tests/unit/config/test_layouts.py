@@ -12,7 +12,8 @@ from installed_package import install
 from stoker import plugins
 from stoker.config import layouts
 from stoker.engine import formats
-from stoker.engine.formats import BadRow, Pair
+from stoker.engine.formats import Pair
+from stoker.engine.rows import BadRow
 from stoker.errors import StokerError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to"

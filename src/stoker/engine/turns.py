@@ -1,0 +1,228 @@
+"""Conversations in one form, whatever the row's spelling: who says what, thinks what, calls what, and is trained.
+
+Spellings: role/content and from/value; calls as OpenAI writes them, flat, or as LLaMA-Factory's `function_call`;
+arguments as an object or as JSON text; thinking as a field or as `<think>` at the start of the content. Knows nothing
+of templates.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.engine import rows
+from stoker.engine.rows import BadRow, Row
+
+_ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+_THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MARKS = ("weight", "train", "loss")
+"""Keys by which a message says whether it is trained."""
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call."""
+
+    name: str
+    arguments: dict[str, Any]
+    written: str
+    """The arguments as JSON text, as the row has them."""
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message."""
+
+    role: str
+    content: str
+    thinking: str = ""
+    inline: str = ""
+    """The content with the thinking in it, where the row writes it so."""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    """Of a tool's result: the call it answers."""
+    name: str = ""
+    trained: bool = True
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation; what the assistant says is trained, unless its turn is marked otherwise."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """All that is said and thought."""
+        said = [[turn.inline] if turn.inline else [turn.thinking, turn.content] for turn in self.turns]
+        return [text for texts in said for text in texts if text]
+
+
+def conversation(given: Sequence[Any], tools: Any = None, system: Any = None) -> Conversation:
+    """Messages of either spelling; `system` is put first, unless they have one."""
+    turns = [_turn(one) for one in given]
+    if system and turns and turns[0].role != "system":
+        turns.insert(0, Turn("system", rows.checked("system", system)))
+    _check_roles(turns)
+    return Conversation(tuple(_named(turns)), _tools(tools))
+
+
+def exchange(user: str, assistant: str) -> list[dict[str, str]]:
+    """A question and its answer."""
+    return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+
+
+# ---- one message
+
+
+def _turn(given: Any) -> Turn:
+    if not isinstance(given, dict):
+        raise rows.wrong_type("messages[]", "mapping")
+    role_key, content_key = ("from", "value") if "from" in given and "role" not in given else ("role", "content")
+    spelled = rows.value(given, role_key, str, "text")
+    role = _ROLES.get(spelled.lower())
+    if role is None:
+        raise BadRow("row.unknown_role", role=spelled)
+    trained = _trained(given, role)
+    if spelled.lower() == "function_call":
+        return Turn(role, "", calls=_function_calls(_content(given, content_key)), trained=trained)
+    calls = _calls(given) if role == "assistant" else ()
+    content = "" if calls and given.get(content_key) is None else _content(given, content_key)
+    thinking, inline, content = _thinking(given, content) if role == "assistant" else ("", "", content)
+    if not content.strip() and role != "system" and not calls:
+        raise BadRow("row.empty", key=f"{role}: {content_key}")
+    call_id, name = (rows.checked(key, given.get(key) or "") for key in ("tool_call_id", "name"))
+    return Turn(role, content, thinking, inline, calls, call_id, name, trained)
+
+
+def _content(given: Row, key: str) -> str:
+    """A message's text; a list of text parts, as OpenAI writes it, is joined."""
+    content = given.get(key)
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(rows.checked(key, part) for part in parts)
+    return rows.checked(key, rows.value(given, key, str, "text"))
+
+
+def _thinking(given: Row, content: str) -> tuple[str, str, str]:
+    """What is thought, the content with it where it is in there, and what is said. An empty thought is none."""
+    field = next((rows.checked(key, given[key]) for key in _THINKING_KEYS if given.get(key)), "")
+    thought = _THOUGHT.match(content)
+    if thought is None:
+        return (field if field.strip() else ""), "", content
+    inner, rest = thought.group(1), content[thought.end() :]
+    if inner.strip() and field.strip():
+        raise BadRow("row.two_thoughts")
+    return (inner.strip("\n"), content, rest) if inner.strip() else (field, "", rest)
+
+
+def _trained(given: Row, role: str) -> bool:
+    """Whether a message is trained: `weight`, `train` or `loss`, each true or false, 1 or 0."""
+    marks = [(key, given[key]) for key in _MARKS if given.get(key) is not None]
+    for key, mark in marks:
+        if mark not in (0, 1):
+            raise BadRow("row.mark", key=key)
+        if mark and key != "weight" and role != "assistant":
+            raise BadRow("row.mark_role", key=key, role=role)
+    return all(mark for _, mark in marks)
+
+
+# ---- calls and tools
+
+
+def _calls(given: Row) -> tuple[Call, ...]:
+    calls = given.get("tool_calls") or given.get("function_call") or []
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list):
+        raise rows.wrong_type("tool_calls", "list")
+    return tuple(_call(one) for one in calls)
+
+
+def _function_calls(content: str) -> tuple[Call, ...]:
+    """What a `function_call` message of LLaMA-Factory holds: a call as JSON, or a list of them."""
+    try:
+        given = json.loads(content)
+    except ValueError:
+        raise BadRow("row.call") from None
+    calls = given if isinstance(given, list) else [given]
+    if not calls:
+        raise BadRow("row.call")
+    return tuple(_call(one) for one in calls)
+
+
+def _call(given: Any) -> Call:
+    """A call in OpenAI's form, or flat; its arguments an object, or one as JSON text."""
+    inner = given.get("function", given) if isinstance(given, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not inner["name"].strip():
+        raise BadRow("row.call")
+    name, arguments = rows.checked("name", inner["name"]), inner.get("arguments") or {}
+    if isinstance(arguments, str):
+        written = rows.checked("arguments", arguments)
+        try:
+            arguments = json.loads(written)
+        except ValueError:
+            arguments = None
+    else:
+        try:
+            written = json.dumps(arguments, ensure_ascii=False)
+        except TypeError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise BadRow("row.arguments", name=name)
+    return Call(name, arguments, written, rows.checked("id", given.get("id") or ""))
+
+
+def _named(turns: list[Turn]) -> list[Turn]:
+    """A tool's result has the name of the call it answers, by its id or else by its place."""
+    named: list[Turn] = []
+    open_calls: list[Call] = []
+    for turn in turns:
+        if turn.role != "tool":
+            open_calls = list(turn.calls)
+        elif open_calls:
+            answered = next((call for call in open_calls if call.id and call.id == turn.call_id), open_calls[0])
+            open_calls.remove(answered)
+            turn = turn if turn.name else replace(turn, name=answered.name)
+        named.append(turn)
+    return named
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+    """The tools of a row: a list, or one as JSON text."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given or "[]")
+        except ValueError:
+            raise rows.wrong_type("tools", "list") from None
+    if not given:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise rows.wrong_type("tools", "list")
+    return tuple(given)
+
+
+def _check_roles(turns: list[Turn]) -> None:
+    spoken = [turn.role for turn in turns]
+    if not spoken:
+        raise BadRow("row.empty", key="messages")
+    first = spoken[1:2] if spoken[0] == "system" else spoken[:1]
+    if "assistant" not in spoken:
+        raise BadRow("row.no_assistant")
+    if first != ["user"]:
+        raise BadRow("row.first_role", role=first[0])
+    if not any(turn.trained for turn in turns if turn.role == "assistant"):
+        raise BadRow("row.none_trained")
