@@ -285,7 +285,8 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:
     found, host, several = [], run.where.host, run.where.hosts or []
-    if run.where.place == "local" and (host or several):
+    # Stated, it is meant: on the machine that a run was sent to, its place is `local`.
+    if "place" not in run.where.model_fields_set and (host or several):
         where = document.where(("where", "hosts" if several else "host"))
         found.append(StokerError("STK141", where, host=host or several[0]))
     if run.where.place == "ssh" and not host and not several:

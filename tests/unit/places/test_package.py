@@ -40,6 +40,18 @@ def test_a_run_takes_its_file_and_what_it_reads(tmp_path: Path, monkeypatch: pyt
     assert made.words == ("train", "run.yaml", "--set", "where.place=local", "--detach")
 
 
+@pytest.mark.parametrize("where", ["host: box", "hosts: [a, b]"])
+def test_the_command_there_reads_a_run_file_that_names_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+    data, path = _write(tmp_path / "rows.jsonl"), tmp_path / "run.yaml"
+    path.write_text(RUN % data.name + f"where: {{place: ssh, {where}}}\n")
+    made = package.make(str(path), load.load(str(path), []), [])
+    overrides = [after for word, after in zip(made.words, made.words[1:], strict=False) if word == "--set"]
+    assert load.load(str(path), overrides).run.where.place == "local"
+
+
 def test_paths_that_lead_upwards_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
     _write(tmp_path / "data" / "rows.jsonl")
