@@ -1,0 +1,212 @@
+"""What C15 judges by: losses, commits, processes and files; Stoker's own words only where something must be said."""
+
+import contextlib
+import json
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import life
+from life import NAME, Machine, Said, World
+
+from stoker.messages import en
+
+_KEPT = ("manifest.json", "run.yaml", "data/report.json")
+"""Files of a run that no refused command may change, whether it trains or not."""
+_OWN_WORDS = {"at", "versions", "machine", "git"}
+ENDED = ("done", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run that nobody disturbed: the loss of each step in hex, and its final weights."""
+
+    losses: dict[int, str]
+    final: str
+
+
+def hex_losses(run: Path) -> dict[int, str]:
+    """The newest loss of each step."""
+    return {one["step"]: float(one["loss"]).hex() for one in life.events(run) if one["event"] == "step"}
+
+
+@dataclass
+class Oracle:
+    """Looks after every action; what is wrong is in `wrong`."""
+
+    world: World
+    reference: Reference
+    code: str
+    """Digest of the own code, as every machine has it unless a walk changed that."""
+    wrong: list[str] = field(default_factory=list)
+    tiers: list[str] = field(default_factory=list)
+    highest: int = 0
+    """The newest commit of the run that was ever seen anywhere."""
+    _seen: set[tuple[str, str]] = field(default_factory=set)
+    _codes: dict[int, set[str]] = field(default_factory=dict)
+    _read: dict[Path, int] = field(default_factory=dict)
+    lineage: set[str] = field(default_factory=lambda: {NAME})
+    """Folders that hold this very run, of which one may be trained at a time."""
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    # ---- all the time
+
+    @contextlib.contextmanager
+    def watching(self) -> Any:
+        """Looks all the time whether two trainings of the run are alive."""
+        thread = threading.Thread(target=self._watch, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        last: list[tuple[str, str]] = []
+        while not self._over.wait(0.25):
+            with contextlib.suppress(OSError):
+                now = [one for one in self.world.trainers() if one[1] in self.lineage]
+                twice = [one for one in now if now.count(one) > 1 or len(set(now)) > 1]
+                if twice and sorted(twice) == sorted(last):
+                    self.say(f"two trainings at once: {sorted(twice)}")
+                last = twice
+            self._note_commits()
+
+    def _note_commits(self) -> None:
+        for machine in self.world.machines.values():
+            for folder in tuple(self.lineage):
+                for step, commit in life.commits(machine.runs / folder).items():
+                    self._codes.setdefault(step, set()).add(str(commit.get("fingerprint", {}).get("code")))
+                    self.highest = max(self.highest, step)
+
+    def say(self, what: str) -> None:
+        """This is wrong."""
+        if what not in self.wrong:
+            self.wrong.append(what)
+
+    # ---- commands
+
+    def heard(self, said: Said) -> Said:
+        """A command: no surprise, no traceback, no escapes, and a refusal has a known code."""
+        text = said.output + said.errors
+        if said.code == 99:
+            self.say(f"hangs: {said}")
+        elif said.code not in (0, 1, 75) or "Traceback" in text:
+            self.say(f"a surprise: {said}")
+        elif said.code == 1 and not said.codes:
+            self.say(f"refused without a reason: {said}")
+        if unknown := [code for code in said.codes if code not in en.ENGLISH]:
+            self.say(f"unknown codes {unknown}: {said}")
+        if "\x1b" in text:
+            self.say(f"escapes: {said.words}")
+        return said
+
+    def state(self) -> dict[str, Any]:
+        """What a refused command must leave as it is."""
+        self._note_commits()
+        found: dict[str, Any] = {"place": life.record(self.world.mine.runs / NAME, "place.json").get("on")}
+        for machine in self.world.machines.values():
+            idle = not machine.trainers() and not machine.programs("stoker.supervise.supervisor")
+            for name in _KEPT:
+                found[f"{machine.name} {name}"] = _content(machine.run / name)
+            if idle:
+                found[f"{machine.name} commits"] = sorted(life.commits(machine.run))
+        return found
+
+    def unchanged(self, before: dict[str, Any], said: Said) -> None:
+        """A refused command changed nothing of a run that was trained."""
+        after = self.state()
+        if not self.highest:
+            return
+        for name in before.keys() & after.keys():
+            if name.endswith("commits"):
+                same = set(before[name]) <= set(after[name])  # what was brought along stays
+            else:
+                same = before[name] in (after[name], None)
+            if not same:
+                self.say(f"refused, and {name} changed: {said}: {_short(before[name])} -> {_short(after[name])}")
+
+    # ---- what went on
+
+    def look(self, floor: int = 0) -> None:
+        """Every new event of every copy of the run: losses, tiers, steps gone back to."""
+        self._note_commits()
+        for machine in self.world.machines.values():
+            for folder in tuple(self.lineage):
+                self._look(machine, machine.runs / folder, floor)
+
+    def _look(self, machine: Machine, run: Path, floor: int) -> None:
+        for event in life.events(run):
+            if event["event"] == "step":
+                wanted = self.reference.losses.get(event["step"])
+                if wanted != float(event["loss"]).hex():
+                    self.say(f"step {event['step']} on {machine.name}: another loss than that of an undisturbed run")
+            elif event["event"] == "attempt" and (key := (event["at"], str(event["pid"]))) not in self._seen:
+                self._seen.add(key)
+                self._judge(machine, event, floor)
+            elif event["event"] == "error" and event["error"]["code"] not in en.ENGLISH:
+                self.say(f"an error without a known code: {event}")
+
+    def _judge(self, machine: Machine, attempt: dict[str, Any], floor: int) -> None:
+        step, tier, changed = attempt["resumed_step"], attempt["tier"], attempt["changed"]
+        self.tiers.append(tier)
+        if step == 0 and floor:
+            self.say(f"step 0 in silence on {machine.name}: step {floor} was committed")
+        elif step < floor:
+            self.say(f"went back on {machine.name} to step {step}: step {floor} was committed")
+        own, seen = machine.changes.get("code", self.code), self._codes.get(step, set())
+        if step and own not in seen and tier == "EXACT":
+            self.say(f"EXACT said of another code: step {step} by {seen}, now {own}")
+        if step and seen == {own} and tier != "EXACT":
+            self.say(f"{tier} said of the same training: {changed}")
+        if tier != "EXACT" and not changed:
+            self.say(f"{tier} without saying why")
+
+    def final(self, run: Path) -> None:
+        """The run is done there: its weights are those of an undisturbed run."""
+        if life.weights(run) != self.reference.final:
+            self.say(f"other final weights: {life.weights(run) or 'none'}")
+
+    def boxes(self) -> None:
+        """No box is on without a word why: a run that ended there is being settled, or a record says why not."""
+        for machine in self.world.machines.values():
+            if machine.box is None or not machine.box.alive:
+                continue
+            for run in machine.runs.iterdir():
+                if life.record(run, "supervisor.json").get("state") not in ENDED:
+                    continue
+                told = life.until(lambda run=run, machine=machine: _told(machine, run), 5.0, 0.2)
+                if not told and machine.box.alive:
+                    self.say(f"{machine.name} is left on without a word: {life.record(run, 'supervisor.json')}")
+
+
+def _told(machine: Machine, run: Path) -> bool:
+    settled = life.record(run, "settled.json")
+    return bool(settled.get("reason") or settled.get("state")) or bool(machine.programs("settle"))
+
+
+def _content(path: Path) -> Any:
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    if path.suffix == ".json":
+        with contextlib.suppress(ValueError):
+            return {key: value for key, value in json.loads(text).items() if key not in _OWN_WORDS}
+    return text
+
+
+def _short(value: Any) -> str:
+    return re.sub(r"\s+", " ", str(value))[-300:]
+
+
+def wait_for_end(run: Path, seconds: float) -> str:
+    """The state of the run's supervisor once it has ended, or what it is after so long."""
+    until = time.monotonic() + seconds
+    while (state := str(life.record(run, "supervisor.json").get("state"))) not in ENDED and time.monotonic() < until:
+        time.sleep(0.05)
+    return state
