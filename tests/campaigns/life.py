@@ -31,13 +31,13 @@ from launched import HEAVY  # noqa: E402
 
 import stoker  # noqa: E402
 
-NAME, LAPTOP, BOXES = "tiny", "laptop", ("box-1", "box-2")
+NAME, LAPTOP, BOXES, CLONE = "tiny", "laptop", ("box-1", "box-2"), "clone"
 STEPS, EVERY = 240, 8
 SLOW, FAST = 0.08, 0.0
 """Seconds that a step takes on top, while things happen and at the end."""
 BASE = "root/autodl-tmp/stoker"
 QUICK = "/srv/quick"
-COMMAND_SECONDS = 90.0
+COMMAND_SECONDS = 240.0
 
 
 @dataclass
@@ -95,6 +95,8 @@ class Machine:
     home: Path
     box: boxes.Box | None
     laptop: QuickLaptop | None
+    inside: str
+    """The folder of runs as programs there see it."""
     changes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -118,12 +120,12 @@ class Machine:
         return found
 
     def trainers(self) -> list[tuple[int, str]]:
-        """Who trains, and the last part of the run's folder."""
-        return [(pid, Path(path).name) for pid, path in self.programs("stoker.engine.train")]
+        """Who trains, and the run's folder as it is seen there."""
+        return self.programs("stoker.engine.train")
 
     def signal(self, module: str, number: int) -> int:
         """A signal to such programs of the run; to how many."""
-        pids = [_child(pid) for pid, path in self.programs(module) if Path(path).name == NAME]
+        pids = [_child(pid) for pid, path in self.programs(module) if path == f"{self.inside}/{NAME}"]
         for pid in filter(None, pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -314,8 +316,7 @@ class World:
             machine.change(pace=str(self.quick / "pace") if machine.box is None else f"{QUICK}/pace")
             shutil.rmtree(machine.runs, ignore_errors=True)
             machine.runs.mkdir(parents=True)
-        for path in self.mine.folder.glob("clone*"):
-            shutil.rmtree(path)
+        shutil.rmtree(self.mine.folder / CLONE, ignore_errors=True)
         if pristine is not None:
             shutil.copytree(pristine, self.mine.runs / NAME)
         self.writes_data()
@@ -339,9 +340,9 @@ def world(folder: Path, quick: Path) -> Iterator[World]:
         mine.python = _quick_laptop(folder, quick, mine)
         for box in pair:
             _quick_box(folder, box)
-        machines = {LAPTOP: Machine(LAPTOP, mine.runs, mine.home, None, mine)}
+        machines = {LAPTOP: Machine(LAPTOP, mine.runs, mine.home, None, mine, str(mine.runs))}
         for name, box in zip(BOXES, pair, strict=True):
-            machines[name] = Machine(name, box.root / BASE / "runs", box.root / "root", box, None)
+            machines[name] = Machine(name, box.root / BASE / "runs", box.root / "root", box, None, f"/{BASE}/runs")
         stores = _stores(stack, folder, pair)
         one = World(folder, mine, machines, stores, quick)
         one.pace(FAST)

@@ -45,11 +45,15 @@ class Oracle:
     tiers: list[str] = field(default_factory=list)
     highest: int = 0
     """The newest commit of the run that was ever seen anywhere."""
+    _before: int = 0
+    """The same at the last look."""
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _codes: dict[int, set[str]] = field(default_factory=dict)
     _read: dict[Path, int] = field(default_factory=dict)
-    lineage: set[str] = field(default_factory=lambda: {NAME})
-    """Folders that hold this very run, of which one may be trained at a time."""
+    names: set[str] = field(default_factory=lambda: {NAME})
+    """Names of the run's folder, on whichever machine."""
+    copies: set[str] = field(default_factory=set)
+    """Further folders that may not be trained beside it."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     # ---- all the time
@@ -69,16 +73,20 @@ class Oracle:
         last: list[tuple[str, str]] = []
         while not self._over.wait(0.25):
             with contextlib.suppress(OSError):
-                now = [one for one in self.world.trainers() if one[1] in self.lineage]
+                now = [one for one in self.world.trainers() if self._is_run(*one)]
                 twice = [one for one in now if now.count(one) > 1 or len(set(now)) > 1]
                 if twice and sorted(twice) == sorted(last):
                     self.say(f"two trainings at once: {sorted(twice)}")
                 last = twice
             self._note_commits()
 
+    def _is_run(self, name: str, path: str) -> bool:
+        runs = self.world.machines[name].inside
+        return path in self.copies or any(path == f"{runs}/{one}" for one in self.names)
+
     def _note_commits(self) -> None:
         for machine in self.world.machines.values():
-            for folder in tuple(self.lineage):
+            for folder in tuple(self.names):
                 for step, commit in life.commits(machine.runs / folder).items():
                     self._codes.setdefault(step, set()).add(str(commit.get("fingerprint", {}).get("code")))
                     self.highest = max(self.highest, step)
@@ -134,10 +142,11 @@ class Oracle:
 
     def look(self, floor: int = 0) -> None:
         """Every new event of every copy of the run: losses, tiers, steps gone back to."""
-        self._note_commits()
         for machine in self.world.machines.values():
-            for folder in tuple(self.lineage):
+            for folder in tuple(self.names):
                 self._look(machine, machine.runs / folder, floor)
+        self._note_commits()
+        self._before = self.highest
 
     def _look(self, machine: Machine, run: Path, floor: int) -> None:
         for event in life.events(run):
@@ -154,8 +163,8 @@ class Oracle:
     def _judge(self, machine: Machine, attempt: dict[str, Any], floor: int) -> None:
         step, tier, changed = attempt["resumed_step"], attempt["tier"], attempt["changed"]
         self.tiers.append(tier)
-        if step == 0 and floor:
-            self.say(f"step 0 in silence on {machine.name}: step {floor} was committed")
+        if step == 0 and (committed := max(floor, self._before)):
+            self.say(f"step 0 in silence on {machine.name}: step {committed} was committed")
         elif step < floor:
             self.say(f"went back on {machine.name} to step {step}: step {floor} was committed")
         own, seen = machine.changes.get("code", self.code), self._codes.get(step, set())
@@ -179,7 +188,7 @@ class Oracle:
             for run in machine.runs.iterdir():
                 if life.record(run, "supervisor.json").get("state") not in ENDED:
                     continue
-                told = life.until(lambda run=run, machine=machine: _told(machine, run), 5.0, 0.2)
+                told = life.until(lambda run=run, machine=machine: _told(machine, run), 30.0, 0.2)
                 if not told and machine.box.alive:
                     self.say(f"{machine.name} is left on without a word: {life.record(run, 'supervisor.json')}")
 
