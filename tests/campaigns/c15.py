@@ -28,8 +28,10 @@ from life_oracle import Reference
 from life_walk import DONE_SECONDS, Walk
 
 LEAST_ACTIONS = 12
-FULL = 20
-"""From so many walks on there are two worlds side by side, and all controls are tried."""
+ALL_CONTROLS = 4
+"""From so many walks on all controls are tried, else the first."""
+TWO_WORLDS = 20
+"""From so many on there are two worlds side by side."""
 COUNTING = threading.Lock()
 CONTROLS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "words of the run file are not compared": ("words_not_compared", LAPTOP, "", ("edit the run file",)),
@@ -52,7 +54,7 @@ def possible() -> str:
 def run(campaign: Campaign) -> None:
     """As many walks as asked, then the controls."""
     assert not possible(), possible()
-    count = 2 if campaign.n >= FULL else 1
+    count = 2 if campaign.n >= TWO_WORLDS else 1
     with contextlib.ExitStack() as stack:
         quick = stack.enter_context(quick_python.serving(campaign.folder))
         worlds = [stack.enter_context(life.world(campaign.folder / f"w{number}", quick)) for number in range(count)]
@@ -63,7 +65,7 @@ def run(campaign: Campaign) -> None:
                 pool.submit(_all_of, campaign, each, reference, number, count) for number, each in enumerate(worlds)
             ]:
                 one.result()
-        for name in list(CONTROLS)[: None if campaign.n >= FULL else 1]:
+        for name in list(CONTROLS)[: None if campaign.n >= ALL_CONTROLS else 1]:
             wrong = control(campaign, worlds[0], reference, name)
             campaign.control(name, caught=bool(wrong), what="; ".join(wrong))
 
@@ -79,7 +81,7 @@ def undisturbed(world: World, pristine: Path) -> Reference:
     said = mine.says("train", f"{NAME}.yaml", "--detach")
     assert said.code == 0, said
     assert life_oracle.wait_for_end(mine.runs / NAME, DONE_SECONDS) == "done", said
-    return Reference(life_oracle.hex_losses(mine.runs / NAME), life.weights(mine.runs / NAME))
+    return life_oracle.undisturbed(mine.runs / NAME)
 
 
 def drawn(campaign: Campaign, world: World, reference: Reference, number: int) -> tuple[Walk, list[str]]:

@@ -138,12 +138,12 @@ class Machine:
 
 
 def clients() -> list[tuple[int, list[str]]]:
-    """Programs of all worlds, and their command lines."""
+    """Programs of all worlds that asked for a child, and their command lines; a child's own ends in zeros."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             said = path.read_bytes()
-            if b"\0-m\0stoker" in said and not said.startswith(b"nsenter"):
+            if b"\0-m\0stoker" in said and not said.startswith(b"nsenter") and not said.endswith(b"\0\0"):
                 found.append((int(path.parent.name), said.decode("utf-8", "replace").split("\0")[:-1]))
     return found
 

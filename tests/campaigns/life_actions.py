@@ -233,12 +233,13 @@ def prepare_beside(walk: Walk) -> str:
 def append_data(walk: Walk) -> str:
     """The source grows, or is gone; what was prepared is gone on with."""
     walk.idle()
-    if walk.chance.random() < 0.5:
+    grows = walk.chance.random() < 0.5
+    if grows:
         walk.world.writes_data("more words\n")
     else:
         (walk.world.mine.folder / "words.txt").unlink()
     outcome = walk.start()
-    if outcome == "goes on" and walk.at == LAPTOP and not _said_sources(walk.here.run):
+    if grows and outcome == "goes on" and walk.at == LAPTOP and not _said_sources(walk.here.run):
         walk.oracle.say("other sources, and no word of it")
     walk.world.writes_data()
     return outcome if outcome == "goes on" else f"{outcome}, {walk.start()}"
@@ -288,11 +289,14 @@ def rename(walk: Walk) -> str:
     walk.idle()
     runs, floor, since = walk.world.mine.runs, life.newest(walk.here.run), now()
     (runs / NAME).rename(runs / "other")
+    walk.oracle.names.add("other")
     walk.world.writes(walk.address, "other")
     said = walk.stoker("train", "other.yaml", "--detach")
     outcome = "refused" if said.code else _other_goes_on(walk, runs / "other", since, floor)
     walk.stoker("stop", "other")
     life_oracle.wait_for_end(runs / "other", GO_ON_SECONDS)
+    walk.oracle.look(floor)
+    walk.oracle.names.discard("other")
     if (runs / NAME).exists():
         walk.oracle.say("the old folder is there again")
         walk.go()

@@ -22,15 +22,26 @@ ENDED = ("done", "stopped", "failed")
 
 @dataclass(frozen=True)
 class Reference:
-    """A run that nobody disturbed: the loss of each step in hex, and its final weights."""
+    """A run that nobody disturbed: each step's loss in hex, the final weights, the code that its commits name."""
 
     losses: dict[int, str]
+    orders: dict[int, str]
+    """Checksums of the sequences of each step."""
     final: str
+    code: str
 
 
-def hex_losses(run: Path) -> dict[int, str]:
-    """The newest loss of each step."""
-    return {one["step"]: float(one["loss"]).hex() for one in life.events(run) if one["event"] == "step"}
+def undisturbed(run: Path) -> Reference:
+    """Of a run that is done."""
+    steps = {one["step"]: one for one in life.events(run) if one["event"] == "step"}
+    losses = {step: float(one["loss"]).hex() for step, one in steps.items()}
+    orders = {step: str(one.get("order")) for step, one in steps.items()}
+    return Reference(losses, orders, life.weights(run), code_of(life.commits(run)[life.STEPS]))
+
+
+def code_of(commit: dict[str, Any]) -> str:
+    """The digest of the code that decided a checkpoint's numbers, as its COMMIT.json names it."""
+    return str(commit.get("fingerprint", {}).get("code"))
 
 
 @dataclass
@@ -39,17 +50,16 @@ class Oracle:
 
     world: World
     reference: Reference
-    code: str
-    """Digest of the own code, as every machine has it unless a walk changed that."""
     wrong: list[str] = field(default_factory=list)
     tiers: list[str] = field(default_factory=list)
+    is_lowered: bool = False
+    """Whether it was said that steps are computed in another way from now on: then only their sequences are the same."""
     highest: int = 0
     """The newest commit of the run that was ever seen anywhere."""
     _before: int = 0
     """The same at the last look."""
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _codes: dict[int, set[str]] = field(default_factory=dict)
-    _read: dict[Path, int] = field(default_factory=dict)
     names: set[str] = field(default_factory=lambda: {NAME})
     """Names of the run's folder, on whichever machine."""
     copies: set[str] = field(default_factory=set)
@@ -88,7 +98,7 @@ class Oracle:
         for machine in self.world.machines.values():
             for folder in tuple(self.names):
                 for step, commit in life.commits(machine.runs / folder).items():
-                    self._codes.setdefault(step, set()).add(str(commit.get("fingerprint", {}).get("code")))
+                    self._codes.setdefault(step, set()).add(code_of(commit))
                     self.highest = max(self.highest, step)
 
     def say(self, what: str) -> None:
@@ -151,14 +161,19 @@ class Oracle:
     def _look(self, machine: Machine, run: Path, floor: int) -> None:
         for event in life.events(run):
             if event["event"] == "step":
-                wanted = self.reference.losses.get(event["step"])
-                if wanted != float(event["loss"]).hex():
-                    self.say(f"step {event['step']} on {machine.name}: another loss than that of an undisturbed run")
+                self._compare(machine, event)
             elif event["event"] == "attempt" and (key := (event["at"], str(event["pid"]))) not in self._seen:
                 self._seen.add(key)
                 self._judge(machine, event, floor)
             elif event["event"] == "error" and event["error"]["code"] not in en.ENGLISH:
                 self.say(f"an error without a known code: {event}")
+
+    def _compare(self, machine: Machine, event: dict[str, Any]) -> None:
+        step = event["step"]
+        if self.reference.orders.get(step) != str(event.get("order")):
+            self.say(f"step {step} on {machine.name}: other sequences than those of an undisturbed run")
+        if self.reference.losses.get(step) != float(event["loss"]).hex() and not self.is_lowered:
+            self.say(f"step {step} on {machine.name}: another loss than that of an undisturbed run")
 
     def _judge(self, machine: Machine, attempt: dict[str, Any], floor: int) -> None:
         step, tier, changed = attempt["resumed_step"], attempt["tier"], attempt["changed"]
@@ -167,17 +182,18 @@ class Oracle:
             self.say(f"step 0 in silence on {machine.name}: step {committed} was committed")
         elif step < floor:
             self.say(f"went back on {machine.name} to step {step}: step {floor} was committed")
-        own, seen = machine.changes.get("code", self.code), self._codes.get(step, set())
+        own, seen = machine.changes.get("code", self.reference.code), self._codes.get(step, set())
         if step and own not in seen and tier == "EXACT":
             self.say(f"EXACT said of another code: step {step} by {seen}, now {own}")
-        if step and seen == {own} and tier != "EXACT":
+        if step and seen == {own} and tier != "EXACT" and all(one.startswith("code") for one in changed):
             self.say(f"{tier} said of the same training: {changed}")
+        self.is_lowered |= tier != "EXACT" and any(not one.startswith("code") for one in changed)
         if tier != "EXACT" and not changed:
             self.say(f"{tier} without saying why")
 
     def final(self, run: Path) -> None:
         """The run is done there: its weights are those of an undisturbed run."""
-        if life.weights(run) != self.reference.final:
+        if not life.weights(run) or (life.weights(run) != self.reference.final and not self.is_lowered):
             self.say(f"other final weights: {life.weights(run) or 'none'}")
 
     def boxes(self) -> None:

@@ -14,8 +14,6 @@ import store_servers
 from life import LAPTOP, NAME, Machine, Said, World
 from life_oracle import Oracle, Reference
 
-from stoker.facts import own_code
-
 GO_ON_SECONDS = 180.0
 DONE_SECONDS = 300.0
 OFF_SECONDS = 60.0
@@ -44,7 +42,7 @@ class Walk:
     _began: float = 0.0
 
     def __post_init__(self) -> None:
-        self.oracle = Oracle(self.world, self.reference, own_code.digest())
+        self.oracle = Oracle(self.world, self.reference)
         self.address = ""
 
     def play(self, actions: "list[tuple[str, Callable[[Walk], str]]]") -> list[str]:
@@ -52,7 +50,7 @@ class Walk:
         self._began = time.monotonic()
         self._set_out()
         with self.oracle.watching(), contextlib.suppress(WrongAlready):
-            for name, action in [("begin", Walk.start), *actions, ("end", Walk.end)]:
+            for name, action in [("begin", Walk.begin), *actions, ("end", Walk.end)]:
                 self._act(name, action)
         self.seconds = time.monotonic() - self._began
         return self.oracle.wrong
@@ -155,6 +153,13 @@ class Walk:
             self.stop()
 
     # ---- actions: the user's own
+
+    def begin(self) -> str:
+        """The first start, and until there is a checkpoint to lose."""
+        outcome = self.start()
+        if not life.until(lambda: life.newest(self.here.run), GO_ON_SECONDS):
+            self.oracle.say("no checkpoint")
+        return outcome
 
     def start(self) -> str:
         """The same command, whatever the state is."""

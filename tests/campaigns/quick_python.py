@@ -37,6 +37,8 @@ HERE = Path(__file__).parent
 CHANGES = ".quick.json"
 _NAMESPACES = ("ipc", "uts", "net", "mnt", "pid")
 _SET_NAME = 15
+_ROOM = "-" * 4000
+"""In the server's command line, for those of its children."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,7 +50,7 @@ def serving(folder: Path) -> Iterator[Path]:
     subprocess.run(["cc", "-O1", "-o", str(folder / "quick/python"), str(HERE / "quick_python.c")], check=True)
     with (folder / "quick/server.log").open("ab") as log:
         server = subprocess.Popen(
-            [sys.executable, "-X", "utf8", str(HERE / "quick_python.py"), str(short / "socket")],
+            [sys.executable, "-X", "utf8", str(HERE / "quick_python.py"), str(short / "socket"), _ROOM],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -117,10 +119,11 @@ def shorten() -> None:
     from stoker.places import box, wheel
     from stoker.settle.meter import SettleSettings
     from stoker.store.lease import Lease
+    from stoker.store.shelf import Patience
     from stoker.supervise.settings import SupervisorSettings
 
     Lease.__init__.__defaults__ = (LEASE_SECONDS,)
-    for kind, shorter in ((SupervisorSettings, SUPERVISING), (SettleSettings, SETTLING)):
+    for kind, shorter in ((SupervisorSettings, SUPERVISING), (SettleSettings, SETTLING), (Patience, WAITING)):
         fields = kind.__dataclass_fields__
         kind.__init__.__defaults__ = tuple(shorter.get(name, fields[name].default) for name in fields)
     box.LOOK_SECONDS = 0.1
@@ -156,6 +159,7 @@ SUPERVISING = {
     "longest_wait_seconds": 2.0,
     "copy_seconds": 20.0,
 }
+WAITING = {"stall_seconds": 20.0, "tries": 3, "first_pause_seconds": 0.2, "longest_pause_seconds": 1.0}
 SETTLING = {"look_seconds": 0.3, "first_wait_seconds": 0.5, "longest_wait_seconds": 2.0, "gone_seconds": 5.0}
 
 
@@ -222,7 +226,7 @@ def _become(client: int, words: list[str], settings: dict[str, str], descriptors
     for number, one in enumerate(descriptors):
         os.dup2(one, number)
         os.close(one)
-    _named(client)
+    _named(client, words)
     os.environ.clear()
     os.environ.update(settings)
     tempfile.tempdir = None
@@ -252,9 +256,12 @@ def _become(client: int, words: list[str], settings: dict[str, str], descriptors
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def _named(client: int) -> None:
-    """A name by which the campaign finds the child of a client: only the client's command line says what it is."""
+def _named(client: int, words: list[str]) -> None:
+    """The command line that others see, over the server's own; and a name by which the campaign finds the child."""
     _LIBC.prctl(_SET_NAME, name_of(client).encode(), 0, 0, 0)
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    text = b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
+    ctypes.memmove(start, text.ljust(end - start, b"\0")[: end - start], end - start)
 
 
 def name_of(client: int) -> str:
@@ -270,7 +277,8 @@ def _changed(home: str) -> None:
         return
     module: ModuleType = importlib.import_module("life_changes")
     for name, value in asked.items():
-        getattr(module, name)(value)
+        with contextlib.suppress(ImportError):  # an older Stoker has no such thing
+            getattr(module, name)(value)
 
 
 if __name__ == "__main__":
