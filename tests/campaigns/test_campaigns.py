@@ -4,6 +4,7 @@ are in tests/nightly/campaigns; the full ones are run by hand, with their report
 
 from pathlib import Path
 
+import c15
 import pytest
 from campaign_case import INOTIFY, MOUNTS, passes
 
@@ -138,3 +139,9 @@ def test_the_gadgets_of_c8_are_live(tmp_path: Path) -> None:
         raw = content(canary, case / "outside" / "decoy")
         _, wrong = c8._watched(case, lambda: readers.get(name, pickle.loads)(raw))
         assert ("executed" in wrong) == (name != "safetensors"), (name, wrong)
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+@pytest.mark.skipif(bool(c15.possible()), reason=c15.possible() or "-")
+def test_c15_a_walk_over_laptop_boxes_and_store(tmp_path: Path) -> None:
+    assert passes("c15", 1, tmp_path)["measured"]["actions"] >= c15.LEAST_ACTIONS

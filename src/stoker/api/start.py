@@ -69,9 +69,9 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
         assemble.check(run)
         layout.create(run_file)
         last_place.bring(run_dir, "local", listener.tell, listener.agree)
-        run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
         with store_return.leased(run_dir, run, listener.tell):
             listener.planned(_ready(run_dir, run_file, listener))
+            run_dir.place_file.unlink(missing_ok=True)  # only now: until then its last place is asked about it
             return _start(run_dir)
 
 
