@@ -1,0 +1,61 @@
+"""A model weighed on the meta device against the same model really loaded, quantised and adapted."""
+
+from pathlib import Path
+
+import pytest
+import tiny_families
+from weighed_family import RANK, counted, stable
+
+from stoker.engine import weigh
+from stoker.facts import model_parts
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+_KINDS = ("llama", "gpt2", "falcon", "mixtral", "deepseek_v3", "qwen3_next", "gemma4", "nemotron_h")
+"""One family of each kind; all of them are in the nightly table."""
+
+
+@pytest.mark.parametrize("family", _KINDS)
+def test_weights_quantised_and_adapted_equal_those_of_the_loaded_model(family: str, tmp_path: Path) -> None:
+    parts = weigh.weigh(tiny_families.config(family))
+    loaded = counted(family, tmp_path)
+    adapted = stable(parts.no_adapter) or parts.adapter_parameters(RANK)
+    assert parts.parameters == loaded.full
+    assert (adapted, adapted) == (loaded.lora, loaded.qlora)
+    assert parts.quantised_parameters == loaded.quantised
+    assert parts.parameters - parts.quantised_parameters == loaded.unquantised
+
+
+def test_fused_experts_are_not_quantised_and_are_adapted_as_parameters() -> None:
+    parts = weigh.weigh(tiny_families.config("mixtral"))
+    experts = [group for group in parts.groups if group.role == "expert"]
+    assert experts
+    assert not any(group.quantised for group in experts)
+    assert {group.adapter.by for group in experts if group.adapter} == {"parameter"}
+    assert (parts.experts, parts.experts_per_token) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "mixers"),
+    [
+        ("llama", {"full": 2}),
+        ("gemma2", {"sliding": 1, "full": 1}),
+        ("qwen3_next", {"linear": 1, "full": 1}),
+        ("lfm2", {"conv": 1, "full": 1}),
+        ("falcon_h1", {"mamba": 2, "full": 2}),
+        ("nemotron_h", {"mamba": 1, "full": 1}),
+        ("seed_oss", {"full": 2}),
+    ],
+)
+def test_blocks_are_named_by_how_they_mix_tokens(family: str, mixers: dict[str, int]) -> None:
+    assert dict(weigh.weigh(tiny_families.config(family)).mixers) == mixers
+
+
+def test_other_towers_are_told_from_the_text() -> None:
+    parts = weigh.weigh(tiny_families.config("gemma3"))
+    assert {group.tower for group in parts.groups} == {"text", "vision_tower", "multi_modal_projector"}
+
+
+def test_a_record_is_the_same_after_it_was_stored() -> None:
+    parts = weigh.weigh(tiny_families.config("mixtral"))
+    assert model_parts.from_json(model_parts.to_json(parts)) == parts
