@@ -6,8 +6,16 @@ import pytest
 import tiny_families
 from weighed_family import RANK, counted, stable
 
+from stoker.config import load
 from stoker.engine import weigh
-from stoker.facts import model_parts
+from stoker.errors import StokerError
+from stoker.estimate import memory
+from stoker.estimate.step import Adapter
+from stoker.facts import cards, model_parts, shapes
+from stoker.facts.machine import Machine
+from stoker.launch import weighing
+from stoker.plan import checks
+from stoker.rundir import files
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -59,3 +67,35 @@ def test_other_towers_are_told_from_the_text() -> None:
 def test_a_record_is_the_same_after_it_was_stored() -> None:
     parts = weigh.weigh(tiny_families.config("mixtral"))
     assert model_parts.from_json(model_parts.to_json(parts)) == parts
+
+
+def test_the_light_world_weighs_by_a_program_once_and_plans_with_the_loaded_model_s_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    loaded = counted("mixtral", tmp_path / "model")
+    shape = weighing.resolve("model", tmp_path).shape
+    assert shape.parameters() == loaded.full
+    assert memory.trainable_parameters(shape, Adapter(rank=RANK)) == loaded.lora
+    assert shapes.resolve("model", tmp_path).shape == shape
+
+
+def test_what_transformers_cannot_build_is_written_as_the_reason(tmp_path: Path) -> None:
+    tiny_families.config("gemma3n").save_pretrained(tmp_path)
+    assert weigh.main(tmp_path) == 0
+    assert "timm" in files.read_object(tmp_path / "parts.json")["problem"]
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}', encoding="utf-8")
+    assert weigh.main(tmp_path) == 0
+    assert "unheard_of" in files.read_object(tmp_path / "parts.json")["problem"]
+
+
+def test_an_adapter_that_peft_refuses_is_refused_when_planning_with_what_it_takes() -> None:
+    shape = shapes.from_parts(weigh.weigh(tiny_families.config("mamba2")))
+    card = Machine.of_card(cards.find("H100"))
+    run = load.parse("model: m\ndata: {train: a}\ntune: {method: lora}\n", "run.yaml")
+    with pytest.raises(StokerError, match="STK233") as caught:
+        checks.check(run, card, shape)
+    assert caught.value.fields["able"] == "in_proj"
+    named = load.parse("model: m\ndata: {train: a}\ntune: {method: lora, targets: [in_proj]}\n", "run.yaml")
+    checks.check(named, card, shape)
+    assert memory.trainable_parameters(shape, Adapter(rank=2, targets=("in_proj",))) > 0

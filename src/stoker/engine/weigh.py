@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def weigh(config: Any) -> ModelParts:
     """A configuration's model by its tensors."""
     model = build(config)
     quantised = _quantised(config)
-    adapters, refused = _adapters(build(config))
+    adapters, refused = _adapters(config)
     text = _stated(model.config.get_text_config(decoder=True))
     roles = _roles(model)
     towers = _Towers(model)
@@ -105,20 +106,29 @@ def _quantised(config: Any) -> set[str]:
     return {name for name, _ in model.named_parameters() if quantizer.param_needs_quantization(model, name)}
 
 
-def _adapters(model: Any) -> tuple[dict[str, Reach], str]:
-    """What PEFT's `all-linear` adapts, by tensor; or why it refuses."""
+def _adapters(config: Any) -> tuple[dict[str, Reach], str]:
+    """What PEFT's `all-linear` adapts, by tensor; where it refuses, why, and what it adapts layer by layer."""
+    try:
+        return _adapted(config, "all-linear"), ""
+    except (TypeError, ValueError) as error:
+        refused = " ".join(str(error).split())
+    found: dict[str, Reach] = {}
+    linears = (path for path, module in build(config).named_modules() if isinstance(module, torch.nn.Linear))
+    for name in sorted({path.rpartition(".")[2] for path in linears}):
+        with suppress(TypeError, ValueError):
+            found |= _adapted(config, [name])
+    return found, refused
+
+
+def _adapted(config: Any, targets: str | list[str]) -> dict[str, Reach]:
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
+    model = build(config)
     names = {id(weight): name for name, weight in model.named_parameters()}
-    options = LoraConfig(r=_RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-    try:
-        with torch.device("meta"):
-            adapted = get_peft_model(model, options)
-    except (TypeError, ValueError) as error:
-        return {}, str(error)
-    layers = (module for module in adapted.modules() if isinstance(module, LoraLayer))
-    return dict(_reached(layer, names) for layer in layers), ""
+    with torch.device("meta"):
+        adapted = get_peft_model(model, LoraConfig(r=_RANK, target_modules=targets, task_type="CAUSAL_LM"))
+    return dict(_reached(layer, names) for layer in adapted.modules() if isinstance(layer, LoraLayer))
 
 
 def _reached(layer: Any, names: dict[int, str]) -> tuple[str, Reach]:
@@ -228,10 +238,17 @@ def _numberless(name: str) -> str:
 
 
 def main(folder: Path) -> int:
-    """Weigh the model of FOLDER/config.json."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    files.write_json(folder / "parts.json", model_parts.to_json(weigh(config)))
+    """Weigh the model of FOLDER/config.json, or write why transformers cannot build it."""
+    try:
+        record = model_parts.to_json(weigh(_config(folder)))
+    except (ImportError, KeyError, ValueError) as error:
+        record = {"problem": " ".join(str(error).split())}
+    files.write_json(folder / "parts.json", record)
     return EXIT_DONE
+
+
+def _config(folder: Path) -> Any:
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 if __name__ == "__main__":
