@@ -9,7 +9,7 @@ from weighed_family import RANK, counted, stable
 from stoker.config import load
 from stoker.engine import weigh
 from stoker.errors import StokerError
-from stoker.estimate import memory
+from stoker.estimate import layers, memory
 from stoker.estimate.step import Adapter
 from stoker.facts import cards, model_parts, shapes
 from stoker.facts.machine import Machine
@@ -21,6 +21,11 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 _KINDS = ("llama", "gpt2", "falcon", "mixtral", "deepseek_v3", "qwen3_next", "gemma4", "nemotron_h")
 """One family of each kind; all of them are in the nightly table."""
+_DENSE = (
+    *("llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gpt2", "phi3", "glm4", "olmo2", "olmo3"),
+    *("smollm3", "granite", "ernie4_5", "hunyuan_v1_dense", "seed_oss"),
+)
+"""Families that the light world counts without a record."""
 
 
 @pytest.mark.parametrize("family", _KINDS)
@@ -32,6 +37,19 @@ def test_weights_quantised_and_adapted_equal_those_of_the_loaded_model(family: s
     assert (adapted, adapted) == (loaded.lora, loaded.qlora)
     assert parts.quantised_parameters == loaded.quantised
     assert parts.parameters - parts.quantised_parameters == loaded.unquantised
+
+
+@pytest.mark.parametrize("family", _DENSE)
+def test_a_formula_equals_the_record(family: str) -> None:
+    for biased in ({}, {"attention_bias": True}):
+        config = tiny_families.config(family, **biased)
+        parts, shape = weigh.weigh(config), shapes.from_config(config.to_dict())
+        assert shape is not None
+        assert shape.parameters() == parts.parameters
+        assert memory.trainable_parameters(shape, Adapter(rank=RANK)) == parts.adapter_parameters(RANK)
+        quantised = sum(one.weights * one.count for one in layers.quantised(shape))
+        assert quantised == parts.quantised_parameters
+        assert {one.name for one in layers.linear_layers(shape)} == layers.adaptable(shapes.from_parts(parts))
 
 
 def test_fused_experts_are_not_quantised_and_are_adapted_as_parameters() -> None:

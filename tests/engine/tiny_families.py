@@ -253,6 +253,6 @@ REFUSED = {"gemma3n": "timm"}
 """Families whose class needs a package that Stoker does not install."""
 
 
-def config(family: str) -> Any:
+def config(family: str, **changed: Any) -> Any:
     """A family's tiny configuration."""
-    return AutoConfig.for_model(family, **FAMILIES[family])
+    return AutoConfig.for_model(family, **{**FAMILIES[family], **changed})

@@ -14,6 +14,7 @@ _NAMES = {
     "phi": {"o": "dense", "up": "fc1", "down": "fc2"},
     "phi3": {"qkv": "qkv_proj", "gate_up": "gate_up_proj"},
     "glm": {"gate_up": "gate_up_proj"},
+    "glm4": {"gate_up": "gate_up_proj"},
     "gpt2": {"qkv": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj"},
     "gpt_neox": {"qkv": "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
     "qwen": {"qkv": "c_attn", "o": "c_proj", "gate": "w2", "up": "w1", "down": "c_proj"},

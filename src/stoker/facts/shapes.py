@@ -133,6 +133,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "attention_sinks": True},
     "olmo": {"norm_weights": 0},
     "olmo2": {"qk_norm": "full"},
+    "olmo3": {"qk_norm": "full"},
+    "ministral3": {},
+    "smollm3": {"tie_embeddings": True},
+    "granite": {},
+    "ernie4_5": {"tie_embeddings": True},
+    "hunyuan_v1_dense": {"qk_norm": "head"},
+    "seed_oss": {"qkv_bias": True},
+    "glm4": {"norms_per_layer": 4},
     "stablelm": {"norm_weights": 2},
     "chatglm": {"qkv_bias": True},
     "glm": {"qkv_bias": True},
@@ -140,6 +148,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "internlm2": {},
 }
 """What transformers' model code adds beyond the sizes; held equal to the engine's record by a test."""
+_IGNORE_BIAS = {"ernie4_5", "gpt2", "ministral3", "mistral", "mixtral", "phi", "phi3", "qwen2", "stablelm"}
+"""Families whose class does not read `attention_bias`."""
 _SPARSE = {"mixtral", "qwen3_moe", "gpt_oss"}
 """Families whose weights are counted by formula, but not what is quantised and adapted of their experts."""
 
@@ -277,14 +287,19 @@ def _has(config: dict[str, Any], names: tuple[str, ...]) -> bool:
 
 
 def _biases(config: dict[str, Any]) -> dict[str, bool]:
-    """Biases a `config.json` states itself; Qwen2's are in its code, not in its configuration."""
+    """Biases a `config.json` states itself; some families' are in their code, not in their configuration."""
     stated: dict[str, bool] = {}
-    if "attention_bias" in config and config.get("model_type") != "qwen2":
+    if "attention_bias" in config and config.get("model_type") not in _IGNORE_BIAS:
         attention = bool(config["attention_bias"])
-        # GLM gives its output projection no bias, whatever the key says.
-        stated = {"qkv_bias": attention, "output_bias": attention and config.get("model_type") != "glm"}
+        # GLM gives its output projection no bias, whatever the key says; Seed-OSS has a key of its own for it.
+        output = attention and config.get("model_type") not in ("glm", "glm4")
+        stated = {"qkv_bias": attention, "output_bias": bool(config.get("attention_out_bias", output))}
     if "mlp_bias" in config:
         stated["mlp_bias"] = bool(config["mlp_bias"])
+    if config.get("model_type") == "ernie4_5" and config.get("use_bias"):
+        stated = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+    if config.get("use_qkv_bias"):  # StableLM 2
+        stated["qkv_bias"] = True
     return stated
 
 
