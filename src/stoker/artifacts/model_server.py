@@ -25,8 +25,8 @@ from stoker.artifacts.endpoint import Endpoint, EndpointError, ask
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts import machine, shapes
-from stoker.launch import programs, tools
+from stoker.facts import machine
+from stoker.launch import programs, tools, weighing
 from stoker.plan import choices
 from stoker.plan.plan import Plan
 from stoker.plan.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
@@ -218,9 +218,7 @@ def _check_beside(run_dir: RunDir, run: Run, adapter: dict[str, Any]) -> None:
 def plan(run_dir: RunDir, run: Run, model: Model, engine: Engine) -> Serving:
     """How the model is served on this machine."""
     config = files.read_object(model.folder / "config.json")
-    shape = shapes.from_config(config)
-    if shape is None:
-        raise StokerError("STK205", model=model.folder)
+    shape = weighing.resolve(str(model.folder), Path()).shape
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     adapter = None
     if model.adapter:

@@ -1,15 +1,20 @@
-"""The linear layers of a family's block: names, sizes, and what an adapter trains."""
+"""The linear layers of a model: names, sizes, what is quantised and what an adapter trains.
+
+Of a dense family by formula, of any other by the tensors of its record (`shape.parts`).
+"""
 
 import functools
 from dataclasses import dataclass
 
 from stoker.estimate.step import Adapter
+from stoker.facts.model_parts import TEXT, ModelParts, WeightGroup
 from stoker.facts.shapes import ModelShape
 
 _NAMES = {
     "phi": {"o": "dense", "up": "fc1", "down": "fc2"},
     "phi3": {"qkv": "qkv_proj", "gate_up": "gate_up_proj"},
     "glm": {"gate_up": "gate_up_proj"},
+    "glm4": {"gate_up": "gate_up_proj"},
     "gpt2": {"qkv": "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj"},
     "gpt_neox": {"qkv": "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
     "qwen": {"qkv": "c_attn", "o": "c_proj", "gate": "w2", "up": "w1", "down": "c_proj"},
@@ -30,6 +35,10 @@ class Linear:
     count: int
     """Their number in the whole model."""
     bias: bool = False
+    sparse: bool = False
+    """Whether they are experts, of which a token uses some."""
+    ranks: int = 1
+    """Of an adapter on them, its rank as a multiple of the configured one."""
 
     @property
     def weights(self) -> int:
@@ -50,7 +59,7 @@ def by_role(shape: ModelShape) -> dict[str, Linear]:
     experts = max(1, shape.experts) * shape.layers
 
     def layer(role: str, inputs: int, outputs: int, count: int, *, bias: bool) -> Linear:
-        return Linear(names.get(role, f"{role}_proj"), inputs, outputs, count, bias)
+        return Linear(names.get(role, f"{role}_proj"), inputs, outputs, count, bias, count != shape.layers)
 
     found = {
         role: layer(role, shape.hidden, size, shape.layers, bias=shape.qkv_bias) for role, size in attention.items()
@@ -62,20 +71,57 @@ def by_role(shape: ModelShape) -> dict[str, Linear]:
 
 
 def linear_layers(shape: ModelShape) -> list[Linear]:
-    """Linear layers of the whole model, as an adapter finds them."""
+    """Linear layers of the language model's blocks, experts one by one."""
+    if shape.parts:
+        return [_linear(shape.parts, one) for one in shape.parts.groups if _multiplies(one)]
     return list(by_role(shape).values())
+
+
+def quantised(shape: ModelShape) -> list[Linear]:
+    """Layers that `qlora` holds in 4 bits."""
+    if shape.parts:
+        return [_matrix(one) for one in shape.parts.groups if one.quantised]
+    return linear_layers(shape)
+
+
+def unquantised(shape: ModelShape) -> tuple[list["Parameter"], list["Parameter"]]:
+    """Weights that `qlora` does not quantise: experts, which stay in 16 bits, and all others."""
+    if shape.parts:
+        left = [one for one in shape.parts.groups if not one.quantised]
+        experts = [_parameter(one) for one in left if one.role == "expert"]
+        return experts, [_parameter(one) for one in left if one.role != "expert"]
+    packed = {(one.outputs, one.inputs) for one in linear_layers(shape)}
+    return [], [one for one in trained(shape, None) if (one.rows, one.columns) not in packed]
 
 
 def adapted(shape: ModelShape, adapter: Adapter) -> list[Linear]:
     """Layers with a low-rank adapter."""
+    if shape.parts:
+        reached = [one for one in shape.parts.groups if one.adapter]
+        return [_reached(one) for one in reached if not adapter.targets or one.layer in adapter.targets]
     return [one for one in linear_layers(shape) if not adapter.targets or one.name in adapter.targets]
+
+
+def adaptable(shape: ModelShape) -> set[str]:
+    """Names that targets of an adapter can state."""
+    if shape.parts:
+        return {one.layer for one in shape.parts.groups if one.adapter}
+    return {one.name for one in linear_layers(shape)}
+
+
+def adapted_copies(shape: ModelShape, adapter: Adapter) -> tuple[int, int]:
+    """Elements of bare parameters with an adapter: PEFT adds both into a copy at each use. Of one block, of all."""
+    groups = shape.parts.groups if shape.parts else ()
+    bare = [one for one in groups if one.adapter and one.adapter.by == "parameter"]
+    named = [one for one in bare if not adapter.targets or one.layer in adapter.targets]
+    return sum(one.elements for one in named), sum(one.elements * one.count for one in named)
 
 
 def trainable_parameters(shape: ModelShape, adapter: Adapter | None) -> int:
     """Weights that get a gradient."""
     if adapter is None:
         return shape.parameters()
-    low_rank = sum(adapter.rank * (one.inputs + one.outputs) * one.count for one in adapted(shape, adapter))
+    low_rank = sum(adapter.rank * one.ranks * (one.inputs + one.outputs) * one.count for one in adapted(shape, adapter))
     tables = {"embed_tokens", "lm_head"} & set(adapter.whole)
     return low_rank + (1 if tables and shape.tie_embeddings else len(tables)) * shape.vocab * shape.hidden
 
@@ -105,8 +151,11 @@ def trained(shape: ModelShape, adapter: Adapter | None) -> tuple[Parameter, ...]
     found = [Parameter(shape.vocab, shape.hidden, count, table=True)] if tables else []
     if adapter is not None:
         for one in adapted(shape, adapter):
-            found += [Parameter(adapter.rank, one.inputs, one.count), Parameter(one.outputs, adapter.rank, one.count)]
+            rank = adapter.rank * one.ranks
+            found += [Parameter(rank, one.inputs, one.count), Parameter(one.outputs, rank, one.count)]
         return tuple(found)
+    if shape.parts:
+        return tuple(_parameter(one) for one in shape.parts.groups)
     if shape.learned_positions:
         found.append(Parameter(shape.learned_positions, shape.hidden, 1))
     for one in linear_layers(shape):
@@ -126,13 +175,64 @@ class Sizes:
     """Of embedding, norms, biases and output layer."""
     linear: float
     adapter: float
+    expert: float
+    """Of experts that the quantiser leaves alone."""
 
 
 def gathered_bytes(shape: ModelShape, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
     """Weights of one block, and of what is outside the blocks."""
+    if shape.parts:
+        return _gathered_parts(shape, shape.parts, adapter, sizes)
     linear = sum(one.weights * one.count for one in linear_layers(shape)) // shape.layers
     tables = shape.vocab * shape.hidden * (1 if shape.tie_embeddings else 2) + shape.learned_positions * shape.hidden
     outer = tables + shape.norm_weights * shape.hidden + (shape.vocab if shape.head_bias else 0)
     rest = (shape.parameters() - outer) // shape.layers - linear
     low_rank = sum(one.elements * one.count for one in trained(shape, adapter)) // shape.layers if adapter else 0
     return int(linear * sizes.linear + rest * sizes.outer + low_rank * sizes.adapter), int(outer * sizes.outer)
+
+
+def _gathered_parts(shape: ModelShape, parts: ModelParts, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
+    inside, outside = 0.0, 0.0
+    for one in parts.groups:
+        size = sizes.linear if one.quantised else sizes.expert if one.role == "expert" else sizes.outer
+        if one.count > 1:
+            inside += one.elements * one.count * size
+        else:
+            outside += one.elements * size
+    low_rank = trainable_parameters(shape, adapter) * sizes.adapter if adapter else 0
+    return int((inside + low_rank) / shape.layers), int(outside)
+
+
+def _multiplies(group: WeightGroup) -> bool:
+    """Whether a matrix that a token of text is multiplied with, other than the output layer."""
+    return group.tower == TEXT and group.role in ("linear", "router", "expert") and len(group.shape) > 1
+
+
+def _linear(parts: ModelParts, group: WeightGroup) -> Linear:
+    """A group as layers; a tensor of several experts as one layer each."""
+    if group.role == "expert":
+        each = group.elements * group.count // (parts.experts * _blocks(parts, group))
+        inputs = group.shape[-1]
+        return Linear(group.layer, inputs, each // inputs, parts.experts * _blocks(parts, group), sparse=True)
+    return _matrix(group)
+
+
+def _blocks(parts: ModelParts, group: WeightGroup) -> int:
+    """Blocks that have these experts, in one tensor or in one tensor each."""
+    return group.count if len(group.shape) == 3 else max(1, group.count // parts.experts)
+
+
+def _matrix(group: WeightGroup) -> Linear:
+    outputs = group.shape[0]
+    return Linear(group.layer, group.elements // outputs, outputs, group.count)
+
+
+def _reached(group: WeightGroup) -> Linear:
+    assert group.adapter is not None
+    reach = group.adapter
+    return Linear(group.layer, reach.inputs, reach.outputs, group.count, ranks=reach.ranks)
+
+
+def _parameter(group: WeightGroup) -> Parameter:
+    rows = group.shape[0] if group.shape else 1
+    return Parameter(rows, group.elements // rows, group.count, table=group.role in ("embedding", "head"))

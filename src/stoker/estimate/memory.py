@@ -94,7 +94,8 @@ def estimate(step: Step, device: str = "cuda") -> Estimate:
     moments = {**_walk(step).moments, "optimizer": _optimizer_moment(step, waiting)}
     if step.gradient_sets > 1:
         moments["adding"] = Moment(complete, gradients=complete)
-    held = weights + states + waiting + buffers + _CUBLAS_WORKSPACES
+    copies = _adapted_copy_bytes(step)
+    held = weights + states + waiting + buffers + copies + _CUBLAS_WORKSPACES
     peaks = {name: held + one.live for name, one in moments.items()}
     name = max(peaks, key=lambda one: peaks[one])
     peak = moments[name]
@@ -104,7 +105,7 @@ def estimate(step: Step, device: str = "cuda") -> Estimate:
         "optimizer": states,
         "activations": peak.activations,
         "logits": peak.logits,
-        "temporaries": _CUBLAS_WORKSPACES + peak.others,
+        "temporaries": _CUBLAS_WORKSPACES + copies + peak.others,
     }
     runtime = _CONTEXT_BYTES[device] + (_NCCL_BYTES if step.devices > 1 else 0)
     return Estimate(step, device, peaks[name], runtime, parts, name, peaks)
@@ -133,7 +134,7 @@ def _passing(step: Step) -> Step:
 
 def _lost_bytes(step: Step, walk: Walk) -> int:
     """Reserved bytes that no tensor uses, by a replay of the walked blocks."""
-    shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
+    shallow = dataclasses.replace(step, shape=step.shape.shallow(walk.run))
     around = _tensors(shallow)
     if sum(around.waiting) + sum(around.states) > _SLIGHT * sum(around.held):
         return lost_bytes(walk.tape.log, around, expandable=step.expandable)
@@ -146,7 +147,7 @@ def _lost_bytes(step: Step, walk: Walk) -> int:
 def _lost_in_passes(step: Step) -> int:
     """The same if gradients and states are too small to matter."""
     walk = _walked(step)
-    shallow = dataclasses.replace(step, shape=dataclasses.replace(step.shape, layers=walk.run))
+    shallow = dataclasses.replace(step, shape=step.shape.shallow(walk.run))
     return lost_bytes(walk.tape.log, Tensors(_tensors(shallow).held), expandable=step.expandable)
 
 
@@ -174,10 +175,9 @@ def whole_weight_bytes(step: Step) -> int:
     adapter = _trained_bytes(step) if step.adapter else 0
     if step.weights in BYTES:
         return _copies(every, BYTES[step.weights]) + adapter
-    linears = linear_layers(step.shape)
-    packed = {(one.outputs, one.inputs) for one in linears}
-    outer = [one for one in every if (one.rows, one.columns) not in packed]
-    return sum(_packed_bytes(step, one) * one.count for one in linears) + _copies(outer, BYTES[step.outer]) + adapter
+    packed = sum(_packed_bytes(step, one) * one.count for one in layers.quantised(step.shape))
+    experts, outer = layers.unquantised(step.shape)
+    return packed + _copies(experts, BYTES[step.compute]) + _copies(outer, BYTES[step.outer]) + adapter
 
 
 def _held_weight_bytes(step: Step) -> int:
@@ -188,9 +188,18 @@ def _held_weight_bytes(step: Step) -> int:
         return whole // step.weight_parts + gathered
     if step.weights in BYTES or step.foreign.offload == "all":
         return whole // step.weight_parts
-    packed = sum(block(one.weights // 2) * one.count for one in linear_layers(step.shape))
-    scales = sum(_packed_bytes(step, one) * one.count for one in linear_layers(step.shape)) - packed
+    linears = layers.quantised(step.shape)
+    packed = sum(block(one.weights // 2) * one.count for one in linears)
+    scales = sum(_packed_bytes(step, one) * one.count for one in linears) - packed
     return (whole - scales) // step.weight_parts + scales
+
+
+def _adapted_copy_bytes(step: Step) -> int:
+    """Adapted expert tensors, kept for the backward pass: of one block where blocks are recomputed."""
+    if step.adapter is None:
+        return 0
+    once, every = layers.adapted_copies(step.shape, step.adapter)
+    return (once if step.recompute == "full" else every) * BYTES[step.compute]
 
 
 def _copies(parameters: Iterable[Parameter], size: int) -> int:
@@ -274,10 +283,9 @@ def _weight_tensors(step: Step) -> list[int]:
     every = layers.trained(step.shape, None)
     if step.weights in BYTES:
         return _each(every, BYTES[step.weights], parts) + adapter
-    linears = linear_layers(step.shape)
-    packed = {(one.outputs, one.inputs) for one in linears}
-    outer = [one for one in every if (one.rows, one.columns) not in packed]
-    return [one.weights // 2 // parts for one in linears] + _each(outer, BYTES[step.outer], parts) + adapter
+    experts, outer = layers.unquantised(step.shape)
+    packed = [one.weights // 2 // parts for one in layers.quantised(step.shape)]
+    return packed + _each(experts, BYTES[step.compute], parts) + _each(outer, BYTES[step.outer], parts) + adapter
 
 
 def _each(parameters: Iterable[Parameter], size: int, parts: int) -> list[int]:

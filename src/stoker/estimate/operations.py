@@ -200,6 +200,8 @@ class _Sizes:
         self.parts = step.foreign.tensor_parallel * step.foreign.pipeline_parallel
         self.held = (shape.parameters() - _elsewhere(step)) / self.parts
         self.linear_weights = sum(one.inputs * one.outputs * one.count for one in self.linears) / self.parts
+        self.packed = layers.quantised(shape) if self.quantised else []
+        self.packed_weights = sum(one.weights * one.count for one in self.packed) / self.parts
         self.trained = layers.trainable_parameters(shape, adapter) / self.parts if adapter else self.held
         self.trained_width = BYTES[adapter.dtype] if adapter else 4 if step.weights == "fp32" else 2
 
@@ -208,6 +210,8 @@ class _Sizes:
         """Trained tensors."""
         if self.step.adapter:
             return 2 * sum(one.count for one in self.adapted) / self.parts
+        if self.shape.parts:
+            return sum(one.count for one in self.shape.parts.groups)
         named = sum(min(one.count, self.shape.layers) for one in self.linears)
         return (named + self.shape.layers * self.shape.norms_per_layer + 2) / self.step.foreign.pipeline_parallel
 
@@ -228,8 +232,9 @@ def _linear_products(sizes: _Sizes) -> Iterator[Product]:
         leaving = one.inputs > one.outputs
         inputs = one.inputs / step.foreign.tensor_parallel if leaving else one.inputs
         outputs = one.outputs if leaving else one.outputs / step.foreign.tensor_parallel
-        if one.count == shape.layers:
-            yield Product(sizes.tokens, inputs, outputs, sizes.layers, sizes.layers, frozen, "narrow")
+        if not one.sparse:
+            times = one.count / step.foreign.pipeline_parallel
+            yield Product(sizes.tokens, inputs, outputs, times, times, frozen, "narrow")
             continue
         rows = sizes.tokens * shape.experts_per_token * step.foreign.expert_parallel / shape.experts
         times = one.count / (step.foreign.pipeline_parallel * step.foreign.expert_parallel)
@@ -243,8 +248,9 @@ def _adapter_products(sizes: _Sizes) -> Iterator[Product]:
     precision: Precision = "single" if adapter.dtype == "fp32" and not step.autocast else "half"
     for one in sizes.adapted:
         count, outputs = one.count / step.foreign.pipeline_parallel, one.outputs / step.foreign.tensor_parallel
-        yield Product(sizes.tokens, one.inputs, adapter.rank, count, count, precision=precision)
-        yield Product(sizes.tokens, adapter.rank, outputs, count, count, precision=precision)
+        rank = adapter.rank * one.ranks
+        yield Product(sizes.tokens, one.inputs, rank, count, count, precision=precision)
+        yield Product(sizes.tokens, rank, outputs, count, count, precision=precision)
 
 
 def _head(sizes: _Sizes) -> Product:
@@ -371,8 +377,8 @@ def _unpacking(sizes: _Sizes) -> tuple[float, float]:
     if not sizes.quantised:
         return 0.0, 0.0
     size, kernels = _UNPACKING[sizes.step.weights]
-    counted = sum(one.count for one in sizes.linears) / sizes.step.foreign.pipeline_parallel
-    return size * sizes.linear_weights, kernels * counted
+    counted = sum(one.count for one in sizes.packed) / sizes.step.foreign.pipeline_parallel
+    return size * sizes.packed_weights, kernels * counted
 
 
 def _loss(sizes: _Sizes) -> Stream:
@@ -413,6 +419,5 @@ def _gathered(sizes: _Sizes) -> float:
     if not sizes.quantised:
         # Under autocast weights are cast at use, after they were gathered.
         return sizes.held * (BYTES.get(step.weights, sizes.element) if step.autocast else sizes.element)
-    return (
-        sizes.linear_weights * _QUANTISED_BYTES[step.weights] + (sizes.held - sizes.linear_weights) * BYTES[step.outer]
-    )
+    packed = sizes.packed_weights
+    return packed * _QUANTISED_BYTES[step.weights] + (sizes.held - packed) * BYTES[step.outer]

@@ -12,7 +12,8 @@ from stoker.facts.intervals import Interval
 
 def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Interval:
     """Ratios measured / predicted of comparable measurements."""
-    if card is None or card.kind != "cuda":
+    # The general block stands for the activations of a weighed model; no trace of its family has checked that.
+    if card is None or card.kind != "cuda" or step.shape.parts:
         return intervals.assumed(figure)
     if figure == "speed" and (_is_guessed(card.name) or _is_far(step, card.name)):
         return intervals.assumed(figure)

@@ -147,7 +147,7 @@ def from_json(stored: dict[str, Any]) -> Step:
     adapter = stored["adapter"]
     if adapter:
         adapter = Adapter(**{**adapter, "targets": tuple(adapter["targets"]), "whole": tuple(adapter["whole"])})
-    shape, foreign = ModelShape(**stored["shape"]), Foreign(**stored["foreign"])
+    shape, foreign = ModelShape(**{**stored["shape"], "parts": None}), Foreign(**stored["foreign"])
     return Step(**{**stored, "shape": shape, "adapter": adapter, "foreign": foreign})
 
 

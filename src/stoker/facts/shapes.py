@@ -1,28 +1,26 @@
-"""Model shapes: how many layers, how wide, how many weights; and where a model's shape is found.
+"""Model shapes: how many layers, how wide, how many weights; of dense families by formula, of others by their record.
 
-Looked for in this order: a local folder, the Hugging Face cache, the shapes shipped here, the hub. Knows nothing of
-memory or speed; reads `config.json` and no weights.
+Looked for in this order: a local folder, the Hugging Face cache, the shapes shipped here, the hub. A family without an
+exact formula is never counted like another: its record is read or made, else it is refused (ADR 0024).
 """
 
 import functools
-import http.client
 import json
-import re
-import urllib.request
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker import env
 from stoker.config.run import Shape, TrainTokenizer
 from stoker.errors import StokerError
+from stoker.facts import model_configs, model_records
+from stoker.facts.model_configs import FoundConfig
+from stoker.facts.model_parts import ModelParts
 
 Origin = Literal["local", "cache", "hub", "shipped", "run_file"]
-
-_HUB_TIMEOUT_SECONDS = 5
-_LARGEST_CONFIG_BYTES = 4 << 20
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+Weigh = Callable[[dict[str, Any]], ModelParts]
+"""Makes the record of a `config.json`; needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +58,28 @@ class ModelShape:
     """Rows of a learned position table; 0 for rotary positions."""
     context: int | None = None
     """Longest sequence the model was made for, where known."""
+    parts: ModelParts | None = None
+    """Its tensors, where no formula of ours counts them; the sizes above then describe activations only."""
 
     def parameters(self) -> int:
         """Number of weights, exactly, norms and biases included."""
+        if self.parts:
+            return self.parts.parameters
         embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
         positions = self.learned_positions * self.hidden
         final_norm = self.norm_weights * self.hidden
         head_bias = self.vocab if self.head_bias else 0
         return embeddings + positions + final_norm + head_bias + self.layers * self._layer_parameters(self.experts)
 
+    def shallow(self, blocks: int) -> "ModelShape":
+        """The same model with fewer blocks."""
+        parts = self.parts.shallow(blocks, self.layers) if self.parts else None
+        return replace(self, layers=blocks, parts=parts)
+
     def active_parameters(self) -> int:
         """Weights one token is multiplied with: looking up an embedding is none, an expert not chosen is none."""
+        if self.parts:
+            return self.parts.active_parameters
         output = self.vocab * self.hidden
         return output + self.layers * self._layer_parameters(self.experts_per_token)
 
@@ -101,6 +110,8 @@ class ResolvedShape:
 
     shape: ModelShape
     origin: Origin
+    stored_parameters: int | None = None
+    """Weights in the model's files by their index, where there is one."""
 
 
 _GPT_LIKE = {"gated_mlp": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True, "norm_weights": 2}
@@ -122,13 +133,25 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "attention_sinks": True},
     "olmo": {"norm_weights": 0},
     "olmo2": {"qk_norm": "full"},
+    "olmo3": {"qk_norm": "full"},
+    "ministral3": {},
+    "smollm3": {"tie_embeddings": True},
+    "granite": {},
+    "ernie4_5": {"tie_embeddings": True},
+    "hunyuan_v1_dense": {"qk_norm": "head"},
+    "seed_oss": {"qkv_bias": True},
+    "glm4": {"norms_per_layer": 4},
     "stablelm": {"norm_weights": 2},
     "chatglm": {"qkv_bias": True},
     "glm": {"qkv_bias": True},
     "baichuan": {},
     "internlm2": {},
 }
-"""What transformers' model code adds beyond the sizes. A family that is not here is counted like llama."""
+"""What transformers' model code adds beyond the sizes; held equal to the engine's record by a test."""
+_IGNORE_BIAS = {"ernie4_5", "gpt2", "ministral3", "mistral", "mixtral", "phi", "phi3", "qwen2", "stablelm"}
+"""Families whose class does not read `attention_bias`."""
+_SPARSE = {"mixtral", "qwen3_moe", "gpt_oss"}
+"""Families whose weights are counted by formula, but not what is quantised and adapted of their experts."""
 
 _DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
@@ -152,7 +175,11 @@ _KEYS: dict[str, tuple[str, ...]] = {
 
 
 def resolve(
-    model: str | Shape, folder: Path, tokenizer: str | TrainTokenizer = "auto", length: int = 1024
+    model: str | Shape,
+    folder: Path,
+    tokenizer: str | TrainTokenizer = "auto",
+    length: int = 1024,
+    weigh: Weigh | None = None,
 ) -> ResolvedShape:
     """The shape of a run file's `model`.
 
@@ -161,14 +188,28 @@ def resolve(
         folder: Where relative paths start.
         tokenizer: For a shape without `vocab`: what decides its vocabulary.
         length: For a shape with learned positions: how many.
+        weigh: How the record of a family without a formula is made; None where only stored ones are read.
     """
     if isinstance(model, Shape):
         vocab = model.vocab or _vocabulary(tokenizer, folder)
         return ResolvedShape(from_run(model, vocab, length), "run_file")
-    found = _local(folder / model) or _cached(model) or _shipped(model) or _hub(model)
+    found = model_configs.here(model, folder)
+    if found is None and (shape := _shipped(model)):
+        return ResolvedShape(shape, "shipped")
+    found = found or model_configs.hub(model)
     if found is None:
         raise StokerError("STK205", model=model)
-    return found
+    return _described(model, found, weigh)
+
+
+def _described(model: str, found: FoundConfig, weigh: Weigh | None) -> ResolvedShape:
+    shape = from_config(found.config) if _has_formula(found.config) else None
+    if shape is None:
+        parts = model_records.stored(found.config) or (weigh(found.config) if weigh else None)
+        if parts is None:
+            raise StokerError("STK231", model=model, family=_family(found.config))
+        shape = from_parts(parts)
+    return ResolvedShape(shape, found.origin, found.stored_parameters)
 
 
 def from_run(shape: Shape, vocab: int, length: int) -> ModelShape:
@@ -189,21 +230,43 @@ def from_run(shape: Shape, vocab: int, length: int) -> ModelShape:
 
 
 def from_config(config: dict[str, Any]) -> ModelShape | None:
-    """A `config.json` as a shape, or None where it does not describe one."""
+    """A `config.json` as a shape by our formulas; None where no formula of ours counts its weights."""
     text = {**config, **config["text_config"]} if "text_config" in config else config
-    family = text.get("model_type", "llama")
+    family = text.get("model_type", "")
     text = {**_DEFAULTS.get(family, {}), **{key: value for key, value in text.items() if value is not None}}
     sizes = {
         word: next(text[name] for name in names if name in text) for word, names in _KEYS.items() if _has(text, names)
     }
-    if not {"layers", "hidden", "heads", "vocab"} <= sizes.keys():
+    if family not in _FAMILIES or not {"layers", "hidden", "heads", "vocab"} <= sizes.keys():
         return None
     sizes.setdefault("kv_heads", sizes["heads"])
     sizes.setdefault("head_dim", sizes["hidden"] // sizes["heads"])
     sizes.setdefault("intermediate", 4 * sizes["hidden"])
     if family == "gpt2":
         sizes["learned_positions"] = sizes["context"]
-    return ModelShape(family=family, **{**_FAMILIES.get(family, {}), **_biases(text), **sizes})
+    return ModelShape(family=family, **{**_FAMILIES[family], **_biases(text), **sizes})
+
+
+def from_parts(parts: ModelParts) -> ModelShape:
+    """The shape of a weighed model: activations by the general block, weights by its tensors."""
+    sizes = {word: value for word, value in parts.sizes if value is not None}
+    hidden = sizes["hidden"]
+    sizes.setdefault("heads", max(1, hidden // 64))
+    sizes.setdefault("kv_heads", sizes["heads"])
+    sizes.setdefault("head_dim", hidden // sizes["heads"])
+    sizes.setdefault("intermediate", 4 * hidden)
+    experts = {"experts": parts.experts, "experts_per_token": parts.experts_per_token}
+    known = {**_FAMILIES.get(parts.family, {}), **sizes, **experts}
+    return ModelShape(family=parts.family, parts=parts, **known)
+
+
+def _has_formula(config: dict[str, Any]) -> bool:
+    """Whether one language model of a dense family; a class with other towers loads those too."""
+    return "text_config" not in config and _family(config) in _FAMILIES.keys() - _SPARSE
+
+
+def _family(config: dict[str, Any]) -> str:
+    return str(config.get("model_type", "?"))
 
 
 @functools.cache
@@ -215,6 +278,7 @@ def shipped() -> dict[str, ModelShape]:
     for model, row in data["models"].items():
         sizes = {key: value for key, value in row.items() if key in known}
         shapes[model] = ModelShape(**{**_FAMILIES[row["family"]], **sizes})
+    shapes |= {model: from_parts(parts) for model, parts in model_records.shipped().items()}
     return {**shapes, **{alias: shapes[model] for alias, model in data["aliases"].items()}}
 
 
@@ -223,14 +287,19 @@ def _has(config: dict[str, Any], names: tuple[str, ...]) -> bool:
 
 
 def _biases(config: dict[str, Any]) -> dict[str, bool]:
-    """Biases a `config.json` states itself; Qwen2's are in its code, not in its configuration."""
+    """Biases a `config.json` states itself; some families' are in their code, not in their configuration."""
     stated: dict[str, bool] = {}
-    if "attention_bias" in config and config.get("model_type") != "qwen2":
+    if "attention_bias" in config and config.get("model_type") not in _IGNORE_BIAS:
         attention = bool(config["attention_bias"])
-        # GLM gives its output projection no bias, whatever the key says.
-        stated = {"qkv_bias": attention, "output_bias": attention and config.get("model_type") != "glm"}
+        # GLM gives its output projection no bias, whatever the key says; Seed-OSS has a key of its own for it.
+        output = attention and config.get("model_type") not in ("glm", "glm4")
+        stated = {"qkv_bias": attention, "output_bias": bool(config.get("attention_out_bias", output))}
     if "mlp_bias" in config:
         stated["mlp_bias"] = bool(config["mlp_bias"])
+    if config.get("model_type") == "ernie4_5" and config.get("use_bias"):
+        stated = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+    if config.get("use_qkv_bias"):  # StableLM 2
+        stated["qkv_bias"] = True
     return stated
 
 
@@ -254,55 +323,6 @@ def _vocabulary(tokenizer: str | TrainTokenizer, folder: Path) -> int:
     return max([len(content["model"]["vocab"]), *added])
 
 
-def _local(path: Path) -> ResolvedShape | None:
-    return _read(path / "config.json", "local")
-
-
-def _cached(model: str) -> ResolvedShape | None:
-    """The snapshot that `main` points to in the Hugging Face cache, else any."""
-    home = Path(env.read(env.HF_HOME, "~/.cache/huggingface")).expanduser()
-    folder = home / "hub" / f"models--{model.replace('/', '--')}"
-    main = folder / "refs" / "main"
-    names = [main.read_text(encoding="utf-8").strip()] if main.is_file() else []
-    candidates = [folder / "snapshots" / name / "config.json" for name in names]
-    candidates += sorted(folder.glob("snapshots/*/config.json"))
-    return next((found for path in candidates if (found := _read(path, "cache"))), None)
-
-
-def _shipped(model: str) -> ResolvedShape | None:
-    shape = shipped().get(model)
-    if shape is None:
-        by_lower = {name.lower(): name for name in shipped()}
-        shape = shipped().get(by_lower.get(model.lower(), ""))
-    return ResolvedShape(shape, "shipped") if shape else None
-
-
-def _hub(model: str) -> ResolvedShape | None:
-    endpoint = env.read(env.HF_ENDPOINT, "https://huggingface.co").rstrip("/")
-    offline = env.read(env.HF_HUB_OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE")
-    if offline or not _HUB_ID.fullmatch(model) or not endpoint.startswith(("https://", "http://")):
-        return None
-    url = f"{endpoint}/{model}/resolve/main/config.json"
-    try:
-        with urllib.request.urlopen(url, timeout=_HUB_TIMEOUT_SECONDS) as answer:  # noqa: S310  # scheme checked above
-            shape = _parse(answer.read(_LARGEST_CONFIG_BYTES))
-    except (OSError, http.client.HTTPException):
-        return None
-    return ResolvedShape(shape, "hub") if shape else None
-
-
-def _read(file: Path, origin: Origin) -> ResolvedShape | None:
-    try:
-        shape = _parse(file.read_bytes())
-    except OSError:
-        return None
-    return ResolvedShape(shape, origin) if shape else None
-
-
-def _parse(content: bytes) -> ModelShape | None:
-    """A `config.json`'s bytes as a shape, or None where they are no such thing."""
-    try:
-        config = json.loads(content)
-    except ValueError:
-        return None
-    return from_config(config) if isinstance(config, dict) else None
+def _shipped(model: str) -> ModelShape | None:
+    by_lower = {name.lower(): shape for name, shape in shipped().items()}
+    return by_lower.get(model.lower())

@@ -9,12 +9,13 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts import cards, failures, platforms, shapes
+from stoker.facts import cards, failures, platforms
 from stoker.facts.machine import Machine, examine
 from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.shapes import ResolvedShape
 from stoker.hosts import mirror_probe
+from stoker.launch import weighing
 from stoker.launch.deadline import deadline
 from stoker.plan import choices, data, money
 from stoker.plan.data import DataFacts
@@ -148,10 +149,10 @@ def _shape(run_file: RunFile) -> ResolvedShape:
     """The model's shape; of a recipe's run that has not been trained yet, the shape the recipe states."""
     run, folder = run_file.run, run_file.folder
     if not isinstance(run.model, str):
-        return shapes.resolve(run.model, folder, run.tokenizer, run.data.length)
+        return weighing.resolve(run.model, folder, run.tokenizer, run.data.length)
     earlier = run.model.removeprefix(paths.EARLIER_RUN)
     try:
-        return shapes.resolve(paths.model_path(run.model, folder), folder, run.tokenizer, run.data.length)
+        return weighing.resolve(paths.model_path(run.model, folder), folder, run.tokenizer, run.data.length)
     except StokerError:
         if earlier == run.model or earlier not in load.recipe_names():
             raise

@@ -14,9 +14,11 @@ from stoker.rundir import files
 def check(found: Found) -> None:
     """Refuse what cannot be traced, before anything is started."""
     programs.check_engine()
-    machine = found.inputs.machine
+    machine, shape = found.inputs.machine, found.inputs.shape.shape
     if machine.kind != "cuda":
         raise StokerError("STK223", card=machine.name)
+    if shape.parts:
+        raise StokerError("STK235", family=shape.family)
 
 
 def trace(found: Found) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Requests that cannot work: beyond the model's limits, or without a package on this machine. Pure."""
 
-from stoker.config.run import Run
+from stoker.config.run import Lora, Qlora, Run
 from stoker.errors import StokerError
 from stoker.facts.machine import Machine
+from stoker.facts.model_parts import ModelParts
 from stoker.facts.shapes import ModelShape
 
 _BROUGHT = ("peft", "bitsandbytes", "tensorboard")
@@ -12,6 +13,8 @@ _BROUGHT = ("peft", "bitsandbytes", "tensorboard")
 def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = False) -> None:
     """Refuse what would fail later, before anything is paid for."""
     _check_length(run, shape)
+    if shape.parts and run.tune.method != "full":
+        _check_adapter(run.tune, shape.parts)
     # Without torch the machine only plans; other missing packages do not matter.
     if machine.examined and "torch" in machine.packages:
         _check_packages(run, {*machine.packages, *(_BROUGHT if elsewhere else ())})
@@ -21,6 +24,20 @@ def _check_length(run: Run, shape: ModelShape) -> None:
     """Learned position embeddings limit the length; rotary ones do not."""
     if 0 < shape.learned_positions < run.data.length:
         raise StokerError("STK214", length=run.data.length, positions=shape.learned_positions)
+
+
+def _check_adapter(tune: Lora | Qlora, parts: ModelParts) -> None:
+    """Refuse what PEFT refuses for this model, with its reason."""
+    able = sorted({group.layer for group in parts.groups if group.adapter})
+    if isinstance(tune.targets, str):
+        if parts.no_adapter:
+            raise StokerError("STK233", family=parts.family, reason=parts.no_adapter, able=", ".join(able))
+        named = set(able)
+    else:
+        named = {name.rpartition(".")[2] for name in tune.targets}
+    bare = sorted({one.layer for one in parts.groups if one.adapter and one.adapter.by == "parameter"} & named)
+    if bare and tune.dropout:
+        raise StokerError("STK234", layers=", ".join(bare), family=parts.family, dropout=tune.dropout)
 
 
 def _check_packages(run: Run, packages: set[str]) -> None:

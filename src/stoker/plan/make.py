@@ -12,6 +12,7 @@ from stoker.estimate import memory, ranges
 from stoker.facts import failures
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
+from stoker.facts.model_parts import WeightGroup
 from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
@@ -39,6 +40,8 @@ _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
 """Cards without peer-to-peer copies; accelerate refuses to start unless NCCL is configured for it."""
 _HALF_BYTES = 2
+_AGREES = 0.005
+"""Share by which a model's files may differ from the counted weights without a remark."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *(choice.reason for choice in found.choices),
             *_way_reasons(inputs, constraints, way),
             strategy.reason(run, way.strategy, kept=search.keeps_bits(constraints, way)),
+            *_model_reasons(run, inputs.shape),
             *_machine_reasons(machine),
             *budget.reasons(run, limits, cost),
             *ending.reasons(run, inputs.platform),
@@ -378,6 +382,26 @@ def _estimated(data: DataFacts) -> list[str]:
 
 def _batch_reason(batch: BatchSplit) -> Reason:
     return Reason(about="batch", key="why.batch", fields=batch.model_dump())
+
+
+def _model_reasons(run: Run, found: ResolvedShape) -> list[Reason]:
+    """What is approximate about a model without a formula, and where its files disagree with the count."""
+    reasons, parts = [], found.shape.parts
+    if parts:
+        left = [one for one in parts.groups if one.role == "expert" and not one.quantised]
+        left = left if run.tune.method == "qlora" else []
+        fields = {"family": parts.family, "model_class": parts.model_class, "groups": len(parts.groups)}
+        reasons.append(Reason(about="model", key="why.weighed", fields=fields))
+        reasons += [Reason(about="model", key="why.experts", fields={"layers": _names(left)})] if left else []
+    stored, counted = found.stored_parameters, found.shape.parameters()
+    if stored and abs(counted - stored) > _AGREES * stored:
+        fields = {"counted": f"{counted / 1e9:.3f}", "stored": f"{stored / 1e9:.3f}"}
+        reasons.append(Reason(about="model", key="why.stored", fields=fields))
+    return reasons
+
+
+def _names(groups: list[WeightGroup]) -> str:
+    return ", ".join(sorted({f"`{group.layer}`" for group in groups}))
 
 
 def _machine_reasons(machine: Machine) -> list[Reason]:

@@ -282,7 +282,7 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
         return None
     targets: tuple[str, ...] = ()
     if not isinstance(tune.targets, str):
-        names = {linear.name for linear in layers.linear_layers(shape)}
+        names = layers.adaptable(shape)
         targets = tuple(name for name in tune.targets if name in names)
     return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.config.run import Shape, TrainTokenizer
 from stoker.errors import StokerError
-from stoker.facts import shapes
+from stoker.facts import model_parts, model_records, shapes
 
 # Totals the publishers state (safetensors metadata of the hub).
 _PUBLISHED = {
@@ -60,6 +60,7 @@ _QWEN3_CONFIG = {
 def _no_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty cache and no hub, unless a test brings them."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "stoker-home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
@@ -123,6 +124,9 @@ def test_shipped_shapes_need_no_network_and_no_exact_case(tmp_path: Path) -> Non
     assert (found.origin, found.shape.parameters()) == ("shipped", _PUBLISHED["Qwen/Qwen3-0.6B"])
 
 
+_INDEX = "model.safetensors.index.json"
+
+
 class _Hub(http.server.BaseHTTPRequestHandler):
     asked: list[str]
 
@@ -155,7 +159,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_the_hub_is_asked_last(hub: list[str], tmp_path: Path) -> None:
     found = shapes.resolve("someone/new-model", tmp_path)
     assert (found.origin, found.shape.parameters()) == ("hub", _PUBLISHED["Qwen/Qwen3-0.6B"])
-    assert hub == ["/someone/new-model/resolve/main/config.json"]
+    assert hub == [f"/someone/new-model/resolve/main/{name}" for name in ("config.json", _INDEX)]
 
 
 @pytest.mark.enable_socket
@@ -191,7 +195,7 @@ def test_a_hub_that_does_not_answer_is_like_none(monkeypatch: pytest.MonkeyPatch
         shapes.resolve("someone/new-model", tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"model_type": "resnet"}', '{"hidden_size": 8'])
+@pytest.mark.parametrize("content", ["", "[1]", '{"hidden_size": 8}', '{"hidden_size": 8'])
 def test_a_config_that_describes_no_transformer_is_passed_over(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(StokerError, match="STK205"):
@@ -201,7 +205,74 @@ def test_a_config_that_describes_no_transformer_is_passed_over(content: str, tmp
 def test_a_config_of_several_modalities_is_read_by_its_text_part() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
     shape = shapes.from_config({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}})
-    assert shape == shapes.shipped()["google/gemma-3-4b-it"]
+    assert shape is not None
+    assert (shape.layers, shape.heads, shape.head_dim, shape.vocab) == (34, 8, 256, 262208)
+
+
+def test_a_family_without_a_formula_is_refused_and_never_counted_like_llama(tmp_path: Path) -> None:
+    for family in ("deepseek_v3", "glm4_moe", "jamba", "falcon", "mixtral", "gemma3n"):
+        _put({**_QWEN3_CONFIG, "model_type": family}, tmp_path / family / "config.json")
+        with pytest.raises(StokerError) as caught:
+            shapes.resolve(family, tmp_path)
+        assert (caught.value.code, caught.value.fields["family"]) == ("STK231", family)
+
+
+def test_a_class_with_other_towers_is_not_counted_by_its_text_alone(tmp_path: Path) -> None:
+    _put({"model_type": "gemma3", "text_config": _QWEN3_CONFIG}, tmp_path / "several/config.json")
+    with pytest.raises(StokerError, match="STK231"):
+        shapes.resolve("several", tmp_path)
+
+
+def test_a_record_made_here_is_read_by_the_configuration_s_sizes(tmp_path: Path) -> None:
+    config = {**_QWEN3_CONFIG, "model_type": "mixtral"}
+    _put(config, tmp_path / "sparse/config.json")
+    parts = model_records.shipped()["mistralai/Mixtral-8x7B-v0.1"]
+    asked: list[dict[str, Any]] = []
+
+    def weigh(of: dict[str, Any]) -> model_parts.ModelParts:
+        asked.append(of)
+        model_records.keep(of, parts)
+        return parts
+
+    first = shapes.resolve("sparse", tmp_path, weigh=weigh)
+    _put({**config, "transformers_version": "9.9"}, tmp_path / "later/config.json")
+    again = shapes.resolve("later", tmp_path)
+    assert asked == [config]
+    assert first.shape == again.shape
+    assert again.shape.parameters() == 46_702_792_704
+
+
+@pytest.mark.enable_socket
+def test_a_fetched_configuration_is_kept_for_when_the_hub_is_not_reached(
+    hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes.resolve("someone/new-model", tmp_path)
+    asked = len(hub)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert shapes.resolve("someone/new-model", tmp_path).origin == "hub"
+    assert len(hub) == asked
+
+
+def test_the_index_beside_a_configuration_says_how_many_weights_are_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "indexed"
+    _put({**_QWEN3_CONFIG, "torch_dtype": "bfloat16"}, folder / "config.json")
+    (folder / _INDEX).write_text('{"metadata": {"total_size": 1192099840}, "weight_map": {}}', encoding="utf-8")
+    assert shapes.resolve("indexed", tmp_path).stored_parameters == 596_049_920
+
+
+def test_every_shipped_record_agrees_with_its_published_count() -> None:
+    text = resources.files("stoker.facts").joinpath("data/model_parts.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    assert set(content["about"]["sources"]) == set(content["records"]) == set(content["parameters_b"])
+    for name, published in content["parameters_b"].items():
+        share = 0.005 if len(str(published)) > 4 else 0.01  # "106B" has three digits
+        assert model_records.shipped()[name].parameters / 1e9 == pytest.approx(published, rel=share), name
+
+
+def test_every_shipped_model_with_experts_has_its_record() -> None:
+    sparse = {name: shape for name, shape in shapes.shipped().items() if shape.experts}
+    assert sparse
+    assert all(shape.parts and not shape.parts.quantised_parameters > shape.parameters() for shape in sparse.values())
 
 
 @pytest.mark.parametrize(("width", "ffn"), [(512, 1408), (768, 2048), (128, 384), (4096, 10944)])

@@ -1,0 +1,255 @@
+"""Weighs a model: builds it on the meta device from its own class and records every tensor (`facts.model_parts`).
+
+`weigh(config)` in process, or `python -m stoker.engine.weigh FOLDER`: reads FOLDER/config.json, writes
+FOLDER/parts.json. What is quantised is decided by transformers' quantiser, what an adapter gets by PEFT.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
+from transformers.initialization import no_tie_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from stoker.errors import EXIT_DONE
+from stoker.facts import model_parts
+from stoker.facts.model_parts import TEXT, ModelParts, Reach, Role, WeightGroup
+from stoker.rundir import files
+
+_PACKAGES = ("transformers", "peft", "bitsandbytes")
+_RANK = 8
+_SIZES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "heads": ("num_attention_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "num_heads"),
+    "head_dim": ("head_dim",),
+    "vocab": ("vocab_size",),
+    "context": ("max_position_embeddings",),
+}
+"""Sizes under transformers' own names; a configuration translates its family's."""
+_INNER = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "mlp_dim")
+_EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+_MIXERS = (
+    ("mixer", "mamba"),
+    ("deltanet", "linear"),
+    ("deltaattention", "linear"),
+    ("lightningattention", "linear"),
+    ("shortconv", "conv"),
+    ("attention", "full"),
+    ("attn", "full"),
+)
+"""Kinds of token mixing by a word of the module's class."""
+
+
+def weigh(config: Any) -> ModelParts:
+    """A configuration's model by its tensors."""
+    model = build(config)
+    quantised = _quantised(config)
+    adapters, refused = _adapters(config)
+    text = _stated(model.config.get_text_config(decoder=True))
+    roles = _roles(model)
+    towers = _Towers(model)
+    groups: Counter[WeightGroup] = Counter()
+    for name, weight in model.named_parameters():
+        groups[
+            WeightGroup(
+                name=_numberless(name),
+                shape=tuple(weight.shape),
+                count=1,
+                role=roles[name],
+                tower=towers.of(name),
+                quantised=name in quantised,
+                adapter=adapters.get(name),
+            )
+        ] += 1
+    experts = _first(text, _EXPERTS) if "expert" in roles.values() else 0
+    tied = tuple(sorted({(_numberless(left), _numberless(right)) for left, right in _tied(model)}))
+    return ModelParts(
+        family=text["model_type"],
+        model_class=type(model).__name__,
+        sizes=tuple({**_sizes(text, experts=bool(experts)), "tie_embeddings": bool(tied)}.items()),
+        groups=tuple(_counted(group, count) for group, count in groups.items()),
+        mixers=tuple(_mixers(model, text).items()),
+        tied=tied,
+        experts=experts,
+        experts_per_token=_first(text, _PER_TOKEN) if experts else 0,
+        no_adapter=refused,
+        made_with=tuple((package, metadata.version(package)) for package in _PACKAGES),
+    )
+
+
+def build(config: Any) -> Any:
+    """The model without memory, from the class that training loads."""
+    of = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    with torch.device("meta"):
+        return of.from_config(config, trust_remote_code=False)
+
+
+def _quantised(config: Any) -> set[str]:
+    """Tensors that the quantiser takes, once it has replaced the layers."""
+    with no_tie_weights():  # as `from_pretrained` does: the quantiser leaves the last tensor alone
+        model = build(config)
+    quantizer = AutoHfQuantizer.from_config(BitsAndBytesConfig(load_in_4bit=True), pre_quantized=False)
+    quantizer.preprocess_model(model, device_map=None)
+    return {name for name, _ in model.named_parameters() if quantizer.param_needs_quantization(model, name)}
+
+
+def _adapters(config: Any) -> tuple[dict[str, Reach], str]:
+    """What PEFT's `all-linear` adapts, by tensor; where it refuses, why, and what it adapts layer by layer."""
+    try:
+        return _adapted(config, "all-linear"), ""
+    except (TypeError, ValueError) as error:
+        refused = " ".join(str(error).split())
+    found: dict[str, Reach] = {}
+    linears = (path for path, module in build(config).named_modules() if isinstance(module, torch.nn.Linear))
+    for name in sorted({path.rpartition(".")[2] for path in linears}):
+        with suppress(TypeError, ValueError):
+            found |= _adapted(config, [name])
+    return found, refused
+
+
+def _adapted(config: Any, targets: str | list[str]) -> dict[str, Reach]:
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+
+    model = build(config)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    with torch.device("meta"):
+        adapted = get_peft_model(model, LoraConfig(r=_RANK, target_modules=targets, task_type="CAUSAL_LM"))
+    return dict(_reached(layer, names) for layer in adapted.modules() if isinstance(layer, LoraLayer))
+
+
+def _reached(layer: Any, names: dict[int, str]) -> tuple[str, Reach]:
+    bare = hasattr(layer, "parameter_name")
+    weight = layer.get_param() if bare else layer.get_base_layer().weight
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    return names[id(weight)], Reach(
+        inputs=down.shape[1],
+        outputs=up.shape[0],
+        ranks=down.shape[0] // _RANK,
+        by="parameter" if bare else "module",
+    )
+
+
+def _roles(model: Any) -> dict[str, Role]:
+    """The role of every tensor, by the class of its module and its place."""
+    return {name: role for path, module in model.named_modules() for name, role in _own_roles(model, path, module)}
+
+
+def _own_roles(model: Any, path: str, module: Any) -> Iterator[tuple[str, Role]]:
+    for name, weight in module.named_parameters(recurse=False):
+        yield f"{path}.{name}" if path else name, _role(model, path, module, weight)
+
+
+def _role(model: Any, path: str, module: Any, weight: Any) -> Role:
+    kind, last = type(module).__name__.lower(), path.rpartition(".")[2]
+    if module is model.get_output_embeddings():
+        return "head"
+    if isinstance(module, torch.nn.Embedding):
+        return "embedding"
+    if "router" in kind or "router" in last or last == "gate":
+        return "router"
+    if re.search(r"\bexperts\b", path):
+        return "expert"
+    if isinstance(module, torch.nn.Linear | Conv1D):
+        return "linear"
+    return "norm" if "norm" in kind and weight.dim() == 1 else "other"
+
+
+class _Towers:
+    """Which part of a model a tensor belongs to."""
+
+    def __init__(self, model: Any) -> None:
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        self._text = [f"{path}." for path, module in model.named_modules() if module in (decoder, head) and path]
+        self._composite = "text_config" in model.config.sub_configs
+
+    def of(self, name: str) -> str:
+        """`text`, or the name of the module next to the language model."""
+        if not self._composite or name.startswith(tuple(self._text)):
+            return TEXT
+        beside = self._text[0].count(".") - 1
+        return name.split(".")[beside]
+
+
+def _tied(model: Any) -> Iterator[tuple[str, str]]:
+    kept = {id(weight): name for name, weight in model.named_parameters()}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if kept[id(weight)] != name:
+            yield name, kept[id(weight)]
+
+
+def _stated(text: Any) -> dict[str, Any]:
+    """A configuration as a dictionary, with the general names next to its family's own."""
+    stated = text.to_dict()
+    return {**stated, **{word: stated[own] for word, own in text.attribute_map.items() if own in stated}}
+
+
+def _sizes(text: dict[str, Any], *, experts: bool) -> dict[str, int | None]:
+    """The configuration's own words for the sizes of a shape."""
+    inner = (_EXPERT_INNER + _INNER) if experts else _INNER
+    return {word: _first(text, names) or None for word, names in {**_SIZES, "intermediate": inner}.items()}
+
+
+def _first(text: dict[str, Any], names: tuple[str, ...]) -> int:
+    """The first of these numbers that a configuration states; of a list by layer, the largest; 0 for none."""
+    value = next((text[name] for name in names if text.get(name)), 0)
+    return max(map(int, value)) if isinstance(value, list | tuple) else int(value)
+
+
+def _mixers(model: Any, text: dict[str, Any]) -> dict[str, int]:
+    """How many blocks of the language model mix tokens in which way."""
+    decoder = model.get_decoder()
+    blocks = next(module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList))
+    kinds = text.get("layer_types") or []
+    found: Counter[str] = Counter()
+    for number, block in enumerate(blocks):
+        told = kinds[number] if number < len(kinds) else ""
+        found.update(_block_mixers(block, told))
+    return dict(found)
+
+
+def _block_mixers(block: Any, told: str) -> set[str]:
+    """The kinds of one block; sliding and chunked windows are told by the configuration."""
+    words = [type(module).__name__.lower() for _, module in block.named_children()]
+    kinds = {next((kind for word, kind in _MIXERS if word in name), "") for name in words} - {""}
+    window = next((window for window in ("sliding", "chunked") if window in told), "")
+    return {window if kind == "full" and window else kind for kind in kinds}
+
+
+def _counted(group: WeightGroup, count: int) -> WeightGroup:
+    return WeightGroup(**{**vars(group), "count": count})
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def main(folder: Path) -> int:
+    """Weigh the model of FOLDER/config.json, or write why transformers cannot build it."""
+    try:
+        record = model_parts.to_json(weigh(_config(folder)))
+    except (ImportError, KeyError, ValueError) as error:
+        record = {"problem": " ".join(str(error).split())}
+    files.write_json(folder / "parts.json", record)
+    return EXIT_DONE
+
+
+def _config(folder: Path) -> Any:
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

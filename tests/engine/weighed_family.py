@@ -1,0 +1,64 @@
+"""A tiny model of a family, really loaded, quantised and adapted, counted tensor by tensor."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny_families
+import torch
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+RANK = 4
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Weights by how they are held."""
+
+    full: int
+    lora: int | str
+    """Trained by an adapter on all linear layers, or why PEFT refuses one."""
+    quantised: int
+    unquantised: int
+    qlora: int | str
+
+
+def counted(family: str, folder: Path) -> Counts:
+    """The family's tiny model, saved and loaded as training loads it."""
+    config = tiny_families.config(family)
+    of: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    torch.manual_seed(0)
+    of.from_config(config).save_pretrained(folder)
+    config.save_pretrained(folder)
+    full = of.from_pretrained(folder, use_safetensors=True)
+    packed = of.from_pretrained(
+        folder,
+        use_safetensors=True,
+        dtype=torch.bfloat16,
+        quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    )
+    states = [weight.quant_state for weight in packed.parameters() if type(weight).__name__ == "Params4bit"]
+    rest = sum(weight.numel() for weight in packed.parameters() if type(weight).__name__ != "Params4bit")
+    return Counts(
+        full=sum(weight.numel() for weight in full.parameters()),
+        lora=_trained(full),
+        quantised=sum(state.shape.numel() for state in states),
+        unquantised=rest,
+        qlora=_trained(prepare_model_for_kbit_training(packed)),
+    )
+
+
+def _trained(model: Any) -> int | str:
+    options = LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    try:
+        adapted = get_peft_model(model, options)
+    except ValueError as error:
+        return stable(str(error))
+    return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+
+
+def stable(reason: str) -> str:
+    """PEFT's reason without the set it prints in any order."""
+    return reason.split("Incompatible", maxsplit=1)[0]
