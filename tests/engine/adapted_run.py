@@ -32,13 +32,16 @@ def make_base(folder: Path, kind: str = "llama", *, tied: bool = False, dtype: t
     return folder
 
 
-def make_run(folder: Path, base: Path, tune: str = "{method: lora, rank: 4}", lora: str = "{}") -> RunDir:
+def make_run(
+    folder: Path, base: Path, tune: str = "{method: lora, rank: 4}", lora: str = "{}", where: str = "{}"
+) -> RunDir:
     """A run as training leaves it: adapter in `artifacts/final`, the base's digest in a committed checkpoint."""
     text = f"""
 model: {base}
 data: {{train: rows.jsonl, length: 64}}
 tune: {tune}
 train: {{batch: 4, steps: 2}}
+where: {where}
 native: {{lora: {lora}}}
 """
     run_dir = tiny_run.make_run(folder, text, tiny_run.random_rows(8, seed=1, longest=40))
@@ -73,7 +76,7 @@ def logits(model: Any) -> torch.Tensor:
 def distance(run_dir: RunDir, folder: Path) -> float:
     """Largest difference of logits between the trained model and a folder, relative to the largest logit."""
     trained, _ = generate.load(run_dir)
-    whole = AutoModelForCausalLM.from_pretrained(folder)
+    whole = models.auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder)
     wanted, found = logits(trained), logits(whole)
     assert wanted.std() > 0.1  # a model that says nothing would agree with anything
     return ((wanted - found).abs().max() / wanted.abs().max()).item()

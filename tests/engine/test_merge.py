@@ -302,7 +302,6 @@ def test_a_base_that_nothing_vouches_for_is_taken_and_said(tmp_path: Path) -> No
     [
         ("trainable_token_indices", [5]),
         ("init_lora_weights", "pissa"),
-        ("target_parameters", ["experts.w1"]),
         ("bias", "lora_only"),
         ("ensure_weight_tying", True),
         ("alora_invocation_tokens", [1]),

@@ -46,6 +46,12 @@ def _dtype_plan() -> bool:
     return parameters(PreTrainedModel._get_dtype_plan) == ["self", "dtype"]
 
 
+def _noted_conversions() -> bool:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return '"_weight_conversions"' in inspect.getsource(revert_weight_conversion)
+
+
 def _blocks() -> bool:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -154,6 +160,7 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_prepare_inputs": _prepare_inputs,
     "_no_split_modules": _blocks,
     "_get_dtype_plan": _dtype_plan,
+    "_weight_conversions": _noted_conversions,
     "_from_model_config": _generation_settings,
     "_lazy_init_hp_params_optimizer_state": _zero_partitions,
     "_foreach_mul_": _foreach,

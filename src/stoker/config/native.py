@@ -25,6 +25,8 @@ UNPREPARED = "unprepared"
 """Needs more than a run gives it: a pass over the data before training, another package, other adapters."""
 UNSAVED = "unsaved"
 """Keeps state beside the trained weights, which a checkpoint does not have: no resume could be exact."""
+REBASED = "rebased"
+"""Changes the base's weights before training: the adapter fits no base that anybody else has, and is not merged."""
 REFUSED = {
     PLAN: "STK112",
     SERVE: "STK122",
@@ -32,6 +34,7 @@ REFUSED = {
     CHAIN: "STK139",
     UNPREPARED: "STK144",
     UNSAVED: "STK145",
+    REBASED: "STK146",
 }
 """The error for an option that no word of the run file sets."""
 
@@ -299,6 +302,7 @@ REFUSED_VALUES: dict[tuple[str, str], dict[str, str]] = {
     ("lora", "init_lora_weights"): {
         **dict.fromkeys(("eva", "corda", "lora_ga", "loftq"), UNPREPARED),
         "mica": UNSAVED,
+        **dict.fromkeys(("pissa", "olora"), REBASED),
     }
 }
 """Values, by block and option, that are refused although the option is free."""
@@ -349,7 +353,8 @@ def check(document: Document) -> list[StokerError]:
             owned, known = _rules(block, document.values.get("model"))
             for name in options:
                 where = document.where(("native", block, name))
-                refused = REFUSED_VALUES.get((block, name), {}).get(str(options[name]))
+                # `pissa_niter_16` is `pissa`, computed faster.
+                refused = REFUSED_VALUES.get((block, name), {}).get(str(options[name]).partition("_niter_")[0])
                 if name in owned:
                     problems.append(_owned(block, name, owned[name], where))
                 elif refused:

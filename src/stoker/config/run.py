@@ -192,7 +192,7 @@ class _LowRank(_Section):
         Annotated[Literal["all-linear"], Tag("text")] | Annotated[list[NonEmpty], Field(min_length=1), Tag("list")],
         Discriminator(_text_or_list),
     ] = "all-linear"
-    """Which layers get an adapter: all linear layers, or module names."""
+    """Which layers get an adapter: all linear layers (experts too, no router, no vision tower), or module names."""
 
 
 class Lora(_LowRank):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
-from transformers import AutoModelForCausalLM, GenerationConfig, TextIteratorStreamer
+from transformers import AutoConfig, GenerationConfig, TextIteratorStreamer
 
 from stoker.engine import models, reading, template_limits
 from stoker.errors import StokerError
@@ -40,7 +40,8 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
             model = PeftModel.from_pretrained(base, folder)
     else:
         with reading.named("STK512", path=folder):
-            model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **_placement())
+            kind = models.auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+            model = kind.from_pretrained(folder, use_safetensors=True, **_placement())
         model = _placed(model)
     return model.eval(), models.load_tokenizer(folder)
 

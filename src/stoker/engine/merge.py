@@ -1,8 +1,9 @@
 """The merge program: `python -m stoker.engine.merge RUN_DIR` merges a trained adapter into its base model's weights.
 
 Each adapted tensor is merged in fp32 by PEFT's own layer, from the weights as training used them (4-bit ones: quantised
-and dequantised), and stored in the dtype the plan loaded the base in. One tensor is in memory at a time, never the
-model. The parity gate decides whether the result answers like the trained model.
+and dequantised), and stored in the dtype the plan loaded the base in, in the layout of the base's files. One tensor, or
+an MoE layer's experts, is in memory at a time, never the model. The parity gate decides whether the result answers like
+the trained model.
 """
 
 import dataclasses
@@ -10,18 +11,20 @@ import re
 import shutil
 import sys
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from stoker import messages
 from stoker.config.run import Run
 from stoker.engine import generate, models, program, reading, weights
+from stoker.engine.conversion import Conversion, Group, Tensors
 from stoker.engine.weights import ModelFiles, TensorEntry
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.plan.plan import Plan
@@ -32,15 +35,20 @@ from stoker.rundir.layout import RunDir
 NAME = "merged"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, "README.md")
+_PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""How images become tokens; text alone needs none of them, the whole model does."""
 _BASE_FILES = ("*config.json", "model*.safetensors", "model.safetensors.index.json", "README.md")
 _PREFIX = "base_model.model."
 _MERGEABLE = {
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
+    *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    "modules_to_save",
     *("lora_dropout", "inference_mode", "task_type", "peft_type", "peft_version", "auto_mapping"),
     *("base_model_name_or_path", "revision", "runtime_config"),
 }
 """Options of `LoraConfig` that PEFT's layers merge exactly, or that do not concern the weights."""
+_OPEN_GROUPS = 2
+"""Groups of tensors in memory: files alternate between the two of an MoE layer, expert by expert."""
 _INITS = (True, False, "gaussian", "orthogonal")
 """Adapter initialisations that do not change the base's weights."""
 
@@ -66,6 +74,7 @@ def main(path: Path) -> int:
             log.write("merging", done_bytes=done, total_bytes=total)
         weights.write_index(folder, placed)
         merger.write_config(folder)
+        _copy_processor(base, folder)
         _copy_tokenizer(run_dir.final, folder)
         generate.write_settings(base, merger.config, folder)
         log.write(
@@ -147,13 +156,19 @@ class Merger:
         self._kept = plain._get_dtype_plan(self._dtype)
         self._tied: dict[str, str] = dict(plain.all_tied_weights_keys)
         self._files = ModelFiles(base)
-        self._places = _places(self._files, plain)
+        self._shapes = {name: self._files.entry(name).shape for name in self._files}
+        self._conversion = Conversion(self._shapes, plain)
         self._quantized = _Quantized(self.config, self._dtype, plan) if plan.native.quantization else None
-        self._adapter = _Adapter(adapter, plain)
-        self._written_as = {place: name for name, place in self._places.items()}
+        self._adapter = _Adapter(adapter, _skeleton(self.config, self._dtype))
         self.changed = self._adapter.changed
-        self._check_places()
-        self._added = {name: self._places[other] for name, other in self._untied_pairs() if name not in self._places}
+        self._rewritten = self.changed | (self._quantized.names if self._quantized else set())
+        self._open: OrderedDict[str, Tensors] = OrderedDict()
+        self._check_groups()
+        self._added = {
+            name: self._stored_name(other)
+            for name, other in self._untied_pairs()
+            if name not in self._conversion.of_parameter
+        }
         self.untied = bool(self._untied_pairs())
 
     def placed(self) -> dict[str, list[TensorEntry]]:
@@ -168,10 +183,17 @@ class Merger:
 
     def tensor(self, written_name: str) -> torch.Tensor:
         """One tensor of the merged model, by its name in the files."""
-        name = self._written_as.get(written_name, written_name)
-        value = self._adapter.merged(name, self._seen) if name in self.changed else self._trained_with(name)
-        dtype = self._stored_dtype(name, value.dtype)
-        return value.to(dtype).cpu()
+        group = self._conversion.of_stored.get(written_name)
+        if group is None:
+            return self._parameter(written_name) if written_name in self._added else self._files.read(written_name)
+        if not self._rewritten.intersection(group.parameters):
+            return self._cast(self._files.read(written_name), group.first)
+        if written_name not in self._open.get(group.first, {}):
+            merged = {name: self._parameter(name) for name in group.parameters}
+            self._open[group.first] = self._conversion.to_stored(group, merged)
+            while len(self._open) > _OPEN_GROUPS:
+                self._open.popitem(last=False)
+        return self._open[group.first].pop(written_name)
 
     def write_config(self, folder: Path) -> None:
         """Write the base's configuration with the dtype of the stored weights."""
@@ -181,15 +203,23 @@ class Merger:
             self.config.tie_word_embeddings = False
         self.config.save_pretrained(folder)
 
+    def _parameter(self, name: str) -> torch.Tensor:
+        """A parameter of the merged model."""
+        value = self._adapter.merged(name, self._seen) if name in self.changed else self._trained_with(name)
+        return self._cast(value, name).cpu()
+
     def _seen(self, name: str) -> torch.Tensor:
-        """A base tensor as training used it, in fp32 for merging."""
+        """A base parameter as training used it, in fp32 for merging."""
         return self._trained_with(name).to(torch.float32)
 
     def _trained_with(self, name: str) -> torch.Tensor:
-        place = self._places.get(name) or self._added.get(name, name)
-        stored = self._files.read(place)
-        cast = stored.to(self._stored_dtype(name, stored.dtype))
-        return self._quantized.there_and_back(name, cast) if self._quantized and name in self._quantized else cast
+        group = self._group(name)
+        made = self._conversion.to_parameters(group, lambda stored: self._cast(self._files.read(stored), name))
+        value = made[name] if name in made else made[group.first]
+        return self._quantized.there_and_back(name, value) if self._quantized and name in self._quantized else value
+
+    def _cast(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        return value.to(self._stored_dtype(name, value.dtype))
 
     def _stored_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
         if not dtype.is_floating_point:
@@ -197,21 +227,34 @@ class Merger:
         return next((kept for pattern, kept in self._kept.items() if re.search(pattern, name)), self._dtype)
 
     def _entry(self, written_name: str, stored_name: str) -> TensorEntry:
-        stored = self._files.entry(stored_name)
-        name = self._written_as.get(written_name, written_name)
+        stored, group = self._files.entry(stored_name), self._conversion.of_stored.get(stored_name)
+        if group is None:  # not the model's: stays as it is
+            return stored
+        name = group.first if written_name == stored_name else written_name
         return TensorEntry(written_name, self._stored_dtype(name, stored.dtype), stored.shape)
+
+    def _group(self, name: str) -> Group:
+        """The group a parameter is made from; a tied one's may be its partner's."""
+        known = self._conversion.of_parameter
+        return known[name] if name in known else known[self._partners()[name]]
+
+    def _stored_name(self, name: str) -> str:
+        return next(iter(self._group(name).stored))
+
+    def _partners(self) -> dict[str, str]:
+        return {**self._tied, **{source: target for target, source in self._tied.items()}}
 
     def _untied_pairs(self) -> list[tuple[str, str]]:
         """Tied tensors that the adapter untied by changing one of them; each with the other, both ways."""
         pairs = [pair for pair in self._tied.items() if self.changed.intersection(pair)]
         return pairs + [(other, name) for name, other in pairs]
 
-    def _check_places(self) -> None:
-        """Require every tensor that the adapter or the 4-bit weights need in the base's files."""
-        partners = {**self._tied, **{source: target for target, source in self._tied.items()}}
-        needed = self.changed | (set(self._quantized.names) if self._quantized else set())
-        for name in sorted(needed):
-            if name not in self._places and partners.get(name) not in self._places:
+    def _check_groups(self) -> None:
+        """Require every tensor that the adapter or the 4-bit weights need, in a layout that can be written back."""
+        known, partners = self._conversion.of_parameter, self._partners()
+        for name in sorted(self._rewritten):
+            group = known.get(name) or known.get(partners.get(name, name))
+            if group is None or not self._conversion.is_reversible(group, self._shapes):
                 raise StokerError("STK613", tensor=name)
 
 
@@ -228,19 +271,7 @@ def _base_config(base: Path, plan: Plan) -> Any:
 def _skeleton(config: Any, dtype: torch.dtype) -> Any:
     """The model on the meta device: names, shapes and layer types."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
-
-
-def _places(stored: ModelFiles, plain: Any) -> dict[str, str]:
-    """The name in the files by the name in the model: equal, or with or without the model's prefix."""
-    prefix, known = f"{plain.base_model_prefix}.", set(plain.state_dict())
-    places = {}
-    for place in stored:
-        for name in (place, prefix + place, place.removeprefix(prefix)):
-            if name in known:
-                places[name] = place
-                break
-    return places
+        return models.auto_class(config).from_config(config, dtype=dtype)
 
 
 class _Quantized:
@@ -292,25 +323,23 @@ class _Adapter:
         for key in self._file.keys():  # noqa: SIM118  # safe_open is no mapping
             self._take(key, names)
         self._check()
-        merged = {f"{name}.weight" for name in self._layers}
-        biases = {f"{name}.bias" for name, layer in self._layers.items() if layer.lora_bias.get("default")}
-        self.changed: set[str] = merged | biases | set(self._whole)
+        self._layer_of = {weight: name for name, layer in self._layers.items() for weight in _weights(name, layer)}
+        self.changed: set[str] = {*self._layer_of, *self._whole}
 
-    def merged(self, name: str, base: Any) -> torch.Tensor:
+    def merged(self, name: str, base: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """A tensor the adapter changes; `base` returns base tensors in fp32 by name."""
-        module, _, leaf = name.rpartition(".")
         whole = self._file.get_tensor(self._whole[name]) if name in self._whole else None
-        layer = self._layers.get(module)
-        if layer is None:
+        if name not in self._layer_of:
             assert whole is not None
             return whole
+        module = self._layer_of[name]
+        layer = self._layers[module]
         # lora_bias needs the layer's bias too; everything else only the weight.
-        leaves = ["weight", "bias"] if layer.lora_bias.get("default") else ["weight"]
-        state = {f"base_layer.{one}": base(f"{module}.{one}") for one in leaves}
+        state = {_inside(layer, weight): base(weight) for weight in _weights(module, layer)}
         if whole is not None:
-            state[f"base_layer.{leaf}"] = whole.to(torch.float32)
+            state[_inside(layer, name)] = whole.to(torch.float32)
         state |= {part: self._file.get_tensor(key).to(torch.float32) for part, key in self._parts[module].items()}
-        return _merged(layer, state, name, leaf)
+        return _merged(layer, state, name)
 
     def _take(self, key: str, names: set[str]) -> None:
         """Classify a key of the adapter file: part of a LoRA layer, or a replaced tensor."""
@@ -334,7 +363,22 @@ class _Adapter:
                 raise StokerError("STK615", tensor=f"{name}.{min(missing)}", reason=messages.text("adapter.missing"))
 
 
-def _merged(layer: Any, state: dict[str, torch.Tensor], name: str, leaf: str) -> torch.Tensor:
+def _weights(name: str, layer: Any) -> list[str]:
+    """The parameters that a LoRA layer changes, by their names without adapter."""
+    if hasattr(layer, "parameter_name"):  # one parameter of a module; the layers of several are nested
+        return [f"{name.replace('.base_layer', '')}.{layer.parameter_name}"]
+    return [f"{name}.weight", *([f"{name}.bias"] if layer.lora_bias.get("default") else [])]
+
+
+def _inside(layer: Any, name: str) -> str:
+    """The name of a parameter inside its LoRA layer, through nested ones."""
+    path, inner = "base_layer.", layer.base_layer
+    while hasattr(inner, "parameter_name"):
+        path, inner = f"{path}base_layer.", inner.base_layer
+    return path + name.rpartition(".")[2]
+
+
+def _merged(layer: Any, state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """Load one layer, merge it by PEFT, take the result and free it."""
     try:
         layer.load_state_dict(state, strict=False, assign=True)
@@ -344,13 +388,19 @@ def _merged(layer: Any, state: dict[str, torch.Tensor], name: str, leaf: str) ->
         layer.merge(safe_merge=True)
     except ValueError as error:  # not finite
         raise StokerError("STK615", tensor=name, reason=error) from error
-    result = getattr(layer.get_base_layer(), leaf).detach()
+    result = layer.get_parameter(_inside(layer, name)).detach()
     layer.merged_adapters.clear()
     layer.to("meta")
     return result
 
 
 # ---- other files
+
+
+def _copy_processor(base: Path, folder: Path) -> None:
+    for name in _PROCESSOR_FILES:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
 
 
 def _copy_tokenizer(final: Path, folder: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.utils import find_adapter_config_file
 
 from stoker.config.run import Run, Shape
-from stoker.engine import reading
+from stoker.engine import adapters, reading
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import inputs, safetensors_headers
@@ -33,6 +35,12 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
+def auto_class(config: Any) -> Any:
+    """The class that loads a model whole: a language model with its vision tower, else a language model."""
+    has_tower = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
+
+
 def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) -> Any:
     """The model as training starts with it; one that will be sharded and goes on, from its checkpoint at once.
 
@@ -49,6 +57,7 @@ def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) ->
         model = load_base(run, plan, folder, **placement)
     model.config.use_cache = False
     if run.tune.method == "full":
+        adapters.freeze_towers(model)
         return model
     return _with_adapter(run, plan, model)
 
@@ -121,7 +130,11 @@ def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> An
 def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
     if (index := Path(path) / safetensors_headers.INDEX_NAME).is_file():
         safetensors_headers.listed(index)  # transformers would follow names that leave the folder
-    return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
+    place = {name: options[name] for name in ("revision", "local_files_only", "subfolder") if name in options}
+    if find_adapter_config_file(str(path), **place):  # a hub's; transformers would load it with its base
+        raise StokerError("STK142", path=path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, **place)
+    return auto_class(config).from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
 
 
 def _options(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,12 +153,9 @@ def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     path = inputs.model_path(run.model, folder)
     with reading.named("STK413", model=run.model):
         try:
-            model = _from_files(path, options)
+            return _from_files(path, options)
         except TypeError as error:
             raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
-    if hasattr(model, "peft_config"):  # a hub's adapter, which transformers loaded with its base
-        raise StokerError("STK142", path=run.model)
-    return model
 
 
 def dtype(name: str) -> torch.dtype:
@@ -166,7 +176,7 @@ def quantization(plan: Plan) -> Any:
 
 
 def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    from peft import get_peft_model, prepare_model_for_kbit_training
 
     if plan.native.quantization:
         model = prepare_model_for_kbit_training(
@@ -176,6 +186,6 @@ def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
         )
     torch.manual_seed(run.train.seed)
     try:
-        return get_peft_model(model, LoraConfig(**plan.native.lora))
+        return get_peft_model(model, adapters.config(model, plan.native.lora))
     except (TypeError, ValueError) as error:
         raise StokerError("STK412", option="tune", engine="peft", reason=error) from error

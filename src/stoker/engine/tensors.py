@@ -1,6 +1,7 @@
 """Compares the weights of a folder with the trained model, tensor by tensor, and finds the cause of differences.
 
-Expected is the base's weight plus PEFT's delta, in fp32. Memory: the trained model and one or two tensors.
+Expected is the base's weight plus PEFT's delta, in fp32, in the layout of the files. Memory: the trained model and one
+or two tensors, or the experts of a layer.
 """
 
 from collections import Counter
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from stoker.engine import models
+from stoker.engine.conversion import Conversion, Group
 from stoker.rundir import safetensors_headers
 from stoker.rundir.safetensors_headers import HeaderEntry
 
@@ -56,8 +59,9 @@ class Difference:
 
 def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
     """Compare the tensors of a folder with the trained model's; returns `Observation.weights`."""
-    entries, wanted = safetensors_headers.read(folder), expected(model, dtype)
-    names = [name for name in entries if name in wanted]
+    entries = safetensors_headers.read(folder)
+    wanted = _as_stored(model, expected(model, dtype), entries)
+    names = list(wanted)
     figures: dict[str, Any] = {"compared": len(names), "of": len(entries), "worst": None, "excess": 0.0}
     if not names:
         return {**figures, "cause": "shape", "worst": next(iter(entries), None)}
@@ -78,23 +82,73 @@ def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
 
 def expected(model: Any, dtype: str) -> dict[str, Expected]:
     """Expected tensors by their name in a model without adapter; unsupported ones are left out."""
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    inner = _without_adapter(model)
     modules = dict(inner.named_modules())
     found: dict[str, Expected] = {}
     for name, parameter in inner.named_parameters(remove_duplicate=False):
         path, _, field = name.rpartition(".")
         plain, adapted, _ = path.partition(".base_layer")
-        if _is_transposed(modules[path]):
+        if ".lora_" in name or _is_transposed(modules[path]):
             continue
         if adapted and _is_plain_lora(modules[plain]):
-            delta = _delta(modules[plain]) if field == "weight" else None
-            found[f"{plain}.{field}"] = Expected(_stored(parameter, dtype), _whole(parameter), delta)
+            found[f"{plain}.{field}"] = Expected(
+                _stored(parameter, dtype), _whole(parameter), _delta(modules[plain], field)
+            )
         elif ".modules_to_save." in name:
             outer, _, rest = name.partition(".modules_to_save.")
             found[f"{outer}.{rest.partition('.')[2]}"] = Expected(safetensors_headers.DTYPES[dtype], _whole(parameter))
-        elif not any(word in name for word in (".base_layer.", ".original_module.", ".lora_", ".token_adapter.")):
+        elif not any(word in name for word in (".base_layer.", ".original_module.", ".token_adapter.")):
             found[name] = Expected(_stored(parameter, dtype), _whole(parameter))
     return found
+
+
+def _without_adapter(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def _as_stored(model: Any, wanted: dict[str, Expected], entries: dict[str, HeaderEntry]) -> dict[str, Expected]:
+    """Expected tensors by their names in the files, where a layer's experts may be a tensor each."""
+    config = _without_adapter(model).config
+    with torch.device("meta"):
+        plain = models.auto_class(config).from_config(config)
+    shapes = {name: tuple(entry.shape) for name, entry in entries.items()}
+    conversion = Conversion(shapes, plain)
+    converted = _Converted(conversion, wanted)
+    found: dict[str, Expected] = {}
+    for name, group in conversion.of_stored.items():
+        if group.converter is None and group.first in wanted:
+            found[name] = wanted[group.first]
+        elif group.converter is not None and wanted.keys() >= set(group.parameters):
+            found[name] = converted.expected(group, name)
+    return found
+
+
+class _Converted:
+    """Expected tensors of groups that are converted, the last group's in memory: names come group by group."""
+
+    def __init__(self, conversion: Conversion, wanted: dict[str, Expected]) -> None:
+        self._conversion = conversion
+        self._wanted = wanted
+        self._last = ""
+        self._base: dict[str, Tensor] = {}
+        self._delta: dict[str, Tensor] = {}
+
+    def expected(self, group: Group, name: str) -> Expected:
+        """A stored tensor of a group."""
+        of = [self._wanted[parameter] for parameter in group.parameters]
+        adapted = any(one.delta for one in of)
+        return Expected(
+            of[0].dtype, lambda: self._open(group)[0][name], (lambda: self._open(group)[1][name]) if adapted else None
+        )
+
+    def _open(self, group: Group) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Converting back only moves numbers, so base and delta are converted one by one."""
+        if self._last != group.first:
+            parts = {name: self._wanted[name].parts() for name in group.parameters}
+            self._base = self._conversion.to_stored(group, {name: base for name, (base, _) in parts.items()})
+            self._delta = self._conversion.to_stored(group, {name: delta for name, (_, delta) in parts.items()})
+            self._last = group.first
+        return self._base, self._delta
 
 
 def _stored(parameter: Any, dtype: str) -> str:
@@ -114,7 +168,13 @@ def _is_plain_lora(layer: Any) -> bool:
     return hasattr(layer, "get_delta_weight") and not any(any(by_adapter.values()) for by_adapter in more)
 
 
-def _delta(layer: Any) -> Callable[[], Tensor]:
+def _delta(layer: Any, field: str) -> Callable[[], Tensor] | None:
+    """What the adapter adds to a parameter of a layer; each of several adapted ones has a nested layer of its own."""
+    while hasattr(layer, "parameter_name") and layer.parameter_name != field:
+        layer = layer.base_layer
+    if not hasattr(layer, "get_delta_weight") or (not hasattr(layer, "parameter_name") and field != "weight"):
+        return None
+
     def total() -> Tensor:
         return sum(layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import stoker
 
 DECIDES_BITS = (
-    *("engine/checkpoint", "engine/dataset", "engine/exact", "engine/guard", "engine/models", "engine/parallel"),
-    *("engine/paged", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero", "plan/order"),
-    "rundir/prepared",
+    *("engine/adapters", "engine/checkpoint", "engine/dataset", "engine/exact", "engine/guard", "engine/models"),
+    *("engine/paged", "engine/parallel", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero"),
+    *("plan/order", "rundir/prepared"),
 )
 """Modules that a training process computes a step with. What the plan decides is in the fingerprint by its value."""
 

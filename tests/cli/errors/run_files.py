@@ -346,6 +346,10 @@ NATIVE: Table = {
         BOTH + "tune: {method: lora}\nnative: {lora: {monteclora_config: {}}}\n",
         [err("STK145", "run.yaml:4: native.lora.monteclora_config", "use_dora")],
     ),
+    "an adapter that changes its base": (
+        BOTH + "tune: {method: lora}\nnative: {lora: {init_lora_weights: pissa}}\n",
+        [err("STK146", "run.yaml:4: native.lora.init_lora_weights", "orthogonal")],
+    ),
     "a queue's notice": (
         BOTH + "native: {slurm: {signal: 'B:USR1@60'}}\n",
         [err("STK138", "run.yaml:3: native.slurm.signal", "slurm/job.sh")],

@@ -35,7 +35,8 @@ def test_an_adapter_that_cannot_be_set_up_or_resumed_is_refused_by_its_value(val
     code = native.REFUSED[native.REFUSED_VALUES["lora", "init_lora_weights"][value]]
     found = problems(f"{{lora: {{init_lora_weights: {value}}}}}")
     assert found == [(code, f"init_lora_weights: {value}")]
-    assert problems("{lora: {init_lora_weights: pissa}}") == []
+    assert problems("{lora: {init_lora_weights: orthogonal}}") == []
+    assert problems("{lora: {init_lora_weights: pissa_niter_16}}") == [("STK146", "init_lora_weights: pissa_niter_16")]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 Json = dict[str, Any]
 
@@ -37,7 +38,9 @@ def device() -> str:
 
 def load(folder: Path) -> tuple[Any, list[str]]:
     """The model, and the weights the folder lacks: random numbers would stand in their place."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+    has_tower = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind = AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
+    model, info = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
     return model, sorted(map(str, {*info["missing_keys"], *info["mismatched_keys"]}))
 
 
