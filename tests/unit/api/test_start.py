@@ -9,7 +9,7 @@ from stoker.api.start import Listener
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.places import registry
-from stoker.rundir import layout
+from stoker.rundir import last_known, layout
 
 RUN = """\
 model: {shape: llama, layers: 1, width: 32, heads: 2, ffn: 64, vocab: 300}
@@ -27,7 +27,7 @@ def test_a_start_that_the_store_refuses_keeps_the_record_of_its_place(
     (tmp_path / "tiny.yaml").write_text(RUN)
     run_file = load.load(str(tmp_path / "tiny.yaml"))
     run_dir = layout.create(run_file)
-    registry.record(run_dir, "box-1")
+    last_known.sent(run_dir, "box-1", {}, None)
 
     def held(*_: object) -> None:
         raise StokerError("STK656", name="tiny")
