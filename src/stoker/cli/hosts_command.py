@@ -15,7 +15,8 @@ from stoker import messages, plugins
 from stoker.errors import EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.facts.platforms import Platform
-from stoker.hosts import keys, known, power, probe
+from stoker.hosts import box_environment, keys, known, power, probe
+from stoker.hosts.box_environment import BoxEnvironment
 from stoker.hosts.box_facts import BoxFacts, FoundCard
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
@@ -37,7 +38,7 @@ def add(name: str, address: str, base: str | None, python: str | None, *, yes: b
     host = _pinned(host, before, yes=yes)
     host = keys.opening(host) or _with_key(host)
     facts = _probed(host, python or "")
-    if python and not any(one.path == python and one.fits for one in facts.pythons):
+    if python and not any(one.path == python for one in facts.pythons):
         raise StokerError("STK706", host=name)
     kept = before or host  # the same machine, perhaps at another address: keep its settings
     chosen = {"base": (base or kept.base).rstrip("/"), "python": python or kept.python, "facts": kept.facts}
@@ -144,14 +145,15 @@ def _probed(host: Host, python: str) -> BoxFacts:
 
 def _keep(host: Host, facts: BoxFacts, *, as_json: bool) -> None:
     """Keep and show the facts. Folder and Python of the record are kept where they still exist."""
-    usable = [one.path for one in facts.pythons if one.fits]
     platform = platforms.find(facts.platform)
     if host.facts and not facts.devices and platform and platform.runs_without_card:
         console.talk("hosts.without_card", name=host.name)
         facts = facts.model_copy(update={"devices": host.facts.devices, "driver": host.facts.driver})
+    there = [one.path for one in facts.pythons]
+    decided = box_environment.decide(facts, host.python if host.python in there else "")
     found = {
         "base": host.base or probe.base(facts),
-        "python": host.python if host.python in usable else next(iter(usable), ""),
+        "python": decided.python or (host.python if host.python in there else next(iter(there), "")),
         "platform": facts.platform,
         "instance": host.instance or facts.instance,
         "facts": facts,
@@ -159,10 +161,11 @@ def _keep(host: Host, facts: BoxFacts, *, as_json: bool) -> None:
     host = host.model_copy(update=found)
     known.save(host)
     if as_json:
-        console.data_json(_facts(host))
+        console.data_json({**_facts(host), "setup": decided.model_dump(mode="json")})
     else:
-        _show(host, facts)
+        _show(host, facts, decided)
         console.talk("hosts.added", name=host.name)
+    decided.require(host.name)
 
 
 # ---- output
@@ -191,7 +194,7 @@ def _title(host: Host) -> str:
     return platform.title if platform else "-"
 
 
-def _show(host: Host, facts: BoxFacts) -> None:
+def _show(host: Host, facts: BoxFacts, decided: BoxEnvironment) -> None:
     """One line per subject, at most 80 columns wide."""
     platform = platforms.find(host.platform)
     lines = [
@@ -200,6 +203,7 @@ def _show(host: Host, facts: BoxFacts) -> None:
         *(("hosts.cards", text) for text in _cards(facts)),
         ("hosts.machine", _machine(facts)),
         ("hosts.python", _python(host, facts)),
+        ("hosts.environment", decided.text),
         ("hosts.base", _base(host, facts)),
         *(("hosts.disk", text) for text in _disks(host, facts)),
         ("hosts.network", _network(facts)),

@@ -1,6 +1,7 @@
 """`--on`: commands about a run at another place. They run there, by the same Stoker, or as the place says."""
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ from stoker.launch import plan_inputs, programs, training
 from stoker.places import package, registry
 from stoker.places.package import Package
 from stoker.places.place import Place
-from stoker.plan import clocks
+from stoker.plan import choices, clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, last_known, layout
@@ -79,6 +80,9 @@ def _sent(  # what the user gave
     run_file, overrides = _priced(there, run_file, name, overrides)
     plan = _agree(there, run_file, run_dir, yes=yes)
     sent = package.make(name, run_file, overrides, moving=there.takes_checkpoint)
+    if plan is not None:
+        one = plan.disk_parts["checkpoints"] // choices.checkpoints_at_once(run_file.run)
+        sent = dataclasses.replace(sent, checkpoint_bytes=one)
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
@@ -132,7 +136,7 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
 
 
 def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> Plan | None:
-    """Show the plan for that machine, its cost and time limits of the platform; then ask."""
+    """Show the plan for that machine, its cost and time limits of the platform; then ask. None without a plan."""
     plan = None
     if (facts := there.facts()) is not None:
         machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})

@@ -4,11 +4,12 @@ import os
 import shutil
 
 from stoker import env
-from stoker.doctor import activity, tested
+from stoker.doctor import activity
 from stoker.doctor.finding import Finding, fail, ok, warn
-from stoker.doctor.tested import Table, release, version_key
 from stoker.doctor.torch_build import TorchBuild
+from stoker.facts import tested
 from stoker.facts.machine import Device, Machine
+from stoker.facts.tested import Table, release, version_key
 from stoker.plan.choices import OLDEST_SUPPORTED_CAPABILITY
 
 _BF16_CAPABILITY = 8.0

@@ -1,8 +1,8 @@
 """Installed packages against the table of what was run together. Nothing is imported."""
 
 from stoker.doctor.finding import Finding, fail, ok, warn
-from stoker.doctor.tested import Combination, release, table, version_key
 from stoker.facts import machine
+from stoker.facts.tested import Combination, release, table, version_key
 
 
 def findings() -> list[Finding]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from stoker import env
 from stoker.facts.fact import Fact
 
-Serves = Literal["hub", "other_hub", "pip"]
+Serves = Literal["hub", "other_hub", "pip", "python"]
 
 _NEAR_MILLISECONDS = 1000
 _TIMES_SLOWER = 3
@@ -109,6 +109,11 @@ def ways() -> tuple[MirrorRoute, ...]:
 def addresses() -> tuple[str, ...]:
     """What is asked."""
     return tuple(way.address for way in ways())
+
+
+def nearest(serves: Serves, reachable: Mapping[str, int]) -> MirrorRoute | None:
+    """The first way to something that responded."""
+    return next((way for way in ways() if way.serves == serves and way.address in reachable), None)
 
 
 def choose(

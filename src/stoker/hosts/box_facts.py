@@ -45,7 +45,9 @@ class Interpreter(_BoxFact):
     path: str
     version: str
     packages: dict[str, str] = {}
-    """Versions of the packages a plan needs to know."""
+    """Versions of packages that a plan or an installation needs to know."""
+    has_pip: bool = True
+    """Whether pip is there, or can be put into an environment by Python itself."""
     cuda: str = ""
     """CUDA version of its torch; empty for none."""
     usable: bool | None = None
@@ -67,6 +69,10 @@ class BoxFacts(_BoxFact):
 
     system: str = ""
     hostname: str = ""
+    architecture: str = ""
+    """As `uname -m` calls it."""
+    libc: str = ""
+    """Version of glibc; empty where there is another one."""
     user: str = ""
     home: str = ""
     processor: str = ""

@@ -14,7 +14,7 @@ from typing import Any
 from stoker.facts import cards, platforms
 from stoker.facts.machine import PACKAGES, Device, Machine
 from stoker.facts.platforms import Platform
-from stoker.hosts import mirror_probe
+from stoker.hosts import box_environment, mirror_probe
 from stoker.hosts.box_facts import BoxFacts, Disk, FoundCard, Interpreter, Kept
 from stoker.hosts.shell import Shell
 
@@ -36,7 +36,7 @@ def script(root: str = "", python: str = "") -> str:
     lists = {
         "root": root,
         "probe_python": _source("probe_python.py"),
-        "packages": " ".join(PACKAGES),
+        "packages": " ".join(dict.fromkeys([*PACKAGES, *box_environment.requirements()])),
         "places": "\n".join(dict.fromkeys(paths)),
         "signs": " ".join(dict.fromkeys(name for one in known for name in one.detect.env)),
         "instances": " ".join(one.instance for one in known if one.instance),
@@ -57,7 +57,10 @@ def read(answer: str) -> BoxFacts:
     platform = _platform(said)
     reachable, given = mirror_probe.read(answer)
     return BoxFacts(
-        **{name: _first(said, name) for name in ("system", "hostname", "user", "home", "processor")},
+        **{
+            name: _first(said, name)
+            for name in ("system", "hostname", "architecture", "libc", "user", "home", "processor")
+        },
         cpu_count=_cpu_count(said),
         host_cpu_count=_number(said, "host_cpus") or 1,
         memory_bytes=_memory_bytes(said),
@@ -82,8 +85,10 @@ def base(facts: BoxFacts) -> str:
 
 
 def to_machine(facts: BoxFacts) -> Machine:
-    """The machine as the planner sees it."""
-    python = facts.pythons[0] if facts.pythons else None
+    """The machine as the planner sees it: with the packages it will train with."""
+    decided = box_environment.decide(facts)
+    python = next((one for one in facts.pythons if one.path == decided.python), None)
+    kept = python.packages if python and decided.kind == "image" else {"torch": decided.torch} if decided.torch else {}
     return Machine(
         system=facts.system,
         processor=facts.processor,
@@ -93,8 +98,8 @@ def to_machine(facts: BoxFacts) -> Machine:
         memory_bytes=facts.memory_bytes,
         devices=tuple(Device.model_validate(one.model_dump(exclude={"sm_count"})) for one in facts.devices),
         driver=facts.driver,
-        packages=python.packages if python else {},
-        python=python.version if python else "",
+        packages={name: kept[name] for name in PACKAGES if name in kept},
+        python=python.version if python else box_environment.OWN_PYTHON,
         examined=True,
     )
 

@@ -7,6 +7,8 @@ bounded() { if command -v timeout >/dev/null; then timeout "$@"; else shift; "$@
 
 say system "$(uname -s)"
 say hostname "$(uname -n)"
+say architecture "$(uname -m)"
+say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null | sed -n 's/^glibc //p')"
 say user "$(id -un)"
 say home "$HOME"
 say processor "$(sed -n 's/^model name[[:space:]]*: //p' "$root/proc/cpuinfo" 2>/dev/null | head -n 1)"
@@ -44,7 +46,7 @@ rows() { bounded 20 nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>
 cards=$(rows "$query,compute_cap" || rows "$query")
 [ -n "$cards" ] && printf '%s\n' "$cards" | while read -r line; do say gpu "$line"; done
 
-for tool in bash curl flock git nvidia-smi rsync sbatch setsid sha256sum tar timeout tmux wget; do
+for tool in bash curl flock git nvidia-smi rsync sbatch setsid sha256sum tar timeout tmux uv wget; do
   command -v "$tool" >/dev/null && say tool "$tool"
 done
 

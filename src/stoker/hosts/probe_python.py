@@ -25,6 +25,7 @@ def main(packages: List[str], tried: bool) -> Dict[str, Any]:  # noqa: FBT001
         "executable": sys.executable,
         "version": platform.python_version(),
         "packages": found,
+        "has_pip": _has("pip") or _has("ensurepip"),
         "cuda": cuda,
         "usable": _computes() if cuda and tried else None,
         "cards": _cards(),
@@ -38,6 +39,12 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except ImportError:  # Python 3.7 and older, or no such package
         return _old_version(name)
+
+
+def _has(module: str) -> bool:
+    from importlib import util
+
+    return util.find_spec(module) is not None
 
 
 def _old_version(name: str) -> str:

@@ -21,7 +21,7 @@ from stoker.plan import choices, data, money
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
 from stoker.plan.moves import Earlier
-from stoker.plan.plan import Plan, Rung
+from stoker.plan.plan import Plan, Reason, Rung
 from stoker.rundir import checkpoints, files, layout, nodes, prepared, training_words
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
@@ -56,6 +56,8 @@ class Elsewhere:
 
     network: Network
     platform: Platform | None
+    setup: tuple[Reason, ...] = ()
+    """How Stoker is installed there."""
 
 
 def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: Elsewhere | None = None) -> Inputs:
@@ -88,6 +90,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         place=_place(run, platform),
         platform=platform,
         network=elsewhere.network if elsewhere else mirror_probe.told(),
+        setup=elsewhere.setup if elsewhere else (),
         nodes=_names(run_dir) if not elsewhere else (),
         elsewhere=elsewhere is not None,
     )

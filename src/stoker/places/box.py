@@ -1,11 +1,10 @@
-"""A box: a machine reached by ssh. Sends a run, installs Stoker around the image's own torch, starts and follows it.
+"""A box: a machine reached by ssh. Sends a run, installs Stoker there (`box_setup.py`), starts and follows it.
 
 On the box everything is in one folder, its base: envs, wheels, inputs, runs. The same `stoker` runs there; once it was
 started it does not need this machine.
 """
 
 import contextlib
-import hashlib
 import json
 import shlex
 import tempfile
@@ -16,22 +15,26 @@ from shlex import quote
 from typing import Any
 
 from stoker import env, messages
+from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
-from stoker.hosts import autodl, mirror_probe, power, probe
+from stoker.hosts import autodl, box_environment, mirror_probe, power, probe
 from stoker.hosts.autodl import Tell, Woken
+from stoker.hosts.box_environment import BoxEnvironment
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Shell, Ssh
 from stoker.launch.plan_inputs import Elsewhere
-from stoker.places import box_pull, box_scripts, wheel
+from stoker.places import box_pull, box_scripts, box_setup, wheel
 from stoker.places import package as packages
+from stoker.places.box_setup import BoxInstallation
 from stoker.places.package import Package
 from stoker.places.place import Place
-from stoker.rundir import checkpoints, files, layout
+from stoker.plan.plan import Reason
+from stoker.rundir import checkpoints, layout
 from stoker.rundir.layout import RunDir
 
 _SETUP_SECONDS = 3600.0
@@ -86,7 +89,9 @@ class Box(Place):
 
     def surroundings(self) -> Elsewhere:
         """Its network and its platform."""
-        return Elsewhere(self.network(), platforms.find(self.probed().platform))
+        decided = self.setup()
+        reason = Reason(about="setup", key=decided.key, fields=decided.fields)
+        return Elsewhere(self.network(), platforms.find(self.probed().platform), (reason,))
 
     @contextlib.contextmanager
     def awake(self, tell: Tell) -> Iterator[None]:
@@ -142,17 +147,35 @@ class Box(Place):
 
     # ---- before it runs
 
+    def check(self, run_file: RunFile) -> None:  # noqa: ARG002  # of any run
+        """Refuse a machine that cannot train, before it is switched on: by its last probe, or as it is now."""
+        facts = self.host.facts if power.has_api(self.host) else self.probed()
+        if facts is not None:
+            self._decided(facts).require(self.name)
+
+    def setup(self) -> BoxEnvironment:
+        """How Stoker is installed there; refused where it cannot be."""
+        decided = self._decided(self.facts() or self.probed())
+        decided.require(self.name)
+        return decided
+
+    def _decided(self, facts: BoxFacts) -> BoxEnvironment:
+        return box_environment.decide(facts, self.host.python)
+
     def put(self, package: Package) -> None:
         """Send missing files of the run and of Stoker, install it, and prepare the data where time is cheap."""
+        decided = self.setup()
         sent = self._missing(package)
-        _require_room(self.shell, self.base, package.name, sent)
         with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
             made = wheel.build(Path(folder))
-            digest = files.sha256(made)
-            name = f"wheels/{digest[:16]}/{made.name}"
-            _send(self.shell, self.base, {**sent, name: made})
-        _sweep(self.shell, self.host, package)
-        self._set_up(name, digest)
+            install = BoxInstallation.of(decided, made, self.run)
+            box_setup.require_room(self.shell, self.base, package, sent, install)
+            _send(self.shell, self.base, {**sent, install.wheel: made})
+        self._mark = install.mark
+        routes = f"{self.network().exports()}\n{install.routes(self.probed().reachable)}"
+        script = f"{routes}\n{install.script(self.base)}"
+        self.shell.run(script, secrets=self.environment(), seconds=_SETUP_SECONDS)
+        _sweep(self.shell, self.base, package)
         if self.is_cheap and not package.prepared:
             self._prepare(package)
 
@@ -162,7 +185,7 @@ class Box(Place):
         A checkpoint is sent where it is newer than those there. A running run and its data are not touched.
         """
         if (pid := self._launching(package.name)) is not None or _is_training(
-            self.shell, self.host.python, self.run_folder(package.name)
+            self.shell, self.base, self.run_folder(package.name)
         ):
             raise StokerError("STK411", pid=pid or "-", name=package.name)
         said = self.shell.run(box_scripts.INSPECT.format(run=quote(self.run_folder(package.name))))
@@ -183,23 +206,6 @@ class Box(Place):
     def kept_data(self) -> bool:
         """Whether the run's checkpoints there belong to other data, which it goes on with."""
         return self._kept_data
-
-    def _set_up(self, wheel_name: str, digest: str) -> None:
-        if not self.host.python:
-            raise StokerError("STK706", host=self.name)
-        self._mark = hashlib.sha256(f"{digest} {self.host.python} {box_scripts.EXTRAS}".encode()).hexdigest()[:16]
-        self.shell.run(
-            self.network().exports()
-            + box_scripts.SETUP.format(
-                base=quote(self.base),
-                mark=self._mark,
-                python=quote(self.host.python),
-                wheel=quote(wheel_name),
-                extras=f"'[{box_scripts.EXTRAS}]'",
-            ),
-            secrets=self.environment(),
-            seconds=_SETUP_SECONDS,
-        )
 
     def environment(self) -> dict[str, str]:
         """Environment of every Stoker command there."""
@@ -349,20 +355,6 @@ def _send(shell: Shell, base: str, sent: dict[str, Path]) -> None:
         shell.send(records, base)
 
 
-def _require_room(shell: Shell, base: str, run: str, sent: dict[str, Path]) -> None:
-    """Refuse files that do not fit on the disk, those sent before taken into account."""
-    needed = sum(path.stat().st_size for path in sent.values())
-    tops = [top for top in (f"inputs/{run}", f"runs/{run}/data") if any(name.startswith(f"{top}/") for name in sent)]
-    size = f"du -sk {' '.join(map(quote, tops))} 2>/dev/null || true" if tops else ""
-    said = shell.run(f"mkdir -p {quote(base)}; cd {quote(base)}\ndf -Pk . | tail -n 1\n{size}")
-    disk, *folders = said.splitlines()
-    free = int(disk.split()[3]) * 1024
-    there = sum(int(line.split()[0]) for line in folders) * 1024
-    if needed - there > free:
-        fields = {"needed": f"{needed / 1e6:,.0f} MB", "free": f"{free / 1e6:,.0f} MB"}
-        raise StokerError("STK709", host=shell.name, folder=base, **fields)
-
-
 def _tensorboard_link(host: Host, run_folder: str) -> str:
     """Script that links the run into the folder of the platform's own TensorBoard, where it has one."""
     platform = platforms.find(host.platform)
@@ -373,16 +365,16 @@ def _tensorboard_link(host: Host, run_folder: str) -> str:
     return f"mkdir -p {quote(source)} {quote(folder)} && ln -sfn {quote(source)} {quote(link)} || true"
 
 
-def _sweep(shell: Shell, host: Host, package: Package) -> None:
+def _sweep(shell: Shell, base: str, package: Package) -> None:
     """Delete inputs of an earlier launch that are not part of this run: folders are read whole."""
     top = f"inputs/{package.name}"
     names = [name.removeprefix(f"{top}/") for name in package.files if name.startswith(f"{top}/")]
     program = box_scripts.SWEEP.format(names=json.dumps(names), top=top)
-    shell.run(f"cd {quote(host.base)}\n{quote(host.python)} - <<'END'\n{program}\nEND")
+    shell.run(f"cd {quote(base)}\nenv/bin/python - <<'END'\n{program}\nEND")
 
 
-def _is_training(shell: Shell, python: str, folder: str) -> bool:
-    """Whether a supervisor or a trainer holds a lock there."""
+def _is_training(shell: Shell, base: str, folder: str) -> bool:
+    """Whether a supervisor or a trainer holds a lock there; none can before Stoker is installed."""
     ask = (
         "import errno, fcntl, glob, os, sys, time\n"
         "for name in sys.argv[1:]:\n"
@@ -396,5 +388,5 @@ def _is_training(shell: Shell, python: str, folder: str) -> bool:
         "        if leased or error.errno in (errno.EAGAIN, errno.EACCES):\n"
         "            print('held')\n"
     )
-    words = f"{quote(python)} -c {quote(ask)} {quote(folder)}/supervisor.lock {quote(folder)}/train.lock"
-    return "held" in shell.run(words)
+    words = f"{quote(base)}/env/bin/python -c {quote(ask)} {quote(folder)}/supervisor.lock {quote(folder)}/train.lock"
+    return "held" in shell.run(f"if [ -x {quote(base)}/env/bin/python ]; then {words}; fi")

@@ -1,39 +1,4 @@
-"""Shell and Python that run on a box: install Stoker, start a run in a session of its own, ask about it."""
-
-EXTRAS = "train,data,store"
-"""Of Stoker, that are installed."""
-
-SETUP = """
-cd {base}
-# One at a time: an interrupted connection leaves its installation running. The link names the process.
-until ln -s $$ env.lock 2>/dev/null; do
-  if kill -0 "$(readlink env.lock)" 2>/dev/null; then sleep 1; else rm -f env.lock; fi
-done
-trap 'rm -f env.lock' EXIT
-# One environment per version of Stoker: a running training keeps its own.
-new=envs/{mark}
-if [ -e $new/.stoker ] && $new/bin/python -c 'import stoker' 2>/dev/null; then ln -sfn $new env; exit 0; fi
-rm -rf $new
-mkdir -p envs
-if [ ! -e env/.stoker ] || [ "$(cat env/.python)" != {python} ] || ! cp -al env/. $new 2>/dev/null; then
-  rm -rf $new
-  {python} -m venv --system-site-packages --without-pip $new
-  lib=$($new/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-  # The image's Python may itself be in an environment, whose packages a new one does not see.
-  {python} -c 'import site; print("\\n".join(site.getsitepackages()))' > "$lib/image.pth"
-  $new/bin/python -m pip --version >/dev/null 2>&1 || $new/bin/python -m ensurepip >/dev/null
-fi
-rm -f $new/.stoker $new/.python $new/constraints.txt
-echo {python} > $new/.python
-# The image's own torch is kept, whatever version it is.
-$new/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
-  > $new/constraints.txt 2>/dev/null || : > $new/constraints.txt
-$new/bin/python -m pip install -q --disable-pip-version-check --no-deps --force-reinstall {wheel}
-$new/bin/python -m pip install -q --disable-pip-version-check --constraint $new/constraints.txt {wheel}{extras}
-touch $new/.stoker
-ln -sfn $new env
-"""
-"""`env` links to the newest environment; the next one starts as a hard-linked copy of it."""
+"""Shell and Python that run on a box: start a run in a session of its own, ask about it."""
 
 START = """
 mkdir -p {logs} {folder}

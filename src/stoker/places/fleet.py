@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Any
 
 from stoker.cluster import interfaces
+from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts.prices import Offer
 from stoker.hosts.autodl import Tell
@@ -70,6 +71,11 @@ class Fleet(Place):
     def surroundings(self) -> Elsewhere:
         """Network and platform of the head."""
         return self.head.surroundings()
+
+    def check(self, run_file: RunFile) -> None:
+        """Refuse machines of which one cannot train."""
+        for box in self.boxes:
+            box.check(run_file)
 
     @contextlib.contextmanager
     def awake(self, tell: Tell) -> Iterator[None]:
@@ -156,12 +162,12 @@ class Fleet(Place):
     def _nodes(self) -> Nodes:
         """An address of each in a network that all share, and a free port of the head."""
         found = {
-            box.name: interfaces.parse(box.shell.run(f"PYTHON={quote(box.host.python)}\n{interfaces.SCRIPT}"))
+            box.name: interfaces.parse(box.shell.run(f"PYTHON={quote(box.base)}/env/bin/python\n{interfaces.SCRIPT}"))
             for box in self.boxes
         }
         chosen = interfaces.common(found, self._interface)
         members = [Node(name=name, address=one.address, interface=one.name) for name, one in chosen.items()]
-        ask = f"{quote(self.head.host.python)} -c {quote(_FREE_PORT)} {quote(members[0].address)}"
+        ask = f"{quote(self.head.base)}/env/bin/python -c {quote(_FREE_PORT)} {quote(members[0].address)}"
         return nodes.of(members, int(self.head.shell.run(ask)))
 
     # ---- while it runs, and its results: the head knows

@@ -43,6 +43,8 @@ class Package:
     """SHA-256 of files whose digest is known already."""
     prepared: bool
     """Whether the data is prepared."""
+    checkpoint_bytes: int = 0
+    """Size of one checkpoint of the run, as planned; 0 where no plan was made."""
 
     @property
     def joining(self) -> tuple[str, ...]:

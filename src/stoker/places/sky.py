@@ -26,12 +26,11 @@ from stoker.facts import cards
 from stoker.hosts.box_facts import BoxFacts
 from stoker.launch import plan_inputs
 from stoker.launch.tools import Tool
+from stoker.places import box_setup, wheel
 from stoker.places import package as packages
-from stoker.places import wheel
-from stoker.places.box_scripts import EXTRAS, SETUP
 from stoker.places.package import Package
 from stoker.places.place import Place, Terminal
-from stoker.plan import compare
+from stoker.plan import checks, compare
 from stoker.plan.compare import Row
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
@@ -164,7 +163,7 @@ def write(run_file: RunFile, package: Package, run_dir: RunDir, row: Row | None)
         "resources": resources(run, row),
         "envs": {env.LANG.name: messages.language()},
         "secrets": dict.fromkeys(packages.secrets(run)),
-        "setup": _setup(stage),
+        "setup": _setup(stage, run),
         "run": _script(run, package),
     }
     head = messages.text("sky.header", command=shlex.join(command(run, path)))
@@ -253,12 +252,18 @@ def _lay_out(package: Package, stage: Path) -> None:
             shutil.copyfile(path, target)
 
 
-def _setup(stage: Path) -> str:
+def _setup(stage: Path, run: Run) -> str:
     """The same environment as on a box: around the image's own torch."""
     (made,) = (stage / "wheels").glob("*.whl")
     name = shlex.quote(made.relative_to(stage).as_posix())
-    mark = files.sha256(made)[:16]
-    script = SETUP.format(base="~/stoker", mark=mark, python='"$python"', wheel=name, extras=f"'[{EXTRAS}]'")
+    script = box_setup.AROUND_IMAGE.format(
+        base="~/stoker",
+        mark=files.sha256(made)[:16],
+        python='"$python"',
+        wheel=name,
+        extras=f"'[{','.join(box_setup.extras_for(run))}]'",
+        more=shlex.join(checks.extra_packages(run)),
+    )
     return _BEFORE + script.lstrip()
 
 

@@ -6,8 +6,14 @@ from stoker.facts.machine import Machine
 from stoker.facts.model_parts import ModelParts
 from stoker.facts.shapes import ModelShape
 
-_BROUGHT = ("peft", "bitsandbytes", "tensorboard")
-"""Packages that are installed with Stoker on another machine."""
+_TRACKERS = {
+    **{
+        name: name for name in ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
+    },
+    "neptune": "neptune",
+    "azure_ml": "azureml-mlflow",
+}
+"""Names that `report_to` knows, with the package of each; TensorBoard comes with Stoker."""
 
 
 def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = False) -> None:
@@ -15,9 +21,22 @@ def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = Fa
     _check_length(run, shape)
     if shape.parts and run.tune.method != "full":
         _check_adapter(run.tune, shape.parts)
-    # Without torch the machine only plans; other missing packages do not matter.
-    if machine.examined and "torch" in machine.packages:
-        _check_packages(run, {*machine.packages, *(_BROUGHT if elsewhere else ())})
+    # Without torch the machine only plans; other missing packages do not matter. Elsewhere they are installed.
+    if machine.examined and "torch" in machine.packages and not elsewhere:
+        _check_packages(run, set(machine.packages))
+
+
+def extra_packages(run: Run) -> tuple[str, ...]:
+    """Packages of this run that Stoker's own requirements do not bring to another machine."""
+    reported = run.native.trainer.get("report_to", [])
+    names = [reported] if isinstance(reported, str) else reported
+    kernels = ["liger-kernel"] if run.native.trainer.get("use_liger_kernel") else []
+    return (*kernels, *(_TRACKERS[name] for name in names if name in _TRACKERS))
+
+
+def needs_deepspeed(run: Run) -> bool:
+    """Whether DeepSpeed cuts the steps of this run."""
+    return run.where.strategy.startswith("zero") or bool(run.native.deepspeed)
 
 
 def _check_length(run: Run, shape: ModelShape) -> None:
@@ -55,7 +74,7 @@ def _needed(run: Run) -> list[tuple[str, str, str]]:
         needed.append(("tune.method", run.tune.method, "bitsandbytes"))
     if run.train.optimizer.endswith("_8bit"):
         needed.append(("train.optimizer", run.train.optimizer, "bitsandbytes"))
-    if run.where.strategy.startswith("zero") or run.native.deepspeed:
+    if needs_deepspeed(run):
         needed.append(("where.strategy", run.where.strategy, "deepspeed"))
     if run.native.trainer.get("use_liger_kernel"):
         needed.append(("native.trainer.use_liger_kernel", "true", "liger_kernel"))

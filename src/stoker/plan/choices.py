@@ -35,6 +35,11 @@ def _because(value: T, about: str, key: str, **fields: Any) -> Choice[T]:
     return Choice(value, Reason(about=about, key=key, fields=fields))
 
 
+def checkpoints_at_once(run: Run) -> int:
+    """How many checkpoints are on disk at the most: those that are kept, and the one being written."""
+    return run.save.keep + bool(run.save.best) + bool(run.save.store) + 1
+
+
 def nodes(run: Run) -> int:
     """The number of nodes a run asks for."""
     return len(run.where.hosts or ()) or run.where.nodes

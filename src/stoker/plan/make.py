@@ -67,6 +67,8 @@ class Inputs:
     """The platform the machine is on, if known."""
     network: Network = field(default_factory=Network)
     """Mirrors and proxies of the machine, if probed."""
+    setup: tuple[Reason, ...] = ()
+    """How Stoker is installed there, if the machine is not this one."""
     nodes: tuple[str, ...] = ()
     """Names of the nodes, the head first, once known."""
     elsewhere: bool = False
@@ -120,11 +122,10 @@ class Found:
     def disk(self) -> dict[str, int]:
         """Bytes on disk by part: data, checkpoints, the finished model, and what it is made from and merged into."""
         inputs, step = self.inputs, self.way.step
-        kept = inputs.run.save.keep + bool(inputs.run.save.best) + bool(inputs.run.save.store)
         whole = step.shape.parameters() * _HALF_BYTES
         return {
             "data": inputs.data.disk_bytes,
-            "checkpoints": (kept + 1) * memory.checkpoint_bytes(step),
+            "checkpoints": choices.checkpoints_at_once(inputs.run) * memory.checkpoint_bytes(step),
             "finished": memory.trainable_parameters(step.shape, step.adapter) * 4,
             "base": 0 if inputs.shape.origin in ("run_file", "local") else whole,
             "merged": whole if step.adapter else 0,
@@ -254,6 +255,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *ending.reasons(run, inputs.platform),
             *spot.reasons(taken, cost),
             *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),
+            *inputs.setup,
             *_support_reasons(machine, supported=found.supported),
             *_network_reasons(machine, way),
             *clocks.reasons(machine.name, devices, seconds, disk, machine.nodes),

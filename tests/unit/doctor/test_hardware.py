@@ -4,10 +4,10 @@ import pytest
 
 from stoker.doctor import hardware, torch_build
 from stoker.doctor.activity import GpuLoad
-from stoker.doctor.tested import table
 from stoker.doctor.torch_build import TorchBuild
 from stoker.facts import cards
 from stoker.facts.machine import Machine
+from stoker.facts.tested import table
 
 
 def machine_with(card: str, driver: str = "580.82.07", **changes: object) -> Machine:

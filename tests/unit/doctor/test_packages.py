@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from stoker.doctor import packages
-from stoker.doctor.tested import Combination, table, version_key
+from stoker.facts.tested import Combination, table, version_key
 
 COMBINATION = table().combinations[-1].packages
 

@@ -19,7 +19,7 @@ from stoker.hosts.box_facts import BoxFacts
 from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
 
-HUB, MIRROR, TURBO, OTHER, PYPI, ALIYUN, TUNA, USTC = mirrors.addresses()
+HUB, MIRROR, TURBO, OTHER, PYPI, ALIYUN, TUNA, USTC, *_ = mirrors.addresses()
 BOTH = {HUB: 100, PYPI: 100}
 
 

@@ -214,7 +214,16 @@ def test_a_plan_sees_the_machine_that_was_found() -> None:
     assert machine.card is not None
     assert machine.card.name == "vGPU-48GB"
     assert machine.memory_per_device == 49140 << 20
-    assert (machine.cpu_count, machine.threads, machine.packages) == (128, 128, {"torch": "2.5.1+cu124"})
+    assert (machine.cpu_count, machine.threads) == (128, 128)
+
+
+def test_a_plan_sees_the_packages_it_will_train_with() -> None:
+    row = "gpu\t0, NVIDIA GeForce RTX 4090, 24564, GPU-1111, 550.54.14, 8.9"
+    line = "reachable pip 12"
+    kept = _said(row, _python(packages={"torch": "2.11.0+cu128", "flash_attn": "2.8"}), line)
+    assert probe.to_machine(kept).packages == {"torch": "2.11.0+cu128", "flash_attn": "2.8"}
+    built = _said(row, _python(packages={"torch": "2.5.1+cu124", "flash_attn": "2.8"}), line)
+    assert probe.to_machine(built).packages == {"torch": "2.10.0"}, "the image's packages are not used"
 
 
 # ---- the script itself, in a plain shell

@@ -21,6 +21,7 @@ class Box:
     def __init__(self, number: int, diary: list[str], *, code: str = "0", state: str | None = None) -> None:
         self.name = f"box-{number}"
         self.node = ""
+        self.base = "/base"
         self.host = SimpleNamespace(python="python3", platform="autodl" if number > 1 else "")
         self.shell = SimpleNamespace(run=self._run)
         self.files: dict[str, str] = {}

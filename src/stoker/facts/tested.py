@@ -1,7 +1,8 @@
-"""The table of what was run together (`tested.json`): versions, floors, PyTorch builds and drivers."""
+"""The table of what was run together (`data/tested.json`): versions, floors, PyTorch builds and drivers."""
 
 import functools
 import json
+from collections.abc import Sequence
 from importlib import resources
 
 from stoker.facts.fact import Fact
@@ -32,6 +33,21 @@ class Build(Fact):
         return self.lowest <= capability and int(capability) <= int(self.highest)
 
 
+class PackageSizes(Fact):
+    """What packages take."""
+
+    download_bytes: int
+    disk_bytes: int
+    """Unpacked."""
+
+
+class TorchWheel(PackageSizes):
+    """A PyTorch of pip's default index, with the CUDA packages it requires."""
+
+    torch: str
+    cuda: str
+
+
 class Table(Fact):
     """The whole table."""
 
@@ -48,6 +64,13 @@ class Table(Fact):
     """The oldest driver for each major version of CUDA."""
     pythons: tuple[str, str]
     """The oldest and the newest Python the newest tested PyTorch is built for."""
+
+    wheels: tuple[TorchWheel, ...]
+    """The newest first."""
+    rest: PackageSizes
+    """What Stoker installs besides PyTorch."""
+    oldest_libc: str
+    """The oldest glibc that PyTorch's wheels accept (`manylinux_2_28`)."""
 
     def nearest(self, installed: dict[str, str]) -> Combination:
         """The combination that shares most versions with what is installed; of equals, the newest."""
@@ -71,11 +94,20 @@ class Table(Fact):
                 return cuda
         return None
 
+    def wheel_for(self, capabilities: Sequence[float], driver: str) -> TorchWheel | None:
+        """The newest PyTorch of the default index that runs on these cards with this driver."""
+        for wheel in self.wheels:
+            build = self.build(wheel.cuda, wheel.torch)
+            fits_driver = version_key(driver) >= (self.oldest_driver(wheel.cuda),)
+            if build and fits_driver and all(map(build.runs_on, capabilities)):
+                return wheel
+        return None
+
 
 @functools.cache
 def table() -> Table:
     """The table."""
-    text = resources.files("stoker.doctor").joinpath("tested.json").read_text(encoding="utf-8")
+    text = resources.files("stoker.facts").joinpath("data/tested.json").read_text(encoding="utf-8")
     return Table.model_validate(json.loads(text))
 
 
