@@ -151,16 +151,13 @@ class Box(Place):
         """Refuse a machine that cannot train, before it is switched on: by its last probe, or as it is now."""
         facts = self.host.facts if power.has_api(self.host) else self.probed()
         if facts is not None:
-            self._decided(facts).require(self.name)
+            box_environment.decide(facts, self.host.python).require(self.name)
 
     def setup(self) -> BoxEnvironment:
         """How Stoker is installed there; refused where it cannot be."""
-        decided = self._decided(self.facts() or self.probed())
+        decided = box_environment.decide(self.facts() or self.probed(), self.host.python)
         decided.require(self.name)
         return decided
-
-    def _decided(self, facts: BoxFacts) -> BoxEnvironment:
-        return box_environment.decide(facts, self.host.python)
 
     def put(self, package: Package) -> None:
         """Send missing files of the run and of Stoker, install it, and prepare the data where time is cheap."""
