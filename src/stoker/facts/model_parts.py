@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 FORMAT = 1
 TEXT = "text"
+_RECURRENT = ("mamba", "linear", "conv")
 
 Role = Literal["embedding", "head", "linear", "expert", "router", "norm", "other"]
 
@@ -95,6 +96,11 @@ class ModelParts:
     def active_parameters(self) -> int:
         """Weights one token is multiplied with: looking up an embedding is none, an expert not chosen is none."""
         return round(sum(self._share(group) * group.elements * group.count for group in self.groups))
+
+    @property
+    def recurrent(self) -> tuple[str, ...]:
+        """Kinds of layers that carry a state along the row."""
+        return tuple(kind for kind, _ in self.mixers if kind in _RECURRENT)
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of an adapter on all linear layers."""

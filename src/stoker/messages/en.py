@@ -593,6 +593,7 @@ ENGLISH: dict[str, str] = {
     "why.attention.flash": "flash_attn is installed and runs on this card",
     "why.attention.sdpa": "PyTorch's own kernel; flash_attn is not installed or does not run here",
     "why.arrange.rows": "rows as prepared: the attention kernel skips attention between documents",
+    "why.arrange.recurrent": "documents are grouped by length within each step: in a packed row, layers with a state ({kinds}) would carry it from one document to the next",
     "why.arrange.grouped": "documents are grouped by length within each step: without a variable-length kernel, packed rows would compute attention between documents",
     "why.exact.on": "on for {method}: gradients are small, and with the same micro batch the device count changes no bit",
     "why.exact.off": "off for {method}: it would need extra copies of all gradients; set `train.exact: true` to enable it",

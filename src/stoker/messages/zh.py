@@ -593,6 +593,7 @@ CHINESE: dict[str, str] = {
     "why.attention.flash": "已安装 flash_attn，且这块显卡可以运行",
     "why.attention.sdpa": "PyTorch 自带的内核；flash_attn 未安装或无法在此运行",
     "why.arrange.rows": "按准备好的行：注意力内核会跳过文档之间的注意力",
+    "why.arrange.recurrent": "每一步内按长度对文档分组：若按打包的行计算，带状态的层（{kinds}）会把状态从一个文档带到下一个文档",
     "why.arrange.grouped": "每一步内按长度对文档分组：没有变长注意力内核，若按打包的行计算，就要白算文档之间的注意力",
     "why.exact.on": "{method} 默认开启：梯度很小；微批次相同时，换设备数结果也逐位相同",
     "why.exact.off": "{method} 默认关闭：需要额外的梯度副本；设置 `train.exact: true` 可开启",

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts.machine import Device, Machine
+from stoker.facts.shapes import ModelShape
 from stoker.plan import strategy
 from stoker.plan.plan import Reason
 from stoker.plan.save_interval import OVERHEAD_CAP
@@ -122,10 +123,12 @@ def attention(run: Run, machine: Machine, precision: str) -> Choice[str]:
     return _because("sdpa", "attention", "why.attention.sdpa")
 
 
-def arrangement(run: Run, attention: str) -> Choice[str]:
+def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
     """Whether rows are used as prepared or their documents are grouped by length within a step."""
     if run.where.arrange != "auto":
         return _because(run.where.arrange, "arrange", "why.asked", word="where.arrange")
+    if shape.parts and (kinds := shape.parts.recurrent):
+        return _because("grouped", "arrange", "why.arrange.recurrent", kinds=", ".join(kinds))
     if attention == "flash_attention_2":
         return _because("rows", "arrange", "why.arrange.rows")
     return _because("grouped", "arrange", "why.arrange.grouped")

@@ -142,7 +142,7 @@ def find(inputs: Inputs) -> Found:
     share = _share(run.train.batch, devices)
     precision = choices.precision(run, machine)
     attention = choices.attention(run, machine, precision.value)
-    arrange = choices.arrangement(run, attention.value)
+    arrange = choices.arrangement(run, attention.value, inputs.shape.shape)
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)

@@ -522,3 +522,12 @@ def test_no_run_of_ours_does_what_only_other_tools_do(recipe: str) -> None:
         assert refused.code == "STK201"  # noqa: PT017  # a batch that eight devices cannot share
         return
     assert found.way.step.foreign == Foreign()
+
+
+def test_packed_rows_are_not_planned_for_layers_with_a_state() -> None:
+    """As attention kernels do, and as the rehearsal would refuse (STK433)."""
+    hybrid = shapes.shipped()["Qwen/Qwen3-Next-80B-A3B-Instruct"]
+    chosen = choices.arrangement(inputs().run, "flash_attention_2", hybrid)
+    assert (chosen.value, chosen.reason.key) == ("grouped", "why.arrange.recurrent")
+    dense = shapes.shipped()["Qwen/Qwen3-8B"]
+    assert choices.arrangement(inputs().run, "flash_attention_2", dense).value == "rows"
