@@ -18,6 +18,7 @@ NO_BITS = {
     "callbacks": "when to save and evaluate",
     "evaluate": "answers to tasks",
     "generate": "samples",
+    "isolation": "refuses packed rows that leak",
     "opened": "reads and compares",
     "program": "starts and ends",
     "pulse": "heartbeats",
