@@ -113,8 +113,10 @@ def _adapters(config: Any) -> tuple[dict[str, Reach], str]:
     except (TypeError, ValueError) as error:
         refused = " ".join(str(error).split())
     found: dict[str, Reach] = {}
-    linears = (path for path, module in build(config).named_modules() if isinstance(module, torch.nn.Linear))
-    for name in sorted({path.rpartition(".")[2] for path in linears}):
+    model = build(config)
+    linears = {path: module for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    inner = (path for path, module in linears.items() if module is not model.get_output_embeddings())
+    for name in sorted({path.rpartition(".")[2] for path in inner}):
         with suppress(TypeError, ValueError):
             found |= _adapted(config, [name])
     return found, refused
