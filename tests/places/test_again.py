@@ -10,8 +10,10 @@ from laptop import laptop
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.hosts import known
+from stoker.hosts.box_environment import EXTRAS
 from stoker.hosts.shell import Ssh
 from stoker.places.box import Box
+from stoker.places.box_setup import BoxInstallation
 from stoker.places.package import Package
 from stoker.rundir import files
 
@@ -61,7 +63,8 @@ def test_each_stoker_has_an_environment_of_its_own(there: tuple[boxes.Box, Box],
     first = place._mark
     installed = next(_at(box, place, f"envs/{first}").glob("lib/*/site-packages/stoker/__init__.py"))
     before = installed.stat().st_ino
-    place._set_up(next(f"wheels/{p.parent.name}/{p.name}" for p in _at(box, place, "wheels").glob("*/*.whl")), "0" * 64)
+    name = next(f"wheels/{p.parent.name}/{p.name}" for p in _at(box, place, "wheels").glob("*/*.whl"))
+    place._set_up(BoxInstallation(place.setup(), name, "another", EXTRAS, ()))
     assert place._mark != first
     assert installed.stat().st_ino == before
     assert (_at(box, place, "env")).readlink() == Path(f"envs/{place._mark}")

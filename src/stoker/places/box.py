@@ -168,13 +168,16 @@ class Box(Place):
             install = BoxInstallation.of(decided, made, self.run)
             box_setup.require_room(self.shell, self.base, package, sent, install)
             _send(self.shell, self.base, {**sent, install.wheel: made})
+        self._set_up(install)
+        _sweep(self.shell, self.base, package)
+        if self.is_cheap and not package.prepared:
+            self._prepare(package)
+
+    def _set_up(self, install: BoxInstallation) -> None:
         self._mark = install.mark
         routes = f"{self.network().exports()}\n{install.routes(self.probed().reachable)}"
         script = f"{routes}\n{install.script(self.base)}"
         self.shell.run(script, secrets=self.environment(), seconds=_SETUP_SECONDS)
-        _sweep(self.shell, self.base, package)
-        if self.is_cheap and not package.prepared:
-            self._prepare(package)
 
     def _missing(self, package: Package) -> dict[str, Path]:
         """Files to send: all but prepared data that is there already, or that checkpoints there belong to.

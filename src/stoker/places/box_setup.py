@@ -56,8 +56,9 @@ $new/bin/python -m pip install -q --disable-pip-version-check --constraint $new/
 AROUND_IMAGE = _BEGIN + _IMAGE + _END
 _OWN = """
 mkdir -p tools
-# uv does not read pip's configuration.
-index=${{UV_DEFAULT_INDEX:-${{PIP_INDEX_URL:-$( ({pip} -m pip config get global.index-url) 2>/dev/null || true)}}}}
+# uv does not read pip's configuration. `pip config get` does not read all of its files.
+index=${{UV_DEFAULT_INDEX:-${{PIP_INDEX_URL:-}}}}
+[ -n "$index" ] || index=$({pip} -m pip config list 2>/dev/null | sed -n "s/^global.index-url='\\(.*\\)'$/\\1/p")
 [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
 [ -z "${{PIP_FIND_LINKS:-}}" ] || export UV_FIND_LINKS="$PIP_FIND_LINKS"
 uv=$(command -v uv || true)
@@ -75,7 +76,7 @@ echo {torch} > $new/.torch
 """
 _BY_PIP = """pip={pip}
     $pip -m pip --version >/dev/null 2>&1 || {{ $pip -m venv tools/pip; pip=tools/pip/bin/python; }}
-    $pip -m pip install -q --disable-pip-version-check --upgrade --target tools/uv uv"""
+    PIP_ROOT_USER_ACTION=ignore $pip -m pip install -q --disable-pip-version-check --upgrade --target tools/uv uv"""
 _BY_DOWNLOAD = """mkdir -p tools/uv/bin
     url=https://github.com/astral-sh/uv/releases/latest/download/uv-x86_64-unknown-linux-gnu.tar.gz
     if command -v curl >/dev/null; then curl -fsSL "$url"; else wget -qO- "$url"; fi |
