@@ -53,7 +53,7 @@ class Oracle:
     wrong: list[str] = field(default_factory=list)
     tiers: list[str] = field(default_factory=list)
     is_lowered: bool = False
-    """Whether it was said that steps are computed in another way from now on: then only their sequences are the same."""
+    """Whether it was said that steps are computed in another way by now: only their sequences are the same then."""
     highest: int = 0
     """The newest commit of the run that was ever seen anywhere."""
     _before: int = 0
