@@ -6,9 +6,10 @@ from typing import Any
 
 import tiny_families
 import torch
-from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from peft import get_peft_model, prepare_model_for_kbit_training
+from transformers import BitsAndBytesConfig
+
+from stoker.engine import adapters, models
 
 RANK = 4
 
@@ -28,7 +29,7 @@ class Counts:
 def counted(family: str, folder: Path) -> Counts:
     """The family's tiny model, saved and loaded as training loads it."""
     config = tiny_families.config(family)
-    of: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    of = models.auto_class(config)
     torch.manual_seed(0)
     of.from_config(config).save_pretrained(folder)
     config.save_pretrained(folder)
@@ -51,9 +52,9 @@ def counted(family: str, folder: Path) -> Counts:
 
 
 def _trained(model: Any) -> int | str:
-    options = LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    options = {"r": RANK, "target_modules": adapters.ALL, "task_type": "CAUSAL_LM"}
     try:
-        adapted = get_peft_model(model, options)
+        adapted = get_peft_model(model, adapters.config(model, options))
     except ValueError as error:
         return stable(str(error))
     return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)

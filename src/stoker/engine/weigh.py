@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
+from transformers import AutoConfig, BitsAndBytesConfig
 from transformers.initialization import no_tie_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 
+from stoker.engine import adapters, models
 from stoker.errors import EXIT_DONE
 from stoker.facts import model_parts
 from stoker.facts.model_parts import TEXT, ModelParts, Reach, Role, WeightGroup
@@ -57,7 +57,7 @@ def weigh(config: Any) -> ModelParts:
     """A configuration's model by its tensors."""
     model = build(config)
     quantised = _quantised(config)
-    adapters, refused = _adapters(config)
+    reached, refused = _adapters(config)
     text = _stated(model.config.get_text_config(decoder=True))
     roles = _roles(model)
     towers = _Towers(model)
@@ -71,7 +71,7 @@ def weigh(config: Any) -> ModelParts:
                 role=roles[name],
                 tower=towers.of(name),
                 quantised=name in quantised,
-                adapter=adapters.get(name),
+                adapter=reached.get(name),
             )
         ] += 1
     experts = _first(text, _EXPERTS) if "expert" in roles.values() else 0
@@ -92,9 +92,8 @@ def weigh(config: Any) -> ModelParts:
 
 def build(config: Any) -> Any:
     """The model without memory, from the class that training loads."""
-    of = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     with torch.device("meta"):
-        return of.from_config(config, trust_remote_code=False)
+        return models.auto_class(config).from_config(config, trust_remote_code=False)
 
 
 def _quantised(config: Any) -> set[str]:
@@ -107,9 +106,9 @@ def _quantised(config: Any) -> set[str]:
 
 
 def _adapters(config: Any) -> tuple[dict[str, Reach], str]:
-    """What PEFT's `all-linear` adapts, by tensor; where it refuses, why, and what it adapts layer by layer."""
+    """What an adapter on all linear layers reaches, by tensor; where PEFT refuses, why, and what it adapts by layer."""
     try:
-        return _adapted(config, "all-linear"), ""
+        return _adapted(config, adapters.ALL), ""
     except (TypeError, ValueError) as error:
         refused = " ".join(str(error).split())
     found: dict[str, Reach] = {}
@@ -123,13 +122,14 @@ def _adapters(config: Any) -> tuple[dict[str, Reach], str]:
 
 
 def _adapted(config: Any, targets: str | list[str]) -> dict[str, Reach]:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
     from peft.tuners.lora import LoraLayer
 
     model = build(config)
     names = {id(weight): name for name, weight in model.named_parameters()}
+    options = {"r": _RANK, "target_modules": targets, "task_type": "CAUSAL_LM"}
     with torch.device("meta"):
-        adapted = get_peft_model(model, LoraConfig(r=_RANK, target_modules=targets, task_type="CAUSAL_LM"))
+        adapted = get_peft_model(model, adapters.config(model, options))
     return dict(_reached(layer, names) for layer in adapted.modules() if isinstance(layer, LoraLayer))
 
 
