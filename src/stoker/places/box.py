@@ -161,8 +161,7 @@ class Box(Place):
 
     def put(self, package: Package) -> None:
         """Send missing files of the run and of Stoker, install it, and prepare the data where time is cheap."""
-        decided = self.setup()
-        sent = self._missing(package)
+        decided, sent = self.setup(), self._missing(package)
         with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
             made = wheel.build(Path(folder))
             install = BoxInstallation.of(decided, made, self.run)
@@ -175,9 +174,8 @@ class Box(Place):
 
     def _set_up(self, install: BoxInstallation) -> None:
         self._mark = install.mark
-        routes = f"{self.network().exports()}\n{install.routes(self.probed().reachable)}"
-        script = f"{routes}\n{install.script(self.base)}"
-        self.shell.run(script, secrets=self.environment(), seconds=_SETUP_SECONDS)
+        parts = self.network().exports(), install.routes(self.probed().reachable), install.script(self.base)
+        self.shell.run("\n".join(parts), secrets=self.environment(), seconds=_SETUP_SECONDS)
 
     def _missing(self, package: Package) -> dict[str, Path]:
         """Files to send: all but prepared data that is there already, or that checkpoints there belong to.
