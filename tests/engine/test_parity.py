@@ -226,7 +226,7 @@ def test_the_merge_of_a_four_bit_run_in_bf16_passes(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(programs, "run_engine", parity_case.in_this_process)
     monkeypatch.setattr(limits, "ANSWER_TOKENS", 8)  # 4-bit layers are slow on a CPU
     base = adapted_run.make_base(tmp_path / "base", dtype=torch.bfloat16)
-    run_dir = adapted_run.make_run(tmp_path / "run", base, "{method: qlora, rank: 4}\nwhere: {precision: bf16}")
+    run_dir = adapted_run.make_run(tmp_path / "run", base, "{method: qlora, rank: 4}", where="{precision: bf16}")
     assert merge.main(run_dir.path) == 0
     figures = parity_gate.compare(run_dir, "merged")
     assert reference(run_dir).dtype == "bfloat16"

@@ -93,16 +93,17 @@ def test_killed_three_times_it_ends_with_the_same_bits(tmp_path: Path, base: Pat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no folder in use")
+@pytest.mark.parametrize("killed_at", [5, 10])
 def test_renamed_while_it_trains_it_goes_on_under_its_new_name(
-    tmp_path: Path, base: Path, whole: tiny_run.RunDir
+    tmp_path: Path, base: Path, whole: tiny_run.RunDir, killed_at: int
 ) -> None:
     run_dir = make(tmp_path, text(base))
     moved = tiny_run.RunDir(run_dir.path.with_name("renamed"))
 
     def injure(attempt: int) -> None:
         if attempt == 1:
+            at_step(killed_at, lambda _: os.kill(os.getpid(), signal.SIGKILL))
             at_step(5, lambda _: run_dir.path.rename(moved.path))
-            at_step(10, lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
     run_dir.logs.mkdir(exist_ok=True)
     supervisor = Supervisor(run_dir.path, QUICK, start=forked_trainer.starter(injure))

@@ -124,8 +124,12 @@ class SupervisedRun:
 
     def wait_a_look(self, at_most_seconds: float = float("inf")) -> None:
         """Let time pass until the next look."""
-        self._folder.follow()
+        self.follow_renaming()
         self.clock.wait(min(self.settings.look_seconds, at_most_seconds))
+
+    def follow_renaming(self) -> None:
+        """Make the run directory reachable by its path, where it was renamed."""
+        self._folder.follow()
 
     def start_stoker(self, command: str, log: str, *words: str, detached: bool = False) -> "subprocess.Popen[bytes]":
         """Start a subcommand of ours on this run; its output goes to a log where the disk has room for one."""

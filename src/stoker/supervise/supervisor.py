@@ -121,6 +121,7 @@ class Supervisor:
             self._look(trainer)
             self._run.wait_a_look()
         ended.code = code
+        self._run.follow_renaming()
         self._events.follow()
         ended.tail = processes.log_tail(self._run.log)
         ended.oom_killed = ended.signal == "SIGKILL" and processes.oom_kills() > oom_kills
