@@ -16,7 +16,7 @@ from stoker.messages import en
 
 _KEPT = ("manifest.json", "run.yaml", "data/report.json")
 """Files of a run that no refused command may change, whether it trains or not."""
-_OWN_WORDS = {"at", "versions", "machine", "git"}
+_OWN_WORDS = {"stoker_version"}
 ENDED = ("done", "stopped", "failed")
 
 

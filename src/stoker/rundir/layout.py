@@ -18,6 +18,8 @@ from stoker.errors import StokerError
 from stoker.rundir import checkpoints, events, files, in_place, training_words
 
 FORMAT = 1
+_LASTING = {"created", "forked_from", "versions", "machine", "data_digest", "git"}
+"""What the manifest keeps when a run is opened again; the next start records it anew."""
 
 
 class Manifest(BaseModel):
@@ -240,8 +242,7 @@ def create(run_file: RunFile) -> RunDir:
     if run_dir.manifest_file.exists():
         if was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
             raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=", ".join(changes))
-        before = run_dir.manifest()
-        write(run_dir, run_file, created=before.created, forked_from=before.forked_from)
+        write(run_dir, run_file, **run_dir.manifest().model_dump(include=_LASTING))
     else:
         write(run_dir, run_file)
     return run_dir

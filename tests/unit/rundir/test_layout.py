@@ -68,6 +68,16 @@ def test_the_same_run_opens_its_directory_and_keeps_the_day_it_was_made(folder: 
     assert create().manifest().created == "2026-01-01T00:00:00+00:00"
 
 
+def test_what_was_recorded_about_a_run_stays_when_it_is_opened_again(folder: Path) -> None:
+    """A launch that is refused later must not cost the record of the machine and the data it was trained with."""
+    run_dir = after_a_step()
+    facts = {"data_digest": "d" * 64, "versions": {"torch": "2.10"}, "machine": {"kind": "cpu"}, "git": "abc"}
+    layout.record(run_dir, **facts)
+    before = run_dir.manifest()
+    create()
+    assert run_dir.manifest() == before
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
