@@ -14,9 +14,9 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[boxes.Box, Laptop]]:
-    """A box without Python, and a laptop that knows it."""
+    """A box, and a laptop that knows it."""
     folder = tmp_path_factory.mktemp("known")
-    with laptop(folder) as mine, boxes.autodl(folder, python="") as box:
+    with laptop(folder) as mine, boxes.autodl(folder) as box:
         mine.knows(box)
         yield box, mine
 
