@@ -77,6 +77,17 @@ def test_a_full_tune_trains_the_language_model_only() -> None:
     assert trained == {name for name, _ in model.named_parameters() if not name.startswith("model.visual.")}
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_class_that_denies_counting_tokens_is_asked(counts: bool) -> None:
+    config = AutoConfig.for_model("qwen3_vl", **saved_families.TOWERS["qwen3_vl"])
+    model = models.auto_class(config).from_config(config)
+    assert model.accepts_loss_kwargs is False
+    if not counts:
+        forward = model.forward
+        model.forward = lambda num_items_in_batch, **inputs: forward(**inputs)
+    assert models.divides_by_tokens(model) is counts
+
+
 def test_an_expert_that_is_not_merged_is_found_by_the_gate(tmp_path: Path) -> None:
     base = saved_families.make_base(tmp_path / "base", "mixtral")
     run_dir = adapted_run.make_run(tmp_path, base)

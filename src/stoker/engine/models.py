@@ -82,6 +82,17 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
+def divides_by_tokens(model: Any) -> bool:
+    """Whether the loss is a sum over tokens, divided by the number it is given: half of it for twice the number."""
+    ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
+    with evaluating(model):
+        one, two = (
+            model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(count, device=ids.device)).loss
+            for count in (1, 2)
+        )
+    return bool(one == 2 * two)
+
+
 def base_digest(run: Run, folder: Path) -> str:
     """Identifies the base weights: a local model's digest, a hub model's commit; empty for a shape."""
     if isinstance(run.model, Shape):

@@ -99,6 +99,9 @@ def expected(model: Any, dtype: str) -> dict[str, Expected]:
             found[f"{outer}.{rest.partition('.')[2]}"] = Expected(safetensors_headers.DTYPES[dtype], _whole(parameter))
         elif not any(word in name for word in (".base_layer.", ".original_module.", ".token_adapter.")):
             found[name] = Expected(_stored(parameter, dtype), _whole(parameter))
+    for name, buffer in inner.named_buffers():  # such as the corrections of a router
+        if buffer.is_floating_point():
+            found[name] = Expected(_stored(buffer, dtype), _whole(buffer))
     return found
 
 

@@ -281,6 +281,8 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         asked_to_stop=lambda: stop.requested,
     )
     trainer.tokens = found.commit.tokens if found else 0
+    # Some classes with a vision tower deny it and do it all the same.
+    trainer.model_accepts_loss_kwargs = trainer.model_accepts_loss_kwargs or models.divides_by_tokens(model)
     if not trainer.model_accepts_loss_kwargs:
         raise StokerError("STK414", model=type(model).__name__)
     recorder.trainer = trainer
