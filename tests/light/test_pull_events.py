@@ -18,6 +18,7 @@ def laptop(tmp_path: Path) -> RunDir:
 
 
 def write(path: Path, steps: int, *, cuts: bool) -> None:
+    path.parent.mkdir(exist_ok=True)
     log = EventLog(path)
     log.write("attempt", tier="EXACT", resumed_step=0, total_steps=steps)
     for step in range(1, steps + 1):
