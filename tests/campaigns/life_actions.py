@@ -349,7 +349,7 @@ def _other_goes_on(walk: Walk, run: Path, since: str, floor: int, tier: str = ""
 def hostile_box(walk: Walk) -> str:
     """A box whose probe answers with escapes, megabytes and paths."""
     lines = r"home\t/root/../../tmp/evil\033]0;evil\007\nhostname\t\033[31mevil\nuser\troot\nsystem\t\033c\n"
-    evil = f"printf() {{ builtin printf '{lines}'; head -c 3000000 /dev/zero | tr '\\0' A; echo; }}\n"
+    evil = f"head -c 3000000 /dev/zero | tr '\\0' A\nprintf() {{ builtin printf '{lines}'; }}\n"
     return _strange(walk, "etc/profile.d/zz.sh", evil)
 
 
