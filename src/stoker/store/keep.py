@@ -19,8 +19,8 @@ from stoker.store.shelf import Fault
 _START_SECONDS = 60.0
 """Until the supervisor holds its lock."""
 _LOOK_SECONDS = 1.0
-_IDLE_LOOKS = 4
-"""In a row, before the run is over: one that is being renamed is away for a moment."""
+_AWAY_LOOKS = 4
+"""In a row: a run directory that is renamed while it trains is away for a moment."""
 _AGAIN_SECONDS = 30.0
 
 
@@ -61,11 +61,12 @@ def _acquired(run_dir: RunDir) -> Lease:
 
 
 def _wait_for_the_end(run_dir: RunDir, renewing: Renewing) -> None:
-    started, seen, idle = time.monotonic(), False, 0
+    started, seen, away = time.monotonic(), False, 0
     while not renewing.lost.is_set():
-        busy = _is_busy(run_dir)
-        seen, idle = seen or busy, 0 if busy else idle + 1
-        if idle >= _IDLE_LOOKS and (seen or time.monotonic() - started > _START_SECONDS):
+        away = 0 if run_dir.path.exists() else away + 1
+        busy = _is_busy(run_dir) or 0 < away < _AWAY_LOOKS
+        seen = seen or busy
+        if not busy and (seen or time.monotonic() - started > _START_SECONDS):
             return
         time.sleep(_LOOK_SECONDS)
 

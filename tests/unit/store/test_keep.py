@@ -29,11 +29,26 @@ def keeping(monkeypatch: pytest.MonkeyPatch, busy: list[bool], during: Any = Non
 def test_it_holds_the_lease_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_run(tmp_path / "box", tmp_path / "store")
     store, seen = open_folder(tmp_path / "store"), []
-    watch = lambda: seen.append("tiny/lease.json" in store.names("tiny"))  # noqa: E731
-    keeping(monkeypatch, [False, True, True, False, True, False], watch)  # renamed, it is away for a look
+    keeping(monkeypatch, [False, True, True, False], lambda: seen.append("tiny/lease.json" in store.names("tiny")))
     assert keep.main(run_dir.path) == 0
-    assert seen == [True] * (5 + keep._IDLE_LOOKS)
+    assert seen == [True] * 4
     assert store.names("tiny") == {}
+
+
+def test_it_holds_the_lease_of_a_run_that_is_being_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_run(tmp_path / "box", tmp_path / "store")
+    looks: list[bool] = []
+
+    def rename() -> None:
+        looks.append(True)
+        if len(looks) == 2:
+            run_dir.path.rename(tmp_path / "renamed")
+        elif len(looks) == 4:
+            run_dir.path.symlink_to(tmp_path / "renamed")
+
+    keeping(monkeypatch, [True, True, False, False, True, False], rename)
+    assert keep.main(run_dir.path) == 0
+    assert len(looks) == 6
 
 
 def test_a_second_keeper_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
