@@ -120,7 +120,7 @@ def _all_of(campaign: Campaign, world: World, reference: Reference, first: int, 
 
 def _count(campaign: Campaign, number: int, walk: Walk) -> None:
     for wrong in walk.oracle.wrong:
-        campaign.fail([number, walk.store or "no store"], f"{wrong}\n{walk.story}")
+        campaign.fail([number, walk.store or "no store"], f"{walk.story}\n=> {wrong}")
     seconds = campaign.measured.setdefault("seconds_of_walks", [])
     seconds.append(round(walk.seconds, 1))
     campaign.measured |= {"median_seconds": statistics.median(seconds), "longest_seconds": max(seconds)}

@@ -26,10 +26,14 @@ from stoker.plan import choices, clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, last_known, layout
+from stoker.rundir.last_known import LastKnown
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
 from stoker.terminal import console, plan_pages
 from stoker.terminal.billing_words import how_off, price
+
+_ENDED_AT_ONCE = "STK708"
+"""A launch that refused and ended there: nothing of it runs."""
 
 
 def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
@@ -50,18 +54,24 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
                 there.hand_over(run_file, package.make(name, run_file, overrides), run_dir, console)
                 return
             with there.awake(console.talk):
+                before = last_known.read(run_dir)
                 sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
                 if sent is not None:
-                    _begin(there, sent)
+                    _begin(there, sent, run_dir, before)
                     last_known.seen(run_dir, there.name, {"state": there.first_state})
         code = None if detach else there.attend(run_dir.name, console)
         if code is not None:
             sys.exit(code)
 
 
-def _begin(there: Place, sent: Package) -> None:
+def _begin(there: Place, sent: Package, run_dir: RunDir, before: LastKnown | None) -> None:
     console.talk("remote.starting", host=there.label)
-    there.start(sent)
+    try:
+        there.start(sent)
+    except StokerError as error:
+        if error.code == _ENDED_AT_ONCE and before is not None:  # its last place still has it, and may train it
+            last_known.restore(run_dir, before)
+        raise
     console.talk("remote.started", name=sent.name, host=there.label)
     for host in there.left_on:
         console.talk("remote.left_on", host=host)

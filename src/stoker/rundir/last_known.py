@@ -88,6 +88,11 @@ def sent(run_dir: RunDir, on: str, rented: Mapping[str, str], price: tuple[float
     _write(run_dir, LastKnown(on=on, rented=dict(rented), price=costs, at=_now()))
 
 
+def restore(run_dir: RunDir, last: LastKnown) -> None:
+    """Put an earlier record back: the run did not start where it was sent."""
+    _write(run_dir, last)
+
+
 def seen(run_dir: RunDir, on: str, found: Mapping[str, Any]) -> None:
     """Note what a place says of a run now, as `Place.status` returns it; another place by now is left alone."""
     last = read(run_dir)
