@@ -3,6 +3,8 @@
 set positional-arguments
 export OMP_NUM_THREADS := "1"
 export HF_HUB_OFFLINE := "1"
+# Compiled modules are kept, whatever the shell says: a process of ours imports for 9 s instead of 34 without them.
+export PYTHONDONTWRITEBYTECODE := ""
 # A file's tests stay in one process, in the order tests/tiers.py gives: long files first.
 parallel := "--dist loadfile --no-loadscope-reorder"
 
@@ -70,9 +72,17 @@ bits *args:
 rows *args:
     python benchmarks/rows.py "$@"
 
+# What works with every family of models, by tiny ones, and the table Stoker ships (docs/evidence/families.json).
+families *args:
+    python benchmarks/families.py "$@"
+
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
     python benchmarks/smollm2.py "$@"
+
+# SmolLM2-135M learns to call ten tools; held-out calls through `stoker serve` (docs/evidence/tool_calling.json), an hour.
+tool-calling *args:
+    python benchmarks/tool_calling.py "$@"
 
 # Tokens/s through `stoker serve` against bare vLLM, alternating pairs (docs/evidence/serving.json).
 serving *args:

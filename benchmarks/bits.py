@@ -32,6 +32,7 @@ SUITE = (
     "tests/engine/test_store.py",
     "tests/engine/test_supervisor.py",
     "tests/engine/test_train.py",
+    "tests/nightly/engine/test_two_nodes.py",
 )
 """Where weights or losses are compared to the bit."""
 

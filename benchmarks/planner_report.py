@@ -58,6 +58,29 @@ WORDS = {
     "method, strategy, card": "方法、策略、显卡类别",
     "low": "下限",
     "high": "上限",
+    ", ": "，",
+    ": ": "：",
+    "trains other tensors than full, LoRA or QLoRA": "训练的张量既不是全量，也不是 LoRA 或 QLoRA",
+    "optimizer or variant not described": "估算模型不含这种优化器或变体",
+    "an encoder, not a decoder": "是编码器，不是解码器",
+    "activation offload is not described": "估算模型不含激活值卸载",
+    "no CUDA card": "不是 CUDA 显卡",
+    "weights not described": "估算模型不含这种权重",
+    "micro batch not stated": "没有写明微批次",
+    "parallelism not stated": "没有写明并行方式",
+    "card not in the catalogue, or several": "目录中没有这种显卡，或用了多种显卡",
+    "shape of the model not known": "不知道模型的结构",
+    "latent attention (MLA) is not described": "估算模型不含潜在注意力（MLA）",
+    "not PyTorch": "不是 PyTorch",
+    "parallel sizes do not divide the cards": "并行数不能整除卡数",
+    "the allocator's cache was emptied at every step (measurements before 2026)": "每步清空分配器缓存（2026 年前实测）",
+    "power-limited card, limit not stated": "显卡限制了功耗，但没有写明上限",
+    "arithmetic not stated": "没有写明计算精度",
+    "parallel sizes not stated": "没有写明并行数",
+    "recomputation not stated": "没有写明是否重算",
+    "card not stated": "没有写明显卡",
+    "layers on several cards in turn": "各层依次放在多张卡上",
+    "length not stated": "没有写明长度",
 }
 """The tables' words in Chinese."""
 
@@ -122,7 +145,7 @@ def _bars(told: dict[str, Any], say: Say) -> str:
             limit = " / ".join(_percent(value) for value in one["bar"] if value)
             figures = [str(one["n"]), _percent(one["median"]), _percent(one["p90"]), _percent(one["bias"], "+")]
             met = say("yes") if one["met"] else say("**no**")
-            rows.append([f"{say(bar['what'])}, {say(where)}", *figures, limit, met])
+            rows.append([say(", ").join([say(bar["what"]), say(where)]), *figures, limit, met])
     return table([say(word) for word in ("what", "n", "median", "p90", "bias", "bar", "met")], rows)
 
 
@@ -178,7 +201,7 @@ def _worst(rows: list[dict[str, Any]], plot: tuple[str, float, str], say: Say) -
 
 def _intervals(bounds: dict[str, Any], say: Say) -> str:
     rows = [
-        [f"{say(figure)}: {name}", str(own["n"]), f"{own['low']:.2f}", f"{own['high']:.2f}"]
+        [say(": ").join([say(figure), name]), str(own["n"]), f"{own['low']:.2f}", f"{own['high']:.2f}"]
         for figure, groups in bounds.items()
         for name, own in groups.items()
         if name.endswith(" any") or not own["n"]
@@ -188,7 +211,7 @@ def _intervals(bounds: dict[str, Any], say: Say) -> str:
 
 def _unmapped(reasons: dict[str, dict[str, list[str]]], say: Say) -> str:
     counted = [(figure, *one) for figure, named in reasons.items() for one in shortened(named)]
-    rows = [[f"{say(figure)}: {reason}", str(count)] for figure, reason, count in counted]
+    rows = [[say(": ").join([say(figure), say(reason)]), str(count)] for figure, reason, count in counted]
     return table([say("why not compared"), say("rows")], rows)
 
 

@@ -11,6 +11,7 @@ PAGES = {"en": "scale.md", "zh": "scale.zh.md"}
 WORDS = {
     "per step, of the busiest rank": "每步，最忙的 rank",
     "ranks": "rank 数",
+    "{strategy}, {ranks} ranks": "{strategy}，{ranks} 个 rank",
     "control collectives": "控制组集合通信",
     "their bytes": "其字节数",
     "sums of gradients and losses": "梯度与损失的求和",
@@ -41,7 +42,7 @@ WORDS = {
     "GPUs": "GPU 数",
     "fits": "放得下",
     "yes": "是",
-    "tight": "不确定",
+    "tight": "勉强",
     "no": "否",
     "GiB per GPU": "每卡 GiB",
     "tokens/s": "词元/秒",
@@ -50,7 +51,7 @@ WORDS = {
     "sending": "通信",
     "how": "方式",
     "gather": "汇集",
-    "to main memory, at best": "拷到主存，最快",
+    "to main memory, at best": "拷到内存，最快",
     "written at 0.5 / 2 / 6 GB/s": "以 0.5 / 2 / 6 GB/s 写入",
 }
 """The tables' words in Chinese."""
@@ -96,7 +97,13 @@ def _control(told: dict[str, Any], say: Say) -> str:
         spoken = sum(count for key, count in group.items() if key != "bytes")
         traced = [say("not traced")] * 2 if calls is None else _by_kind(calls)
         cells = [spoken, group.get("bytes", 0), sums, one["store_bytes"], one["main"].get("open", 0)]
-        rows.append([f"{strategy}, {ranks} {say('ranks')}", *(f"{cell:g}" for cell in cells), *traced])
+        rows.append(
+            [
+                say("{strategy}, {ranks} ranks").format(strategy=strategy, ranks=ranks),
+                *(f"{cell:g}" for cell in cells),
+                *traced,
+            ]
+        )
     return table([say("per step, of the busiest rank"), *map(say, heads)], rows)
 
 

@@ -110,7 +110,7 @@ def stopped(slurm: Slurm, folder: Path, where: str = "nodes: 1") -> dict[str, An
     queue.start(made)
     job = queue._jobs(queued_run.NAME)[0]["id"]
     queued_run.until(lambda: queued_run.steps(folder) >= 20, slurm, folder)
-    code = queue.follow(["stop", queued_run.NAME])
+    code = queue.stop(queued_run.NAME)
     wait(slurm, job)
     first = outcome(slurm, folder, job)
     return {"stop": {"code": code, **first}, **compared(slurm, folder, queue, made)}

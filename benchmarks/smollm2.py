@@ -139,7 +139,7 @@ def answers_file(folder: Path, name: str) -> Path:
     return folder / f"answers-{name}.json"
 
 
-def once(folder: Path, name: str, work: Callable[[], list[str]]) -> list[str]:
+def once(folder: Path, name: str, work: Callable[[], list[Any]]) -> list[Any]:
     """Answers, asked for once per folder."""
     path = answers_file(folder, name)
     if not path.exists():

@@ -3,7 +3,6 @@
 A pytest plugin, loaded by tests/conftest.py. The table for people is tests/README.md.
 """
 
-import os
 import resource
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,9 +22,8 @@ ONLY_THIS_MACHINE = ("unit", "store", "supervise", "cluster", "settle")
 
 SLOW_LIST = TESTS / "slow.txt"
 SLOW_SECONDS = 30.0
-"""A test of `check` that takes longer on a quiet machine is named in the list."""
-NOISE = 2.0
-"""CI fails for a test that is not in the list from this many times as much on: a shared machine is slow at times."""
+"""A test of `check` that takes longer on a quiet machine is named in the list. It is said, and fails nothing: a shared
+machine is slow at times, and a suite that passed has passed."""
 SLOWEST_SHOWN = 20
 
 
@@ -86,13 +84,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         write(f"{times[name].processor:7.1f} {times[name].wall:7.1f} {name}")
     for name in unlisted(times, SLOW_SECONDS):
         write(f"over {SLOW_SECONDS:.0f} s and not in tests/{SLOW_LIST.name}: {name}", red=True)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") and reporter and unlisted(_times(reporter), SLOW_SECONDS * NOISE):
-        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 class Times:

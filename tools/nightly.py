@@ -94,7 +94,7 @@ def _run(name: str, records: Path) -> dict[str, Any]:
     outcome = records / f"{name.replace('/', '-')}.xml"
     words = [sys.executable, "-m", "pytest", "-q", "-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
     words += ["--timeout", LONGEST_TEST_SECONDS, f"--junitxml={outcome}", f"tests/{name}"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
     settings["STOKER_TEST_SHARED"] = str(records / "shared")
     print(f"{name}: {' '.join(words[1:])}", flush=True)
     began = time.monotonic()

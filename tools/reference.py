@@ -3,7 +3,7 @@
     python tools/reference.py            write the pages
     python tools/reference.py --check    exit 1 and name the pages that differ
 
-Sentences are the code's own: field docstrings, command help, the message catalogue, `env.VARIABLES`, recipes (which
+Sentences are the code's own: field docstrings, the message catalogue, `env.VARIABLES`, recipes (which
 have both languages in their first comment). Those that the code has in English only are looked up in
 docs/reference/zh.json, keyed by the English sentence: when the English changes, its translation is missing, and this
 program says so.
@@ -24,8 +24,11 @@ from stoker import env, errors
 from stoker.cli.main import app
 from stoker.config import load
 from stoker.config.run import Run
+from stoker.facts import families
+from stoker.facts.families import KnownFamily
 from stoker.messages import CATALOGUES
 from stoker.plan.plan import Plan
+from stoker.terminal.help_page import spelling
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 TRANSLATIONS = FOLDER / "zh.json"
@@ -49,8 +52,16 @@ LABELS: dict[str, dict[str, str]] = {
         "environment": "Environment variables",
         "environment.intro": "Every variable Stoker reads or sets. None of them changes what is trained.",
         "recipes": "Recipes",
-        "recipes.intro": "Run files that ship with Stoker. Use one by name: `stoker plan paper_r64`, "
+        "recipes.intro": "Run files that ship with Stoker. Use one by name: `stoker plan lora_qwen2.5_7b_rank64`, "
         "`stoker train scratch_tiny`. The figures below are read from the files.",
+        "models": "Families of models",
+        "models.intro": "What works with which family of models, as `stoker models` shows it. Each cell was run on a "
+        "tiny random model of the family with the version of transformers named below: it trains, merges and exports "
+        "through the parity gate (`yes`), or is refused before training with the error named. `grouped`: documents of "
+        "one packed row would see each other, so each is given its own row. `-` was not run. A family that is not here "
+        "was not tested; a plan says so.",
+        "class": "class",
+        "tested": "tested",
         "top": "Top level",
         "key": "key",
         "value": "value",
@@ -67,7 +78,7 @@ LABELS: dict[str, dict[str, str]] = {
         "mapping below": "mapping (below)",
         "argument": "argument or option",
         "repeatable": "may be repeated",
-        "hint": "Hint",
+        "hint": "Hint: ",
         "exit": "exit code",
         "variable": "variable",
         "1": "The run file",
@@ -89,6 +100,8 @@ LABELS: dict[str, dict[str, str]] = {
         "epochs": "epochs",
         "steps": "steps",
         "packed": "packed",
+        ", ": ", ",
+        "({code})": " ({code})",
         "unpacked": "one row each",
         "scratch": "from scratch",
     },
@@ -107,8 +120,15 @@ LABELS: dict[str, dict[str, str]] = {
         "environment": "环境变量",
         "environment.intro": "Stoker 读取或设置的全部变量。它们都不会改变训练内容。",
         "recipes": "配方",
-        "recipes.intro": "随 Stoker 附带的运行文件，用名字即可使用：`stoker plan paper_r64`、"
+        "recipes.intro": "随 Stoker 附带的运行文件，用名字即可使用：`stoker plan lora_qwen2.5_7b_rank64`、"
         "`stoker train scratch_tiny`。下表数字均读自这些文件。",
+        "models": "模型族",
+        "models.intro": "各模型族能做什么，与 `stoker models` 显示的一致。每一格都用该族的微型随机模型、以及下面注明的 "
+        "transformers 版本实际运行过：能训练、合并、导出并通过一致性检验（“可以”），或在训练前以所注的错误拒绝。"
+        "“分组”：同一打包行里的文档会互相看见，因此每个文档各占一行。`-` 表示没有运行。表中没有的模型族没有测试过，"
+        "计划里会说明。",
+        "class": "类",
+        "tested": "测试",
         "top": "顶层",
         "key": "键",
         "value": "取值",
@@ -125,7 +145,7 @@ LABELS: dict[str, dict[str, str]] = {
         "mapping below": "键值映射（见下）",
         "argument": "参数或选项",
         "repeatable": "可重复",
-        "hint": "提示",
+        "hint": "提示：",
         "exit": "退出码",
         "variable": "变量",
         "1": "运行文件",
@@ -147,6 +167,8 @@ LABELS: dict[str, dict[str, str]] = {
         "epochs": "轮",
         "steps": "步",
         "packed": "打包",
+        ", ": "，",
+        "({code})": "（{code}）",
         "unpacked": "不打包",
         "scratch": "从零训练",
     },
@@ -209,7 +231,7 @@ def kind(schema: Schema, words: Words) -> str:
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
-        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+        return CATALOGUES[words.language]["list.comma"].join(f"`{choice}`" for choice in schema["enum"])
     for union in ("anyOf", "oneOf"):
         if union in schema:
             kinds = [kind(inner, words) for inner in schema[union] if inner.get("type") != "null"]
@@ -310,14 +332,6 @@ def commands() -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def spelling(parameter: Any) -> str:
-    """`RUN`, `--json` or `--card TEXT`."""
-    if not parameter.opts[0].startswith("-"):
-        return parameter.metavar or parameter.name.upper()
-    flag = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    return flag if parameter.is_flag else f"{flag} {parameter.metavar or 'VALUE'}"
-
-
 def usage(name: str, command: Any) -> str:
     words = []
     for parameter in command.params:
@@ -327,7 +341,7 @@ def usage(name: str, command: Any) -> str:
 
 
 def parameter_row(parameter: Any, words: Words) -> list[str]:
-    meaning = words.say(parameter.help)
+    meaning = CATALOGUES[words.language][parameter.help]
     if parameter.multiple:
         meaning += f" ({words.label('repeatable')})"
     value = parameter.default
@@ -341,7 +355,16 @@ def parameter_row(parameter: Any, words: Words) -> list[str]:
 def cli(words: Words) -> list[str]:
     out = []
     for name, command in commands().items():
-        out += [f"## `stoker {name}`", "", words.say(command.help), "", "```text", usage(name, command), "```", ""]
+        out += [
+            f"## `stoker {name}`",
+            "",
+            CATALOGUES[words.language][command.help],
+            "",
+            "```text",
+            usage(name, command),
+            "```",
+            "",
+        ]
         rows = [parameter_row(parameter, words) for parameter in command.params]
         if rows:
             out += table([words.label(h) for h in ("argument", "meaning", "default")], rows)
@@ -355,6 +378,11 @@ def error_codes() -> list[str]:
     return sorted(key for key in CATALOGUES["en"] if re.fullmatch(r"STK\d{3}", key))
 
 
+def template(sentence: str) -> str:
+    """A sentence with its placeholders, where a word depends on a count its plural."""
+    return re.sub(r"\{\w+:[^|}]*\|([^}]*)\}", r"\1", sentence).replace("{{", "{").replace("}}", "}")
+
+
 def errors_page(words: Words) -> list[str]:
     catalogue = CATALOGUES[words.language]
     rows = [[f"`{code}`", words.say(sentence)] for code, sentence in EXITS.items()]
@@ -364,8 +392,8 @@ def errors_page(words: Words) -> list[str]:
         if code[3] != group:
             group = code[3]
             out += [f"## {words.label(group)}", ""]
-        what, hint = (catalogue[key].replace("{{", "{").replace("}}", "}") for key in (code, f"{code}.hint"))
-        out += [f"### {code}", "", what, "", f"{words.label('hint')}: {hint}", ""]
+        what, hint = (template(catalogue[key]) for key in (code, f"{code}.hint"))
+        out += [f"### {code}", "", what, "", f"{words.label('hint')}{hint}", ""]
     return out
 
 
@@ -377,6 +405,7 @@ def environment(words: Words) -> list[str]:
 def purpose(text: str, language: str) -> str:
     """The comment a recipe starts with; its Chinese lines begin with `# zh: `."""
     lines = list(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
+    lines = [line for line in lines if not line.startswith("# card: ")]
     mark = "# zh: "
     if language == "zh":
         return "".join(line.removeprefix(mark) for line in lines if line.startswith(mark))
@@ -393,19 +422,52 @@ def recipes(words: Words) -> list[str]:
 
 
 def recipe_row(run: Run, words: Words) -> list[str]:
+    comma = words.label(", ")
     passes = f"{run.train.epochs} {words.label('epochs')}"
     if run.train.steps is not None:
         passes = f"{run.train.steps} {words.label('steps')}"
     return [
         f"`{run.name}`",
         f"`{run.model}`" if isinstance(run.model, str) else words.label("scratch"),
-        run.tune.method if run.tune.method == "full" else f"{run.tune.method}, r {run.tune.rank}",
-        f"{run.data.length}, {words.label('packed' if run.data.pack else 'unpacked')}",
+        run.tune.method if run.tune.method == "full" else f"{run.tune.method}{comma}r {run.tune.rank}",
+        f"{run.data.length}{comma}{words.label('packed' if run.data.pack else 'unpacked')}",
         str(run.train.batch),
         passes,
         f"{run.train.learning_rate:g}",
         run.save.every,
     ]
+
+
+def models(words: Words) -> list[str]:
+    """The table of families; a refused cell names its error."""
+    say = CATALOGUES[words.language]
+    heads = [say["models.family"], words.label("class"), *(say[f"models.{name}"] for name in families.CELLS)]
+    rows = [
+        [
+            f"`{row.family}`",
+            f"`{row.model_class}`",
+            *(family_cell(row, name, words) for name in families.CELLS),
+            dated(row, words),
+        ]
+        for row in families.tried()
+    ]
+    return table([*heads, words.label("tested")], rows)
+
+
+def family_cell(row: KnownFamily, name: str, words: Words) -> str:
+    say, cell = CATALOGUES[words.language], row.cells.get(name)
+    if cell is None:
+        return "-"
+    if cell.outcome != "works":
+        code = words.label("({code})").format(code=cell.code) if cell.code else ""
+        return say["models." + cell.outcome] + code
+    return say["models.grouped" if cell.how == families.GROUPED else "models.works"]
+
+
+def dated(row: KnownFamily, words: Words) -> str:
+    """The newest date, and the versions it was run with."""
+    cells = row.cells.values()
+    return words.label(", ").join([max(cell.date for cell in cells), *sorted({cell.transformers for cell in cells})])
 
 
 PAGES: dict[str, Callable[[Words], list[str]]] = {
@@ -415,6 +477,7 @@ PAGES: dict[str, Callable[[Words], list[str]]] = {
     "errors": errors_page,
     "environment": environment,
     "recipes": recipes,
+    "models": models,
 }
 
 

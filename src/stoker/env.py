@@ -34,7 +34,7 @@ HOME = Variable(
     "STOKER_HOME",
     "Stoker's per-user folder on this machine: hosts, their pinned keys, its own ssh key, remembered file digests, "
     "records of weighed models. Default: `~/.stoker`.",
-    "Stoker 在本机保存个人信息的文件夹：主机、已登记的主机密钥、自己的 ssh 密钥、文件校验和缓存、模型清点记录。"
+    "Stoker 在本机保存个人信息的文件夹：主机、已登记的主机密钥、自己的 ssh 密钥、文件摘要缓存、模型清点记录。"
     "默认：`~/.stoker`。",
 )
 HF_ENDPOINT = Variable(
@@ -71,6 +71,21 @@ ONEDNN_MAX_CPU_ISA = Variable(
     "ONEDNN_MAX_CPU_ISA",
     "Lowers the instructions that oneDNN uses on a CPU. Part of the numeric fingerprint: others round differently.",
     "降低 oneDNN 在 CPU 上使用的指令集。属于数值指纹：指令集不同，舍入可能不同。",
+)
+DNNL_MAX_CPU_ISA = Variable(
+    "DNNL_MAX_CPU_ISA",
+    "The older name of `ONEDNN_MAX_CPU_ISA`, which oneDNN reads too.",
+    "`ONEDNN_MAX_CPU_ISA` 的旧名字，oneDNN 也会读取。",
+)
+ONEDNN_DEFAULT_FPMATH_MODE = Variable(
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "Lets oneDNN compute in less than float32 on a CPU. Part of the numeric fingerprint.",
+    "允许 oneDNN 在 CPU 上以低于 float32 的精度计算。属于数值指纹。",
+)
+DNNL_DEFAULT_FPMATH_MODE = Variable(
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "The older name of `ONEDNN_DEFAULT_FPMATH_MODE`, which oneDNN reads too.",
+    "`ONEDNN_DEFAULT_FPMATH_MODE` 的旧名字，oneDNN 也会读取。",
 )
 TENSORBOARD_LOGGING_DIR = Variable(
     "TENSORBOARD_LOGGING_DIR",
@@ -280,6 +295,9 @@ VARIABLES: tuple[Variable, ...] = (
     CUDA_DEVICE_ORDER,
     OMP_NUM_THREADS,
     ONEDNN_MAX_CPU_ISA,
+    DNNL_MAX_CPU_ISA,
+    ONEDNN_DEFAULT_FPMATH_MODE,
+    DNNL_DEFAULT_FPMATH_MODE,
     TENSORBOARD_LOGGING_DIR,
     TOOLS,
     RENDEZVOUS,

@@ -15,7 +15,7 @@ EXIT_DONE = 0
 EXIT_USER = 1
 EXIT_SURPRISE = 2
 EXIT_STOPPED = 75
-"""Stopped with a committed checkpoint: the same command goes on."""
+"""Stopped with a committed checkpoint: run the same command to resume."""
 
 
 class StokerError(Exception):
@@ -62,7 +62,7 @@ class StokerError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """For `events.jsonl` and `--json`; `from_json` is its inverse."""
-        fields = {k: v if isinstance(v, int | float | bool) else env.masked(str(v)) for k, v in self.fields.items()}
+        fields = {key: _plain(value) for key, value in self.fields.items()}
         return {"code": self.code, "where": env.masked(self.where), "fields": fields}
 
     @classmethod
@@ -95,3 +95,10 @@ class StokerErrors(StokerError):
     def as_dict(self) -> dict[str, Any]:
         """The first one, and each of them under `errors`."""
         return {**super().as_dict(), "errors": [error.as_dict() for error in self.errors]}
+
+
+def _plain(value: Any) -> Any:
+    """A field as JSON has it: numbers, lists, and text without secrets."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, int | float | bool) else env.masked(str(value))

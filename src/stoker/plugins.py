@@ -52,7 +52,7 @@ class Plugin:
             StokerError: STK123 where several packages provide the name, STK124 where the import fails.
         """
         if self.others:
-            raise StokerError("STK123", name=self.name, group=self.group, packages=", ".join(self._packages()))
+            raise StokerError("STK123", name=self.name, group=self.group, packages=list(self._packages()))
         try:
             return self.entry_point.load()
         except Exception as error:  # someone else's code may raise anything

@@ -48,6 +48,12 @@ def test_both_languages_fill_in_the_same_placeholders() -> None:
     assert different == []
 
 
+def test_what_a_person_could_type_is_the_same_in_both_languages() -> None:
+    """Two sentences of `stoker models` quote its cells, which are words of the language."""
+    typed = {key: [set(re.findall(r"`[^`]*`", one[key])) for one in (ENGLISH, CHINESE)] for key in ENGLISH}
+    assert {key for key, (english, chinese) in typed.items() if english != chinese} == {"models.tested", "models.more"}
+
+
 def test_no_sentence_is_left_untranslated() -> None:
     same = {key for key in ENGLISH if ENGLISH[key] == CHINESE[key] and re.search(r"[a-z]{4,} [a-z]{2,}", ENGLISH[key])}
     pip_lines = {key for key in same if ENGLISH[key].startswith("pip install")}
@@ -87,3 +93,14 @@ def test_the_catalogues_are_sorted() -> None:
         *("STK101", "STK101.hint", "STK202"),
         "a.z",
     ]
+
+
+def test_chinese_sentences_have_full_width_marks_and_spaces_around_latin_words() -> None:
+    """Marks at the start of a column may be followed by spaces that align it; a table's head may be narrow."""
+    bare = {key: re.sub(r"`[^`]*`", "`x`", text) for key, text in CHINESE.items() if key != "gpus.memory"}
+    wrong = re.compile(
+        r"[\u4e00-\u9fff][,;:!?()]|[,;:!?()][\u4e00-\u9fff]"
+        r"|[，。；：、（）] (?! )[^ ]|\S [，。；：、（）]|[\u4e00-\u9fff] [\u4e00-\u9fff]"
+        r"|[\u4e00-\u9fff][A-Za-z0-9`]|[A-Za-z0-9`][\u4e00-\u9fff]"
+    )
+    assert {key: text for key, text in bare.items() if wrong.search(text)} == {}

@@ -8,6 +8,7 @@ import pytest
 import reference
 
 from stoker.config import load
+from stoker.messages.en import ENGLISH
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -85,6 +86,12 @@ def test_commands_named_in_the_docs_exist() -> None:
         for block in BLOCK.findall(page.read_text(encoding="utf-8")):
             named_in_docs |= set(re.findall(r"^stoker ([a-z]+)", block, re.MULTILINE))
     assert named_in_docs - known == set()
+
+
+def test_error_codes_named_in_the_docs_exist() -> None:
+    read = [*pages(), *sorted(ROOT.glob("*.md"))]
+    found = {code for page in read for code in re.findall(r"STK\d{3}", page.read_text(encoding="utf-8"))}
+    assert found - ENGLISH.keys() == set()
 
 
 def test_reference_pages_are_what_the_code_says() -> None:

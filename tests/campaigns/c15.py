@@ -28,6 +28,8 @@ from life_oracle import Reference
 from life_walk import DONE_SECONDS, Walk
 
 LEAST_ACTIONS = 12
+DRAWN_ACTIONS = 60
+"""Names drawn for a walk: those that cannot happen in its state are passed over."""
 ALL_CONTROLS = 4
 """From so many walks on all controls are tried, else the first."""
 TWO_WORLDS = 20
@@ -84,17 +86,18 @@ def undisturbed(world: World, pristine: Path) -> Reference:
     return life_oracle.undisturbed(mine.runs / NAME)
 
 
-def drawn(campaign: Campaign, world: World, reference: Reference, number: int) -> tuple[Walk, list[str]]:
-    """A walk and its actions, by its number alone."""
+def drawn(campaign: Campaign, world: World, reference: Reference, number: int) -> tuple[Walk, list[str], int]:
+    """A walk, names of actions and how many must happen, by its number alone."""
     chance = campaign.random(number)
-    names = [chance.choice(list(life_actions.ACTIONS)) for _ in range(chance.randint(LEAST_ACTIONS, LEAST_ACTIONS + 3))]
+    enough = chance.randint(LEAST_ACTIONS, LEAST_ACTIONS + 3)
+    names = [chance.choice(list(life_actions.ACTIONS)) for _ in range(DRAWN_ACTIONS)]
     at, store = chance.choice([LAPTOP, LAPTOP, *BOXES]), chance.choice(["", "", *sorted(world.stores)])
-    return Walk(world, chance, reference, campaign.folder / "pristine", store, at), names
+    return Walk(world, chance, reference, campaign.folder / "pristine", store, at), names, enough
 
 
-def play(walk: Walk, names: list[str]) -> list[str]:
-    """These actions; what was wrong."""
-    return walk.play([(name, life_actions.ACTIONS[name]) for name in names])
+def play(walk: Walk, names: list[str], enough: int) -> list[str]:
+    """The first of these actions that can happen; what was wrong."""
+    return walk.play([(name, life_actions.ACTIONS[name]) for name in names], enough)
 
 
 def control(campaign: Campaign, world: World, reference: Reference, name: str) -> list[str]:
@@ -103,7 +106,7 @@ def control(campaign: Campaign, world: World, reference: Reference, name: str) -
     for number in range(TRIES):
         chance = campaign.random("control", name, number)
         walk = Walk(world, chance, reference, campaign.folder / "pristine", store, at, changes={change: True})
-        if wrong := play(walk, ["kill trainer", *actions]):
+        if wrong := play(walk, ["kill trainer", *actions], 1 + len(actions)):
             return wrong
     return []
 
@@ -112,8 +115,9 @@ def _all_of(campaign: Campaign, world: World, reference: Reference, first: int, 
     for number in range(first, campaign.n, every):
         if campaign.hopeless:
             break
-        walk, names = drawn(campaign, world, reference, number)
-        play(walk, names)
+        walk, names, enough = drawn(campaign, world, reference, number)
+        if not play(walk, names, enough) and len(walk.done) < LEAST_ACTIONS:
+            walk.oracle.say(f"only {len(walk.done)} of {enough} actions could happen")
         with COUNTING:
             _count(campaign, number, walk)
 

@@ -30,13 +30,14 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.training_args import OptimizerNames
 
 from stoker.config import load, native
-from stoker.config.run import Train
+from stoker.config.run import OptimizerName, Train
 from stoker.errors import StokerErrors
+from stoker.plan import optimizers
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 
 STEPS = 8
-OPTIMIZERS = typing.get_args(Train.model_fields["optimizer"].annotation)
+OPTIMIZERS = [name for name in typing.get_args(OptimizerName) if name not in optimizers.REFUSED]
 SCHEDULES = typing.get_args(Train.model_fields["schedule"].annotation)
 INITS = [
     value.replace("[number of iters]", "4")
@@ -197,7 +198,9 @@ def _read(campaign: Campaign) -> None:
         free = set(native.known_options()[block]) - set(native.OWNED[block])
         if free != decided:
             campaign.fail([block], f"undecided: {sorted(free ^ decided)}")
-    _must_refuse_others(campaign, "optim", "optimizer", {one.value for one in OptimizerNames} - {*OPTIMIZERS})
+    undecided = {one.value for one in OptimizerNames} - {*OPTIMIZERS} - optimizers.REFUSED.keys()
+    if undecided:
+        campaign.fail(["optimizer"], f"undecided: {sorted(undecided)}")
     _must_refuse_others(campaign, "lr_scheduler_type", "schedule", {one.value for one in SchedulerType} - {*SCHEDULES})
     for name, owner in native.OWNED["lora"].items():
         if owner in (native.UNPREPARED, native.UNSAVED):

@@ -32,7 +32,7 @@ from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint
 from stoker.rundir.layout import RunDir
 from stoker.store import copies, fetch, opening, push
 from stoker.store.lease import Lease
-from stoker.store.shelf import Fault, Patience, Patient
+from stoker.store.store_protocol import Fault, Patience, Patient
 
 PART = 256 << 10
 PATIENCE = Patience(

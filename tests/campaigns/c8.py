@@ -553,7 +553,7 @@ def _leak(case: Path, template: Path, act: Callable[[RunDir], None]) -> tuple[st
     run_dir = _jail(case, template)
 
     def with_secrets() -> None:
-        from stoker.store.shelf import Patience
+        from stoker.store.store_protocol import Patience
 
         Patience.pause = lambda *_: None  # type: ignore[method-assign]  # nothing leaks while it waits
         os.environ |= SECRETS

@@ -153,6 +153,8 @@ def _version(name: str) -> str:
 @contextmanager
 def place(path: Path | None) -> Iterator[Path]:
     """A folder for the campaign's own files."""
+    if path:
+        path.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="campaign-", dir=path))
     try:
         yield made

@@ -107,21 +107,21 @@ class Machine:
     def is_on(self) -> bool:
         return self.box is None or self.box.alive
 
-    def programs(self, module: str) -> list[tuple[int, str]]:
+    def programs(self, module: str, alive: "Clients | None" = None) -> list[tuple[int, str]]:
         """Living programs of ours there: their pids as seen from here, and the last word of their command lines."""
         if not self.is_on:
             return []
         first = self.box._pid if self.box else self.laptop._pid  # type: ignore[union-attr]
         found = []
-        for pid, said in clients():
+        for pid, said in clients() if alive is None else alive:
             with contextlib.suppress(OSError):
                 if module in said and _namespace(pid) == _namespace(first):
                     found.append((pid, said[-1]))
         return found
 
-    def trainers(self) -> list[tuple[int, str]]:
+    def trainers(self, alive: "Clients | None" = None) -> list[tuple[int, str]]:
         """Who trains, and the run's folder as it is seen there."""
-        return self.programs("stoker.engine.train")
+        return self.programs("stoker.engine.train", alive)
 
     def signal(self, module: str, number: int) -> int:
         """A signal to such programs of the run; to how many."""
@@ -137,7 +137,10 @@ class Machine:
         (self.home / quick_python.CHANGES).write_text(json.dumps(self.changes))
 
 
-def clients() -> list[tuple[int, list[str]]]:
+Clients = list[tuple[int, list[str]]]
+
+
+def clients() -> Clients:
     """Programs of all worlds that asked for a child, and their command lines; a child's own ends in zeros."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -287,7 +290,8 @@ class World:
 
     def trainers(self) -> list[tuple[str, str]]:
         """Machine and folder of everyone who trains."""
-        return [(one.name, folder) for one in self.machines.values() for _, folder in one.trainers()]
+        alive = clients()
+        return [(one.name, folder) for one in self.machines.values() for _, folder in one.trainers(alive)]
 
     def writes(self, store: str, name: str = NAME, before: str = "", after: str = "") -> None:
         """The run file, with some words changed."""
@@ -371,7 +375,7 @@ def _stores(stack: contextlib.ExitStack, folder: Path, pair: list[boxes.Box]) ->
     address = f"10.78.{number}.1"
     subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", pair[0]._link], check=True)
     for box in pair:
-        box._inside("ip", "route", "add", f"{address}/32", "via", box.gateway)
+        box.route(address)
     servers = {"heedless": store_servers.rclone(folder / "bucket")}
     if store_servers.has_moto():
         servers["s3"] = store_servers.moto(folder)
@@ -392,7 +396,7 @@ def _create_bucket(settings: dict[str, str]) -> None:
         client.create_bucket(Bucket=store_servers.BUCKET)
 
 
-def until(true: Callable[[], Any], seconds: float, every: float = 0.05) -> bool:
+def until(true: Callable[[], Any], seconds: float, every: float = 0.1) -> bool:
     """Whether it became true in time."""
     end = time.monotonic() + seconds
     while not true():

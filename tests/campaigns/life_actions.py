@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import life
 import life_oracle
 from life import BOXES, CLONE, LAPTOP, NAME
-from life_walk import GO_ON_SECONDS, Walk, now
+from life_walk import GO_ON_SECONDS, IMPOSSIBLE, Walk, now
 
 TRAINER, SUPERVISOR = "stoker.engine.train", "stoker.supervise.supervisor"
 PASSING = 1.5
@@ -21,7 +22,6 @@ WORDS = (
     ("schedule: constant", "schedule: linear"),
     ("objective: pretrain", "objective: pretrain, seed: 7"),
 )
-NOT_HERE = "not here"
 
 
 # ---- processes and machines end
@@ -44,7 +44,7 @@ def kill_both(walk: Walk) -> str:
 def out_of_memory(walk: Walk) -> str:
     """A stand-in for the kernel's OOM-kill: the container's counter is raised, and SIGKILL."""
     if walk.here.box is None:
-        return NOT_HERE
+        return IMPOSSIBLE
     counter = walk.here.box.root / "sys/fs/cgroup/memory.events"
     before = int(counter.read_text().split()[-1]) if counter.exists() else 0
     counter.write_text(f"oom 0\noom_kill {before + 1}\n")
@@ -77,7 +77,7 @@ def reboot(walk: Walk) -> str:
 def switch_off(walk: Walk) -> str:
     """The box is off: its own command is refused, another machine goes on from what the laptop has, or is refused."""
     if walk.here.box is None:
-        return NOT_HERE
+        return IMPOSSIBLE
     off, floor = walk.here.box, life.newest(walk.here.run)
     off.power_off()
     outcome = walk.train(walk.at)
@@ -116,7 +116,7 @@ def _trains(walk: Walk) -> None:
 def lose_line(walk: Walk) -> str:
     """Nobody can tell what the box does: it goes on, and no other machine may begin without a word of the user."""
     if walk.here.box is None:
-        return NOT_HERE
+        return IMPOSSIBLE
     _trains(walk)
     walk.here.box.cut()
     try:
@@ -153,7 +153,7 @@ def fill_disk(walk: Walk) -> str:
 def store_fault(walk: Walk) -> str:
     """The store answers 403, 500, late or not at all, while it trains and while it is started."""
     if not walk.store:
-        return NOT_HERE
+        return IMPOSSIBLE
     store = walk.world.stores[walk.store]
     store.set(mode := walk.chance.choice(["403", "500", "slow", "down"]))
     floor = life.newest(walk.here.run)
@@ -209,7 +209,7 @@ def _changed(walk: Walk, *more: str) -> str:
     """A training with other words must not begin as the same run."""
     if walk.oracle.highest == 0:
         walk.world.writes(walk.address)
-        return "too early"
+        return IMPOSSIBLE
     if walk.chance.random() < 0.7:
         walk.idle()
     outcome = walk.train(walk.at, *more)
@@ -220,7 +220,7 @@ def _changed(walk: Walk, *more: str) -> str:
 def prepare_beside(walk: Walk) -> str:
     """A command beside a training is refused and changes nothing, also not after a kill."""
     if walk.at != LAPTOP:
-        return NOT_HERE
+        return IMPOSSIBLE
     _trains(walk)
     before = walk.oracle.state()
     said = walk.stoker("prepare", f"{NAME}.yaml", "--set", "train.seed=7")
@@ -265,10 +265,11 @@ def upgrade(walk: Walk) -> str:
 def clone(walk: Walk) -> str:
     """A copy of the run's folder is another run; with a store, only one of them may write there."""
     if walk.at != LAPTOP:
-        return NOT_HERE
+        return IMPOSSIBLE
     walk.idle() if walk.chance.random() < 0.5 else _trains(walk)
     target = walk.world.mine.folder / CLONE
-    shutil.copytree(walk.world.mine.runs, target, symlinks=True)
+    # As people do; files that come and go while it trains are passed over.
+    subprocess.run(["cp", "-a", walk.world.mine.runs, target], check=False, stderr=subprocess.DEVNULL)
     if walk.store:
         walk.oracle.copies.add(str(target / NAME))
     since, runs = now(), {"STOKER_RUNS": str(target)}
@@ -285,7 +286,7 @@ def clone(walk: Walk) -> str:
 def rename(walk: Walk) -> str:
     """An idle run's folder and file get another name; it goes on, and comes back."""
     if walk.at != LAPTOP or life.newest(walk.here.run) == 0:
-        return NOT_HERE
+        return IMPOSSIBLE
     walk.idle()
     runs, floor, since = walk.world.mine.runs, life.newest(walk.here.run), now()
     (runs / NAME).rename(runs / "other")

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from life_oracle import Oracle, Reference
 GO_ON_SECONDS = 180.0
 DONE_SECONDS = 300.0
 OFF_SECONDS = 60.0
+IMPOSSIBLE = "impossible"
+"""How an action ends that cannot happen in the walk's state; it does not count."""
 
 
 class WrongAlready(Exception):  # ends a walk
@@ -35,6 +37,7 @@ class Walk:
     at: str = LAPTOP
     """Where the run was trained last."""
     done: list[str] = field(default_factory=list)
+    """Actions that happened, and how each ended."""
     told: list[str] = field(default_factory=list)
     changes: dict[str, object] = field(default_factory=dict)
     """On all machines, all the time."""
@@ -45,13 +48,18 @@ class Walk:
         self.oracle = Oracle(self.world, self.reference)
         self.address = ""
 
-    def play(self, actions: "list[tuple[str, Callable[[Walk], str]]]") -> list[str]:
-        """A start, all actions, then the end that every run must reach; what was wrong."""
+    def play(self, actions: "Iterable[tuple[str, Callable[[Walk], str]]]", enough: int) -> list[str]:
+        """A start, actions until enough have happened, then the end that every run must reach; what was wrong."""
         self._began = time.monotonic()
         self._set_out()
         with self.oracle.watching(), contextlib.suppress(WrongAlready):
-            for name, action in [("begin", Walk.begin), *actions, ("end", Walk.end)]:
-                self._act(name, action)
+            self._act("begin", Walk.begin)
+            for name, action in actions:
+                if len(self.done) == enough:
+                    break
+                if (outcome := self._act(name, action)) != IMPOSSIBLE:
+                    self.done.append(f"{name}: {outcome}")
+            self._act("end", Walk.end)
         self.seconds = time.monotonic() - self._began
         return self.oracle.wrong
 
@@ -74,13 +82,13 @@ class Walk:
             self.address = f"s3://{store_servers.BUCKET}/{self.chance.randrange(10**9)}"
         world.writes(self.address)
 
-    def _act(self, name: str, action: "Callable[[Walk], str]") -> None:
+    def _act(self, name: str, action: "Callable[[Walk], str]") -> str:
         self.say(f"-- {name} (at {self.at}, committed {self.oracle.highest})")
         outcome = action(self)
         self.say(outcome)
         self.oracle.look()
         self.go()
-        self.done.append(f"{name}: {outcome}")
+        return outcome
 
     def go(self) -> None:
         """No further where something is wrong: the rest would only follow from it."""
@@ -168,7 +176,7 @@ class Walk:
     def stop(self) -> str:
         """Stopped with all steps committed."""
         if not self.trains:
-            return "idle"
+            return IMPOSSIBLE
         said = self.stoker("stop", NAME)
         if said.code:
             return f"refused {' '.join(said.codes[:1])}"
@@ -201,7 +209,8 @@ class Walk:
             if machine.box and not machine.box.alive:
                 machine.box.power_on()
         outcome = "goes on" if self.trains else self.train(self.at)
-        if outcome.startswith("refused") and not self.trains:  # it may have gone on by itself meanwhile
+        # STK411: it goes on by itself, or its supervisor is about to end; that it is done is waited for.
+        if outcome.startswith("refused") and outcome != "refused STK411" and not self.trains:
             self.oracle.say(f"refused when all was well: {outcome}")
             return outcome
         state = life_oracle.wait_for_end(self.here.run, DONE_SECONDS)

@@ -119,7 +119,7 @@ def shorten() -> None:
     from stoker.places import box, wheel
     from stoker.settle.meter import SettleSettings
     from stoker.store.lease import Lease
-    from stoker.store.shelf import Patience
+    from stoker.store.store_protocol import Patience
     from stoker.supervise.settings import SupervisorSettings
 
     Lease.__init__.__defaults__ = (LEASE_SECONDS,)

@@ -1,12 +1,11 @@
-"""Some campaigns in a short form: kills, signals, power cuts, damaged and hostile files. All of them in a medium form
+"""Some campaigns in a short form: kills, signals, power cuts, damaged files. All of them in a medium form
 are in tests/nightly/campaigns; the full ones are run by hand, with their reports in docs/evidence/campaigns.
 """
 
 from pathlib import Path
 
-import c15
 import pytest
-from campaign_case import INOTIFY, MOUNTS, passes
+from campaign_case import MOUNTS, passes
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -98,50 +97,3 @@ def test_c10_the_data_position_is_found_at_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(c10, "SEQUENCES", 10**6)
     monkeypatch.setattr(c10, "_restart", lambda campaign: {})
     passes("c10", 10, tmp_path)
-
-
-@INOTIFY
-def test_c8_hostile_files(tmp_path: Path) -> None:
-    import hostile
-
-    report = passes("c8", 24, tmp_path)
-    assert len(report["controls"]) == 9
-    assert {one.kind.split()[0] for one in hostile.corpus()} <= set(report["counts"])
-
-
-@INOTIFY
-def test_c8_run_directories_of_strangers(tmp_path: Path) -> None:
-    assert len(passes("c8_directories", 20, tmp_path)["controls"]) == 6
-
-
-@INOTIFY
-def test_the_gadgets_of_c8_are_live(tmp_path: Path) -> None:
-    """Read the careless way, every one of them executes: the corpus has no blanks."""
-    import io
-    import pickle
-
-    import c8
-    import hostile
-    import numpy as np
-    import torch
-
-    readers = {
-        "torch zip": lambda raw: torch.load(io.BytesIO(raw), weights_only=False),
-        "torch old": lambda raw: torch.load(io.BytesIO(raw), weights_only=False),
-        "numpy object": lambda raw: np.load(io.BytesIO(raw), allow_pickle=True),
-    }
-    for name, content in hostile.PICKLES.items():
-        case = tmp_path / name.replace(" ", "-")
-        for folder in (case / "outside", case / "jail" / "outside"):
-            folder.mkdir(parents=True)
-        canary = case / "EXECUTED"
-        (case / "jail" / f"{hostile.EVIL_MODULE}.py").write_text(f"open({str(canary)!r}, 'w').close()")
-        raw = content(canary, case / "outside" / "decoy")
-        _, wrong = c8._watched(case, lambda: readers.get(name, pickle.loads)(raw))
-        assert ("executed" in wrong) == (name != "safetensors"), (name, wrong)
-
-
-@pytest.mark.allow_hosts(["127.0.0.1"])
-@pytest.mark.skipif(bool(c15.possible()), reason=c15.possible() or "-")
-def test_c15_a_walk_over_laptop_boxes_and_store(tmp_path: Path) -> None:
-    assert passes("c15", 1, tmp_path)["measured"]["actions"] >= c15.LEAST_ACTIONS

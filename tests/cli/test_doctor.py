@@ -45,9 +45,9 @@ def test_findings_are_said_in_chinese(stoker: CommandLine, monkeypatch: pytest.M
     assert outcome.out.splitlines() == [
         "✓ 正常  Python 3.11.7",
         "! 警告  bf16：不支持（计算能力 7.5 低于 8.0）",
-        "        提示: 计划会使用 fp16 加损失缩放；在 fp16 下溢出的模型需要更新的显卡",
+        "        提示：计划会使用 fp16 加损失缩放；在 fp16 下溢出的模型需要更新的显卡",
         "✗ 失败  未安装以下软件包，这台机器只能做计划，不能训练：peft",
-        "        提示: pip install peft==1",
+        "        提示：pip install peft==1",
     ]
     assert outcome.err == "正常：1 · 警告：1 · 失败：1\n"
 

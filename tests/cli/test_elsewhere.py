@@ -13,6 +13,7 @@ from stoker.errors import StokerError
 from stoker.hosts import known
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
+from stoker.places import box as box_place
 from stoker.places.box import Box
 from stoker.rundir import last_known
 from stoker.rundir.layout import RunDir
@@ -192,7 +193,8 @@ def test_stop_says_that_a_rented_box_is_billed_and_what_ends_it(
 ) -> None:
     known.save(Host(name="box", host="198.18.0.1", platform=platform, base="/root/stoker"))
     _sent(runs, "night", "box", {"box": platform}, **STATUS)
-    monkeypatch.setattr(Box, "follow", lambda box, words: 0)
+    monkeypatch.setattr(box_place, "_stop_launch", lambda box, run: None)
+    monkeypatch.setattr(Box, "_forward", lambda box, *words: 0)
     monkeypatch.setattr(Box, "status", lambda box, run: {**STATUS, "state": "stopped"})
     outcome = stoker("stop", "night")
     assert outcome.code == 0
@@ -220,8 +222,9 @@ def test_stop_on_a_machine_of_ones_own_says_nothing_of_money(
 ) -> None:
     known.save(Host(name="box", host="198.18.0.1", base="/root/stoker"))
     _sent(runs, "night", "box", {}, **STATUS)
-    monkeypatch.setattr(Box, "follow", lambda box, words: 0)
+    monkeypatch.setattr(Box, "_forward", lambda box, *words: 0)
     monkeypatch.setattr(Box, "status", lambda box, run: None)
+    monkeypatch.setattr(Ssh, "run", _off)
     assert "billed" not in stoker("stop", "night").err
 
 
@@ -230,5 +233,14 @@ def test_a_run_of_another_laptop_can_be_asked_about(runs: Path, monkeypatch: pyt
     monkeypatch.setattr(Ssh, "run", _off)
     monkeypatch.setattr(Ssh, "talk", _off)
     with pytest.raises(StokerError, match="STK716"):
-        remote.forward("unknown", "box", ["watch", "unknown", "--once"])
+        remote.watch("unknown", "box", once=True, as_json=False)
     assert not (runs / "unknown").exists()
+
+
+def test_a_run_named_by_its_path_is_pulled_there(stoker: CommandLine, off: RunDir, tmp_path: Path) -> None:
+    there = _sent(tmp_path / "another", "day", "autodl-1", AUTODL, **STATUS)
+    assert stoker("pull", str(there.path)).code == 1  # the box is off, which is noted where the run is
+    last = last_known.read(there)
+    assert last is not None
+    assert last.shown_state == "unreachable"
+    assert not (off.path.parent / "day").exists()

@@ -40,6 +40,8 @@ def test_the_tables_are_as_large_as_promised_and_meet_every_code_of_the_run_file
     elsewhere = {"STK101", "STK113", "STK117", "STK119", "STK121"}  # tests below
     elsewhere |= {"STK123", "STK124"}  # tests/unit/test_plugins.py
     elsewhere |= {"STK142", "STK143"}  # tests/unit/rundir/test_adapter_base.py
+    elsewhere |= {"STK150", "STK151", "STK152"}  # tests/unit/plan/test_experts.py
+    elsewhere |= {"STK153"}  # tests/unit/api/test_door.py
     assert met | elsewhere == {key for key in ENGLISH if re.fullmatch(r"STK1\d\d", key)}
 
 
@@ -71,8 +73,8 @@ def test_a_missing_run_file_names_what_is_there(terminal: Terminal) -> None:
     terminal.write(BOTH, "medical.yaml")
     terminal.refuses([err("STK101", "", "`medical`", "`medical.yaml`")], "plan", "medical")
     terminal.refuses([err("STK101", "", "`medcial.yaml`", "`medical.yaml`")], "plan", "medcial.yaml")
-    terminal.refuses([err("STK101", "", "`paper_r64`")], "train", "paper_r46")
-    terminal.refuses([err("STK101", "", "lora_100k")], "plan", "no/such/folder/x.yaml")
+    terminal.refuses([err("STK101", "", "`lora_qwen2.5_7b_rank64`")], "train", "lora_qwen2.5_7b_rank46")
+    terminal.refuses([err("STK101", "", "`full_qwen3_0.6b_muon`")], "plan", "no/such/folder/x.yaml")
 
 
 def test_a_run_file_pasted_as_a_name_is_no_surprise(terminal: Terminal) -> None:
@@ -166,7 +168,12 @@ def test_a_mistaken_override_is_named_as_the_option_it_is(terminal: Terminal, na
         (["plan", "run.yaml", "--crad", "T4"], ("`--crad`", "`--card`")),
         (["plan", "run.yaml", "--set"], ("`--set` needs a value",)),
         (["plan", "run.yaml", "--set", "train.epochs", "1"], ("unexpected argument `1`",)),
-        (["plan", "run.yaml", "--gpus", "two"], ("`--gpus`",)),
+        (["plan", "run.yaml", "--gpus", "two"], ("`two`", "`--gpus`")),
+        (["prepare", "run.yaml", "--show", "many"], ("`many`", "`--show`", "an integer")),
+        (["gpus", "--min-memory", "big"], ("`big`", "`--min-memory`", "a number")),
+        (["logs", "x", "--lines", "-3"], ("`-3`", "`--lines`", ">= 0")),
+        (["serve", "x", "--port", "99999"], ("`99999`", "`--port`", "<= 65535")),
+        (["train", "run.yaml", "--weights"], ("`--weights` needs `--fork`",)),
         (["plan", "run.yaml", "--card", "T4", "--gpus", "0,"], ("`--gpus`",)),
     ],
     ids=" ".join,
@@ -174,6 +181,22 @@ def test_a_mistaken_override_is_named_as_the_option_it_is(terminal: Terminal, na
 def test_a_mistaken_command_line_is_explained(terminal: Terminal, arguments: list[str], says: tuple[str, ...]) -> None:
     terminal.write(BOTH)
     terminal.refuses([err("STK506", "", *says)], *arguments)
+
+
+def test_an_unknown_key_names_the_closest_and_not_every_key(terminal: Terminal) -> None:
+    terminal.write(BOTH + "train: {epoch: 1}\n")
+    (said,) = terminal.refuses([err("STK104", "run.yaml:3: train.epoch")], "plan", "run.yaml")
+    assert said.hint == "closest: `train.epochs`; `stoker schema` lists all keys"
+    terminal.write(BOTH + "train: {xyzzy: 1}\n")
+    (said,) = terminal.refuses([err("STK104", "run.yaml:3: train.xyzzy")], "plan", "run.yaml")
+    assert said.hint == "`stoker schema` lists all keys"
+
+
+def test_a_chinese_error_has_full_width_punctuation(terminal: Terminal) -> None:
+    terminal.write(BOTH + "where: {micro: 3}\n")
+    _, _, talk = terminal.run("zh", "plan", "run.yaml", "--card", "T4")
+    assert talk.startswith("错误：微批次 3 ")
+    assert "\n提示：把 `where.micro` 设为 16、8、4、2、1 之一" in talk
 
 
 def test_stoker_alone_shows_its_help(terminal: Terminal) -> None:
@@ -276,6 +299,6 @@ def test_a_process_ends_with_1_and_says_it_on_stderr(tmp_path: Path) -> None:
 
 def test_a_console_that_cannot_show_chinese_shows_something(tmp_path: Path) -> None:
     settings = {"STOKER_LANG": "zh", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = stoker(tmp_path, "plan", "paper_r64", "--card", "RTX4090", **settings)
+    done = stoker(tmp_path, "plan", "lora_qwen2.5_7b_rank64", "--card", "RTX4090", **settings)
     assert (done.returncode, done.stderr) == (0, "")
     assert "?" in done.stdout

@@ -52,3 +52,31 @@ def test_two_preparations_at_once_are_refused_in_words(stoker: CommandLine, run_
     with held(run_dir.launch_lock):
         done = stoker("prepare", str(tmp_path / "mine.yaml"))
     assert (done.code, "STK426" in done.err) == (1, True), done.err
+
+
+LAUNCH = """
+import sys, time
+from pathlib import Path
+from stoker.launch import training
+from stoker.rundir.layout import RunDir
+run_dir = RunDir(Path(sys.argv[1]))
+with training.claimed(run_dir):
+    print(flush=True)
+    while not run_dir.stop_file.exists(): time.sleep(0.02)
+    if sys.argv[2] == "heeds": run_dir.stop_file.unlink()  # as its supervisor does
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "end"), [("heeds", "Stopped before the first checkpoint"), ("prepares", "not running")]
+)
+def test_a_launch_is_stopped_and_not_said_to_be_idle(stoker: CommandLine, run_dir: RunDir, who: str, end: str) -> None:
+    words = [sys.executable, "-c", LAUNCH, str(run_dir.path), who]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as launch:
+        assert launch.stdout
+        launch.stdout.readline()
+        done = stoker("stop", "mine")
+    assert done.code == launch.returncode == 0
+    assert "`mine` is being launched" in done.err
+    assert end in done.err
+    assert not run_dir.stop_file.exists()

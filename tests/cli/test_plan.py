@@ -96,7 +96,7 @@ def test_old_cards_say_why(stoker: CommandLine) -> None:
 
 def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: CommandLine) -> None:
     page = stoker("plan", RUN, "--card", "RTX4090").out
-    assert re.search(r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\); price: autodl, 2026-03-28, \d+ days old", page, re.M)
+    assert re.search(r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\); price: autodl 2026-03-28, \d+ days old", page, re.M)
     own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h").out
     assert re.search(r"^cost +[\d.]+ EUR .*; price: your price", own, re.M)
     by_word = stoker("plan", RUN, "--card", "RTX4090", "--set", "where.price=3 EUR/h").out
@@ -206,7 +206,7 @@ def test_wrong_flags_are_explained(
     assert f"[{code}]" in done.err
     assert "Traceback" not in done.err
     assert place in done.err
-    assert {"en": "hint: ", "zh": "提示: "}[language] in done.err
+    assert {"en": "hint: ", "zh": "提示："}[language] in done.err
 
 
 def test_a_price_in_the_run_file_that_cannot_be_read_names_its_line(stoker: CommandLine, tmp_path: Path) -> None:

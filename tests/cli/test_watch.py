@@ -92,7 +92,7 @@ def test_one_page_in_chinese(stoker: CommandLine, runs: Path) -> None:
     rows = page(out)
     assert rows["速度"] == "4,000 词元/秒"
     assert rows["评估损失"] == "3.1250，第 80 步"
-    assert rows["剩余时间"].startswith("2 min 40 s，预计 ")
+    assert rows["剩余时间"].startswith("2 分 40 秒，预计 ")
     assert "! 数据读取是瓶颈：训练在等数据" in out
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
 

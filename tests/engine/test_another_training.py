@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import tiny_run
 
-from stoker.engine import program, train
+from stoker.engine import opened, program, train
 from stoker.facts import own_code
+from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, events, files
 from stoker.rundir.layout import RunDir
 
@@ -125,7 +126,9 @@ def test_every_module_of_a_training_process_is_judged() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     decides = {name.removeprefix("engine/") for name in own_code.DECIDES_BITS if name.startswith("engine/")}
-    assert {name.removeprefix("stoker.engine.") for name in loaded} == decides | NO_BITS.keys()
+    if_needed = {"experts"}  # in 4 bits
+    found = {name.removeprefix("stoker.engine.") for name in loaded}
+    assert found | if_needed == decides | NO_BITS.keys()
 
 
 def changed(run_dir: RunDir, **parts: str) -> None:
@@ -133,3 +136,18 @@ def changed(run_dir: RunDir, **parts: str) -> None:
     path = checkpoints.committed(run_dir.checkpoints)[-1].path / "COMMIT.json"
     commit = files.read_json(path)
     files.write_json(path, checkpoints.sealed({**commit, "fingerprint": {**commit["fingerprint"], **parts}}))
+
+
+@pytest.mark.parametrize("name", ["MAX_CPU_ISA", "DEFAULT_FPMATH_MODE"])
+def test_what_onednn_is_told_is_in_the_fingerprint_by_both_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    names = [f"{prefix}_{name}" for prefix in ("ONEDNN", "DNNL")]
+    for one in names:
+        monkeypatch.delenv(one, raising=False)
+    plan = Plan.model_construct(device="cpu")
+    without = opened._instructions(plan)
+    for one in names:
+        with monkeypatch.context() as patched:
+            patched.setenv(one, "AVX2")
+            assert opened._instructions(plan) not in ("", without)

@@ -1,5 +1,6 @@
 """How a step's sequences become micro batches."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.filterwarnings("default")
+FACTS = {"sequences": 7, "segments": 7, "tokens": 0, "trained_tokens": 0, "longest": 1, "longest_segment": 1}
 
 
 def arrange(kind: str, micro: int, rows: list, *, flatten: bool = False, length: int = 64) -> list[dict]:
@@ -85,9 +87,30 @@ def test_rows_are_found_across_shards(tmp_path: Path) -> None:
     for number, part in enumerate([rows[:3], rows[3:]]):
         tiny_run.write_split(tmp_path / f"part{number}", part)
         (tmp_path / f"part{number}" / "shard-00000").rename(tmp_path / f"shard-0000{number}")
-    facts = {"sequences": 7, "segments": 7, "tokens": 0, "trained_tokens": 0, "longest": 1, "longest_segment": 1}
-    split = PreparedSplit(tmp_path, Split(shards=["shard-00000", "shard-00001"], files={}, **facts))
+    split = PreparedSplit(tmp_path, Split(shards=["shard-00000", "shard-00001"], files={}, **FACTS))
     assert len(split) == 7
     for index, row in enumerate(rows):
         assert [s.tolist() for s in split.row(index)] == [s.tolist() for s in row]
         assert split.trained_tokens(index) == sum(int((s >= 0).sum()) for s in row)
+
+
+def test_a_step_of_many_micro_batches_comes_from_a_loader_process_with_few_file_descriptors(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from stoker.engine.dataset import Arrangement, PreparedSplit, make_item, single
+    from stoker.engine.parallel import ALONE
+    from stoker.rundir.prepared import Split
+
+    tiny_run.write_split(tmp_path, tiny_run.random_rows(7, seed=1, longest=32))
+    split = PreparedSplit(tmp_path, Split(shards=["shard-00000"], files={}, **FACTS))
+    item = make_item(split, [*range(7)] * 40, Arrangement("rows", 1, 64, False, 0), 0, ALONE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 64, hard))
+    try:
+        (received,) = DataLoader([item], batch_size=1, collate_fn=single, num_workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(received.micro_batches) == 280
+    assert received.divisor == item.trained_tokens
+    for ours, theirs in zip(item.micro_batches, received.micro_batches, strict=True):
+        assert {name: tensor.tolist() for name, tensor in ours.items()} == {n: t.tolist() for n, t in theirs.items()}

@@ -127,3 +127,31 @@ def test_a_fork_that_would_end_where_it_starts_is_refused(parent: RunDir) -> Non
     assert caught.value.code == "STK432"
     assert not layout.named("other").path.exists()
     forking.fork(parent, "other", ["train.steps=5"], weights_only=True)
+
+
+@pytest.mark.parametrize("parent", ["lora, rank: 4"], indirect=True)
+def test_a_fork_does_not_go_on_from_a_fork_of_another_checkpoint(parent: RunDir) -> None:
+    fork = forked(parent, weights_only=True)
+    assert tiny_run.train(fork, stop_after=2) == 75
+    origin = fork.manifest().forked_from
+    assert origin is not None
+    layout.record(fork, forked_from={**origin, "commit": "0" * 64})
+    assert tiny_run.train(fork) not in (0, 75)
+    assert attempts(fork) == [("FORK", 0)]
+    layout.record(fork, forked_from=origin)
+    assert tiny_run.train(fork, stop_after=3) == 75
+    assert attempts(fork) == [("FORK", 0), ("EXACT", 2)]
+
+
+@pytest.mark.parametrize("parent", ["lora, rank: 4"], indirect=True)
+def test_what_a_fork_cannot_be_is_said_before_it_is_made(parent: RunDir) -> None:
+    def refused(name: str, *overrides: str, weights_only: bool = False) -> str:
+        with pytest.raises(StokerError) as caught:
+            forking.fork(parent, name, overrides, weights_only=weights_only)
+        return caught.value.code
+
+    assert refused("short", "train.steps=", "train.epochs=1") == "STK432"  # its one epoch has 4 steps, step 5 is done
+    assert not layout.named("short").path.exists()
+    forked(parent)
+    assert refused("other", weights_only=True) == "STK438"
+    assert forking.fork(parent, "other", (), weights_only=False).run.name == "other"

@@ -352,6 +352,9 @@ def test_a_quantised_base_is_refused(tmp_path: Path) -> None:
     (base / "config.json").write_text(json.dumps(settings))
     shutil.rmtree(run_dir.checkpoints)  # which know the base by what it was
     assert code(run_dir) == "STK614"
+    with pytest.raises(StokerError) as caught:  # nor is it trained on, where no plan looked at its configuration
+        generate.load_base(run_dir)
+    assert caught.value.code == "STK238"
 
 
 def test_a_tensor_the_base_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tiny_run
 from stoker.engine import opened as engine_opened
 from stoker.engine import train
 from stoker.plan.plan import Plan
-from stoker.rundir import checkpoints, events, files, prepared
+from stoker.rundir import checkpoints, events, files, prepared, training_words
 from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -83,7 +83,8 @@ def test_the_plan_says_what_the_trainer_finds(
     fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan)
     torch.set_num_threads(used)
     report = prepared.read_report(run_dir.data)
-    opened: Any = SimpleNamespace(run=run_dir.run(), plan=plan, report=report, fingerprint=fingerprint)
+    words = training_words.of(run_dir.run(), run_dir.manifest().forked_from)
+    opened: Any = SimpleNamespace(run=run_dir.run(), plan=plan, report=report, fingerprint=fingerprint, words=words)
     found, _ = checkpoints.newest_verified(run_dir.checkpoints)
     assert plan.resume is not None
     assert (plan.resume.tier, plan.resume.step) == (train._tier(opened, found), 2)

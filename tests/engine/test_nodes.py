@@ -1,122 +1,29 @@
 """Two nodes train together: each with a run directory of its own, on loopback addresses of its own.
 
-Most tests fork the ranks with the environment a node's agent gives them; one starts them as the supervisor does.
+The ranks are forked with the environment a node's agent gives them; tests/nightly/engine starts them as the supervisor
+does.
 """
 
-import json
 import os
-import shutil
 import signal
 import socket
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_run
-from test_several import family, listening
+from paired_nodes import ADDRESSES, alone, assert_same, make, make_pair, said, train
 
 from stoker.facts import machine
-from stoker.launch import plan_inputs
-from stoker.plan.make import make_plan
-from stoker.rundir import checkpoints, events, files, nodes
+from stoker.rundir import checkpoints, events, files
 from stoker.rundir.events import EventLog
-from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node
-from stoker.supervise import processes
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-ADDRESSES = {"first": "127.0.0.2", "second": "127.0.0.3"}
-ROWS = tiny_run.random_rows(37, seed=1, longest=48, segments=2)  # at batch 8: 5 steps, the last of 5 sequences
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base", dropout=0.1)
-
-
-def make(folder: Path, base: Path, strategy: str, here: int, train: str = "", save: str = "2 steps") -> RunDir:
-    text = f"""
-model: {base}
-data: {{train: rows.jsonl, length: 48, pack: true}}
-tune: {{method: lora, rank: 4, dropout: 0.1}}
-train: {{learning_rate: 1e-2, warmup: 0, batch: 8, exact: true, {train}}}
-save: {{every: {save}, keep: 2}}
-where: {{gpus: 0, micro: 1, arrange: rows, strategy: {strategy}, processes: {here}}}
-native: {{trainer: {{report_to: none}}}}
-"""
-    return tiny_run.make_run(folder, text, ROWS)
-
-
-def make_pair(folder: Path, base: Path, strategy: str, here: int, **more: str) -> list[RunDir]:
-    """The run directories of two nodes with so many ranks each; only the first is the head's."""
-    head = make(folder / "first", base, strategy, here, **more)
-    both = [Node(name=name, address=address, interface="lo") for name, address in ADDRESSES.items()]
-    nodes.write(head.nodes_file, nodes.of(both, free_port()))
-    run_file = head.file()
-    plan = make_plan(plan_inputs.inputs(run_file, head, plan_inputs.machine(None, run_file.run, head)))
-    assert plan.batch.devices == 2 * here
-    files.write_json(head.plan_file, plan.model_dump())
-    second = folder / "second" / head.name
-    shutil.copytree(head.path, second)
-    return [head, RunDir(second)]
-
-
-def free_port() -> int:
-    with socket.create_server((ADDRESSES["first"], 0)) as one:
-        return int(one.getsockname()[1])
-
-
-def settings(here: int, port: int | None = None) -> Iterator[dict[str, str]]:
-    """What each node's trainer is given, in the order of the nodes."""
-    store = f"{ADDRESSES['first']}:{port or free_port()}"
-    for number, name in enumerate(ADDRESSES):
-        yield {
-            "STOKER_STORE": store,
-            "STOKER_FIRST_RANK": str(number * here),
-            "STOKER_RANKS": str(len(ADDRESSES) * here),
-            "STOKER_NODE": name,
-            "STOKER_RENDEZVOUS": tempfile.mkdtemp(),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "MASTER_ADDR": "192.0.2.1",  # nobody is there, and nobody goes there
-            "MASTER_PORT": "1",
-        }
-
-
-def train(pair: list[RunDir], here: int, port: int | None = None, **injury: int) -> list[int]:
-    """Train in forked children, numbered on each node from 0; their exit codes. An injury befalls the first rank."""
-    given = list(settings(here, port))
-
-    def as_rank(number: int) -> int:
-        node, local = divmod(number, here)
-        ranks = {"RANK": local, "LOCAL_RANK": local, "WORLD_SIZE": here, "LOCAL_WORLD_SIZE": here}
-        os.environ |= {**given[node], **{key: str(value) for key, value in ranks.items()}}
-        return tiny_run.trainer(pair[node], **({} if number else injury))(local)
-
-    try:
-        return tiny_run.in_children(len(pair) * here, as_rank)
-    finally:
-        for one in given:
-            shutil.rmtree(one["STOKER_RENDEZVOUS"], ignore_errors=True)
-
-
-def said(pair: list[RunDir]) -> str:
-    return "\n".join(log.read_text()[-3000:] for one in pair for log in sorted(one.path.glob("child*.log")))
-
-
-def alone(folder: Path, base: Path, strategy: str, **more: str) -> RunDir:
-    run_dir = make(folder, base, strategy, 1, **more)
-    assert tiny_run.train(run_dir) == 0, said([run_dir])
-    return run_dir
-
-
-def assert_same(one: RunDir, other: RunDir) -> None:
-    assert tiny_run.losses(one) == tiny_run.losses(other)
-    assert tiny_run.weights_sha(one.final) == tiny_run.weights_sha(other.final)
 
 
 @pytest.mark.parametrize(("strategy", "here"), [("ddp", 1), ("ddp", 2), ("fsdp2", 1), ("fsdp2", 2)])
@@ -236,58 +143,3 @@ def test_an_address_that_is_taken_is_named(tmp_path: Path, base: Path) -> None:
     with socket.create_server((ADDRESSES["first"], 0)) as other:
         assert 0 not in train(pair, 1, port=other.getsockname()[1])
     assert "STK424" in said(pair)
-
-
-# ---- as the supervisor starts them
-
-
-def pulses(folder: Path) -> dict[int, dict[str, Any]]:
-    return {(one := json.loads(path.read_text()))["rank"]: one for path in folder.glob("pulse-*.json")}
-
-
-def wait(condition: Callable[[], bool], pair: list[RunDir]) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail("\n".join(log.read_text()[-3000:] for one in pair for log in sorted(one.logs.glob("*.log"))))
-
-
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads the kernel's tables")
-def test_a_rank_is_killed_and_both_nodes_go_on(tmp_path: Path, base: Path) -> None:
-    more = {"train": "epochs: 50", "save": "10 steps"}
-    whole = alone(tmp_path / "whole", base, "ddp", **more)
-    head, other = pair = make_pair(tmp_path, base, "ddp", 1, **more)
-    store = f"{ADDRESSES['first']}:{free_port()}"
-    folders = [Path(tempfile.mkdtemp()) for _ in pair]
-    started = []
-    for rank, name in enumerate(ADDRESSES):
-        here = processes.place({"name": name, "interface": "lo"}, rank, 2, store)
-        plan = files.read_json(pair[rank].plan_file)
-        started.append(processes.start_trainer(pair[rank].path, plan, 1, str(folders[rank]), here))
-    try:
-        wait(lambda: any(checkpoints.committed(head.checkpoints)), pair)
-        heard = listening(set.union(*(family(one.pid) for one in started)))
-        assert "0200007F" in heard  # the store, by rank 0
-        assert set(heard) <= {"0100007F", "0200007F"}  # and gloo, on the interface
-        wait(lambda: all(one["own_seconds"] for folder in folders for one in pulses(folder).values()), pair)
-        (first,), (second,) = (pulses(folder).values() for folder in folders)
-        assert (first["node"], first["rank"], second["node"], second["rank"]) == ("first", 0, "second", 1)
-        assert second["step"] > 0
-        assert second["own_seconds"]
-        os.kill(second["pid"], signal.SIGUSR2)
-        wait(lambda: "in _beat" in (text := other.log_file(1, 1).read_text()) and "in _loop" in text, pair)
-        wait(lambda: pulses(folders[1])[1]["step"] > second["step"], pair)
-        os.kill(second["pid"], signal.SIGKILL)
-        assert all(one.wait(timeout=120) for one in started)
-        assert pulses(folders[0])[0]["mark"] == "failed"
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-    errors = [event["error"]["code"] for event in events.read(head.events_file) if event["event"] == "error"]
-    assert errors == ["STK423"]
-    assert train(pair, 1) == [0, 0], said(pair)
-    assert_same(head, whole)

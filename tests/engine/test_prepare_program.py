@@ -120,6 +120,8 @@ def test_the_report_counts_what_the_files_hold(case: Case) -> None:
     assert train.longest == max(sum(map(len, row)) for row in made.rows()) <= 64
     assert train.longest_segment == max(map(len, segments))
     assert report.pack_efficiency == pytest.approx(train.tokens / (train.sequences * 64))
+    everything = [made.ids(segment) for split in ("train", "eval") for segment in made.segments(split)]
+    assert report.highest_token == max(map(max, everything))
     assert sum(report.length_histogram.values()) == train.segments
     assert report.length_histogram["64"] == sum(32 < len(s) <= 64 for s in segments)
     trained = np.concatenate([s[s >= 0] for s in segments])

@@ -65,8 +65,8 @@ BAD_CHATS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "an empty reply": (chat(user("a"), user("", "assistant")), "row.empty", {"key": "assistant: content"}),
     "an image": (
         chat(user([{"type": "image_url", "image_url": "x"}]), ANSWER),
-        "row.wrong_type",
-        {"key": "content", "expected": "text"},
+        "row.media",
+        {"key": "content[].type: image_url"},
     ),
     "nobody answers": (chat(user("a")), "row.no_assistant", {}),
     "only a system prompt": (chat(user("a", "system")), "row.no_assistant", {}),
@@ -221,7 +221,7 @@ def test_rows_of_a_csv_file_are_numbered_by_the_line_they_start_on(case: Case) -
     text = 'prompt,completion\n"two\nlines",b\n\na\na,b,c\n'
     (case.folder / "data.csv").write_text(text, encoding="utf-8")
     assert case.errors(data={"train": "data.csv"}) == [
-        "data.csv:5: the row cannot be used: 1 columns, but the header has 2",
+        "data.csv:5: the row cannot be used: 1 column, but the header has 2",
         "data.csv:6: the row cannot be used: 3 columns, but the header has 2",
     ]
 
@@ -273,7 +273,7 @@ def test_the_layout_is_told_from_the_keys(case: Case, row: Any, format_: str, ke
 
 def test_a_layout_that_is_not_known_names_the_keys(case: Case) -> None:
     error = raised(case, [{"input_text": "a", "target": "b"}])
-    assert (error.code, error.where, error.fields["keys"]) == ("STK303", "train.jsonl:1", "input_text, target")
+    assert (error.code, error.where, error.fields["keys"]) == ("STK303", "train.jsonl:1", ["input_text", "target"])
 
 
 def test_a_forced_format_is_used_and_said(case: Case) -> None:

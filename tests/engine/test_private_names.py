@@ -147,6 +147,26 @@ def _sdpa_flag() -> bool:
     return AutoModelForCausalLM._model_mapping[LlamaConfig]._supports_sdpa is True
 
 
+def _flash_flags() -> bool:
+    from transformers import GptOssForCausalLM, LlamaForCausalLM
+
+    own = GptOssForCausalLM._compatible_flash_implementations
+    return LlamaForCausalLM._supports_flash_attn is True and bool(own) and "flash_attention_2" not in own
+
+
+def _low_rank_proxy() -> bool:
+    from peft.tuners.lora.layer import ParamWrapper, _LoraFactorsProxy
+
+    made = "_LoraFactorsProxy(*self.get_delta_factors(" in inspect.getsource(ParamWrapper._activate_lora)
+    return made and parameters(_LoraFactorsProxy) == ["lhs", "rhs", "scaling"]
+
+
+def _custom_layers() -> bool:
+    from peft import LoraConfig
+
+    return parameters(LoraConfig._register_custom_module) == ["self", "mapping"]
+
+
 ATTENTION = {
     "_scaled_dot_product_flash_attention": ["query", "key", "value"],
     "_scaled_dot_product_flash_attention_for_cpu": ["query", "key", "value"],
@@ -169,6 +189,10 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_is_avx512_bf16_supported": _instructions,
     "_is_amx_tile_supported": _instructions,
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": _shard_offsets,
+    "_supports_flash_attn": _flash_flags,
+    "_compatible_flash_implementations": _flash_flags,
+    "_register_custom_module": _custom_layers,
+    "peft.tuners.lora.layer._LoraFactorsProxy": _low_rank_proxy,
     # Of a trace.
     "torch._subclasses.fake_tensor.FakeTensorMode": _fake_storages,
     "torch.utils._python_dispatch.TorchDispatchMode": _dispatch_mode,

@@ -51,5 +51,5 @@ def test_a_stopped_run_ends_with_the_same_weights(toured: Path) -> None:
 
 
 def test_the_json_plan_is_json(answers: dict[str, str]) -> None:
-    plan = json.loads(answers["stoker plan paper_r64 --card A100-80-SXM4 --json"])
+    plan = json.loads(answers["stoker plan lora_qwen2.5_7b_rank64 --card A100-80-SXM4 --json"])
     assert plan["steps"]["total"] == 120

@@ -13,7 +13,7 @@ import tiny_run
 
 from stoker.engine import callbacks, program
 from stoker.engine.trainer import ExactTrainer
-from stoker.rundir import checkpoints, events, files, filesystem, lock
+from stoker.rundir import artifacts, checkpoints, events, files, filesystem, lock
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -400,3 +400,17 @@ def test_a_full_disk_is_found_in_the_rehearsal(tmp_path: Path, base: Path, monke
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK407"
     assert not tiny_run.losses(run_dir)
+
+
+def test_a_run_whose_checkpoints_were_deleted_is_not_trained_again(tmp_path: Path, base: Path) -> None:
+    run_dir = make(tmp_path, base)
+    assert through_program(run_dir) == 0
+    made = artifacts.digest(run_dir.final)
+    shutil.rmtree(run_dir.checkpoints)
+    assert through_program(run_dir) == 0  # done, and its model is there
+    assert len([e for e in events.read(run_dir.events_file) if e["event"] == "step"]) == 12
+    assert artifacts.digest(run_dir.final) == made
+    shutil.rmtree(run_dir.final)
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK403"
+    assert len([e for e in events.read(run_dir.events_file) if e["event"] == "step"]) == 12

@@ -1,121 +1,168 @@
-"""Tiny random configurations of the families people train, from transformers' own classes."""
+"""Tiny random models of the families people train, from transformers' own classes: one table for every test.
 
+`config` is a family's configuration; `save` writes a base model as its publisher would, with a tokenizer: Stoker trains
+it.
+"""
+
+from pathlib import Path
 from typing import Any
 
+import prepare_case
+import torch
 from transformers import AutoConfig
 
+from stoker.engine import models
+
+VOCAB = 400
+"""As many as the tokenizer of `prepare_case` has, and a few that no text becomes."""
+
 _SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 96,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "head_dim": 32,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "pad_token_id": 2,
+    "bos_token_id": 3,
+    "eos_token_id": 1,
 }
-_HYBRID: dict[str, Any] = {
-    **_SMALL,
+_ROUTED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED: dict[str, Any] = {**_ROUTED, "shared_expert_intermediate_size": 32}
+_LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_GROUPED: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+}
+_LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+_SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+_CHUNKED: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 96,
+    "attention_chunk_size": 64,
+    "interleave_moe_layer_step": 1,
 }
 _MAMBA: dict[str, Any] = {
-    **_SMALL,
-    "mamba_d_ssm": 32,
+    "mamba_d_ssm": 128,
     "mamba_n_heads": 4,
-    "mamba_d_head": 8,
-    "mamba_d_state": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
     "mamba_n_groups": 1,
-    "mamba_expand": 1,
+    "mamba_expand": 2,
     "mamba_chunk_size": 16,
 }
-_VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "patch_size": 14,
+_PLAIN: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": VOCAB,
+    **{name: _SMALL[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+}
+"""Families whose heads share the width."""
+_SEEN: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "image_size": 28,
-}
-_QWEN_VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_heads": 4,
-    "out_hidden_size": 32,
     "patch_size": 14,
-    "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [0],
 }
+_BLOCKS: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+_IMAGE_TOKENS: dict[str, Any] = {
+    **{f"{name}_index": number for number, name in enumerate(("image_token", "boi_token", "eoi_token"), 5)},
+    **{f"{name}_id": number for number, name in enumerate(("image_token", "boi_token", "eoi_token"), 5)},
+}
+
+
+def _rope(sections: list[int], **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections, **more}}
+
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _SMALL,
     "llama4": {
-        "text_config": {**_SMALL, "num_local_experts": 4, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2},
-        "vision_config": {**_VISION, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        "text_config": {**_SMALL, **_CHUNKED},
+        "vision_config": {**_SEEN, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
     },
     "mistral": _SMALL,
     "ministral3": _SMALL,
-    "mixtral": {**_SMALL, "num_local_experts": 4},
+    "mixtral": {**_SMALL, **_LOCAL},
     "qwen2": _SMALL,
-    "qwen2_moe": {
-        **_SMALL,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 24,
-    },
+    "qwen2_moe": {**_SMALL, **_SHARED},
     "qwen3": _SMALL,
-    "qwen3_moe": {**_SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    "qwen3_next": {
-        **_HYBRID,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
+    "qwen3_moe": {**_SMALL, **_ROUTED},
+    "qwen3_next": {**_SMALL, **_SHARED, **_LINEAR},
+    "qwen3_5": {
+        "text_config": {**_SMALL, **_LINEAR, **_rope([2, 1, 1], partial_rotary_factor=0.25)},
+        "vision_config": _BLOCKS,
     },
-    "qwen3_5": {"text_config": _HYBRID, "vision_config": _QWEN_VISION},
     "qwen3_5_moe": {
-        "text_config": {
-            **_HYBRID,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-        "vision_config": _QWEN_VISION,
+        "text_config": {**_SMALL, **_SHARED, **_LINEAR, **_rope([2, 1, 1], partial_rotary_factor=0.25)},
+        "vision_config": _BLOCKS,
     },
-    "qwen3_vl": {"text_config": _SMALL, "vision_config": _QWEN_VISION},
-    "gemma2": _SMALL,
-    "gemma3": {"text_config": {**_SMALL, "sliding_window": 16}, "vision_config": _VISION, "mm_tokens_per_image": 4},
+    "qwen3_vl": {
+        "text_config": {**_SMALL, **_rope([8, 4, 4])},
+        "vision_config": {**_BLOCKS, "deepstack_visual_indexes": [0]},
+    },
+    "gemma2": {**_SMALL, **_SLIDING},
+    "gemma3": {
+        "text_config": {**_SMALL, **_SLIDING},
+        "vision_config": _SEEN,
+        "mm_tokens_per_image": 4,
+        **_IMAGE_TOKENS,
+    },
     "gemma3n": {
         "text_config": {
             **_SMALL,
             "num_hidden_layers": 4,
-            "intermediate_size": [48] * 4,
+            "intermediate_size": [96] * 4,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "num_kv_shared_layers": 2,
             "activation_sparsity_pattern": [0.0] * 4,
-            "vocab_size_per_layer_input": 96,
+            "vocab_size_per_layer_input": VOCAB,
             "hidden_size_per_layer_input": 8,
             "laurel_rank": 4,
         },
         "vision_config": {
-            "hidden_size": 32,
+            "hidden_size": 64,
             "vocab_size": 8,
-            "vocab_offset": 96,
+            "vocab_offset": VOCAB,
             "architecture": "mobilenetv5_300m_enc",
         },
         "audio_config": {
-            "hidden_size": 32,
+            "hidden_size": 64,
             "vocab_size": 8,
-            "vocab_offset": 104,
+            "vocab_offset": VOCAB + 8,
             "conf_num_hidden_layers": 1,
             "conf_num_attention_heads": 4,
         },
@@ -123,136 +170,144 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4": {
         "text_config": {
             **_SMALL,
-            "global_head_dim": 16,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "num_kv_shared_layers": 0,
-            "vocab_size_per_layer_input": 96,
+            **_SLIDING,
             "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 0,
+            "global_head_dim": 64,
         },
-        "vision_config": {**_VISION, "num_key_value_heads": 4, "head_dim": 8, "global_head_dim": 8},
+        "vision_config": {
+            **_SEEN,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "patch_size": 4,
+            "position_embedding_size": 64,
+        },
+        "audio_config": None,
+        **_IMAGE_TOKENS,
     },
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 96, "eos_token_id": 2},
-    "gpt_oss": {**_SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": None},
-    "deepseek_v3": {
-        **_SMALL,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 16,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
+    "gpt2": {
+        **{name: _PLAIN[name] for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 512,
     },
+    "gpt_oss": {**_SMALL, **_LOCAL, **_SLIDING},
+    "deepseek_v3": {**{k: v for k, v in _SMALL.items() if k != "head_dim"}, **_GROUPED, **_LATENT},
     "glm4": _SMALL,
-    "glm4_moe": {
-        **_SMALL,
-        "moe_intermediate_size": 16,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-    },
-    "phi3": {**_SMALL, "original_max_position_embeddings": 128},
-    "phimoe": {**_SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "olmo2": _SMALL,
-    "olmo3": _SMALL,
-    "smollm3": _SMALL,
-    "granite": _SMALL,
+    "glm4_moe": {**_SMALL, **_GROUPED},
+    "phi3": {**_SMALL, "hidden_size": 128, "original_max_position_embeddings": 512},
+    "phimoe": {**_SMALL, **_LOCAL},
+    "olmo2": {**_SMALL, "hidden_size": 128},
+    "olmo3": {**_SMALL, **_SLIDING, "hidden_size": 128},
+    "smollm3": {**_SMALL, "hidden_size": 128},
+    "granite": {**_SMALL, "hidden_size": 128},
     "granitemoehybrid": {
+        **_SMALL,
         **_MAMBA,
+        **_LOCAL,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "shared_intermediate_size": 32,
         "layer_types": ["mamba", "attention"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 24,
     },
-    "falcon_h1": _MAMBA,
+    "falcon_h1": {**_SMALL, **_MAMBA},
     "jamba": {
         **_SMALL,
+        "num_attention_heads": 2,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
         "expert_layer_period": 2,
         "expert_layer_offset": 1,
-        "mamba_d_state": 8,
+        "mamba_d_state": 16,
         "mamba_dt_rank": 4,
         "use_mamba_kernels": False,
     },
-    "lfm2": {**_SMALL, "layer_types": ["conv", "full_attention"], "block_multiple_of": 16},
+    "lfm2": {**_SMALL, "num_attention_heads": 2, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
     "mamba2": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "vocab_size": 96,
-        "state_size": 8,
-        "num_heads": 8,
-        "head_dim": 8,
-        "n_groups": 2,
+        **_PLAIN,
+        "state_size": 16,
+        "num_heads": 4,
+        "head_dim": 32,
+        "n_groups": 1,
         "chunk_size": 16,
-        "pad_token_id": 0,
     },
     "nemotron_h": {
         **_SMALL,
         "num_hidden_layers": 4,
         "layers_block_type": ["mamba", "moe", "attention", "moe"],
         "mamba_num_heads": 4,
-        "mamba_head_dim": 8,
-        "ssm_state_size": 8,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 16,
         "n_groups": 2,
         "chunk_size": 16,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "moe_shared_expert_intermediate_size": 16,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
         "n_group": 1,
         "topk_group": 1,
     },
     "hunyuan_v1_dense": _SMALL,
     "ernie4_5": _SMALL,
     "seed_oss": _SMALL,
-    "minimax": {
-        **_SMALL,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "block_size": 16,
-    },
+    "minimax": {**_SMALL, **_LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
     "kimi_linear": {
         **_SMALL,
+        "num_key_value_heads": 4,
         "num_experts": 4,
         "num_experts_per_token": 2,
-        "moe_intermediate_size": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
+        "moe_intermediate_size": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
         "linear_attn_config": {
             "full_attn_layers": [2],
             "kda_layers": [1],
-            "head_dim": 8,
+            "head_dim": 32,
             "num_heads": 4,
             "short_conv_kernel_size": 4,
         },
     },
-    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "pad_token_id": 0},
-    "opt": {
-        **{name: _SMALL[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")},
-        "ffn_dim": 48,
-        "word_embed_proj_dim": 32,
-        "max_position_embeddings": 64,
-    },
-    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96},
+    "bloom": {**{k: v for k, v in _PLAIN.items() if k != "num_hidden_layers"}, "n_layer": 2, "n_head": 2},
+    "opt": {**_PLAIN, "ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 512},
+    "falcon": _PLAIN,
 }
-
+"""The families of the table that Stoker shows (`stoker models`)."""
+RELATIVES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {**_SMALL, **_SLIDING},
+    "llama4_text": {**_SMALL, **_CHUNKED, "interleave_moe_layer_step": 2},
+    "mistral3": {
+        "text_config": {**_SMALL, "model_type": "mistral"},
+        "vision_config": {**_SEEN, "model_type": "pixtral", "head_dim": 32},
+        "image_token_index": 5,
+    },
+}
+"""Classes next to those that are trained too."""
+TOWERS = ("qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llama4")
+"""Language models next to a vision tower."""
 REFUSED = {"gemma3n": "timm"}
 """Families whose class needs a package that Stoker does not install."""
 
 
 def config(family: str, **changed: Any) -> Any:
     """A family's tiny configuration."""
-    return AutoConfig.for_model(family, **{**FAMILIES[family], **changed})
+    return AutoConfig.for_model(family, **{**{**FAMILIES, **RELATIVES}[family], **changed})
+
+
+def save(folder: Path, family: str) -> Path:
+    """A random base model as its publisher would save it."""
+    torch.manual_seed(3)
+    sizes = config(family)
+    if family in REFUSED:
+        sizes.save_pretrained(folder)
+    else:
+        model = models.auto_class(sizes).from_config(sizes)
+        for parameter in model.parameters():  # also those that are made as zeros or ones
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        model.save_pretrained(folder)
+    return prepare_case.make_tokenizer(folder, eos_token="<|im_end|>", pad_token="<|endoftext|>")

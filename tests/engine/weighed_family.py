@@ -7,9 +7,8 @@ from typing import Any
 import tiny_families
 import torch
 from peft import get_peft_model, prepare_model_for_kbit_training
-from transformers import BitsAndBytesConfig
 
-from stoker.engine import adapters, models
+from stoker.engine import adapters, experts, models
 
 RANK = 4
 
@@ -38,10 +37,10 @@ def counted(family: str, folder: Path) -> Counts:
         folder,
         use_safetensors=True,
         dtype=torch.bfloat16,
-        quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+        quantization_config=experts.ExpertsConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
     )
-    states = [weight.quant_state for weight in packed.parameters() if type(weight).__name__ == "Params4bit"]
-    rest = sum(weight.numel() for weight in packed.parameters() if type(weight).__name__ != "Params4bit")
+    states = [weight.quant_state for weight in packed.parameters() if hasattr(weight, "quant_state")]
+    rest = sum(weight.numel() for weight in packed.parameters() if not hasattr(weight, "quant_state"))
     return Counts(
         full=sum(weight.numel() for weight in full.parameters()),
         lora=_trained(full),
@@ -54,7 +53,7 @@ def counted(family: str, folder: Path) -> Counts:
 def _trained(model: Any) -> int | str:
     options = {"r": RANK, "target_modules": adapters.ALL, "task_type": "CAUSAL_LM"}
     try:
-        adapted = get_peft_model(model, adapters.config(model, options))
+        adapted = get_peft_model(model, experts.adapted_by(model, adapters.config(model, options)))
     except ValueError as error:
         return stable(str(error))
     return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)

@@ -1,6 +1,6 @@
 """However many processes train, and whether they hold the whole model or shards: one training.
 
-Real processes with gloo. Dropout is on, sequences are packed and of uneven length, the last step of an epoch is short.
+Fifty steps without the canonical order: tests/nightly/engine/test_fifty_steps.py.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny_run
+from ranked_run import make, said, trained
 from safetensors.torch import load_file
 
 from stoker.rundir import events
@@ -15,42 +16,10 @@ from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-TUNE = {
-    "full": "{method: full}",
-    "lora": "{method: lora, rank: 4, dropout: 0.1}",
-    "thin": "{method: lora, rank: 2}",
-    "qlora": "{method: qlora, rank: 4, dropout: 0.1}",
-}
-EXACT = "batch: 8, exact: true"
-ROWS = tiny_run.random_rows(37, seed=1, longest=48, segments=2)  # at batch 8: 5 steps, the last of 5 sequences
-HELD_OUT = tiny_run.random_rows(9, seed=2, longest=48, segments=2)
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base", dropout=0.1)
-
-
-def make(folder: Path, base: Path, method: str, where: str, train: str = EXACT) -> RunDir:
-    text = f"""
-model: {base}
-data: {{train: rows.jsonl, eval: rows.jsonl, length: 48, pack: true}}
-tune: {TUNE[method]}
-train: {{learning_rate: 1e-2, warmup: 0, {train}}}
-save: {{every: 2 steps, keep: 2}}
-where: {{gpus: 0, {where}}}
-"""
-    return tiny_run.make_run(folder, text, ROWS, HELD_OUT)
-
-
-def trained(folder: Path, base: Path, method: str, where: str, train: str = EXACT) -> RunDir:
-    run_dir = make(folder, base, method, where, train)
-    assert tiny_run.train(run_dir) == 0, said(run_dir)
-    return run_dir
-
-
-def said(run_dir: RunDir) -> str:
-    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
 
 
 def eval_losses(run_dir: RunDir) -> list[str]:
@@ -111,23 +80,6 @@ def test_plain_reduction_gives_different_shas(tmp_path: Path, base: Path) -> Non
             tiny_run.weights_sha(trained(tmp_path / str(count), base, "full", where, "batch: 8, exact: false").final)
         )
     assert len(shas) == 3
-
-
-SPLITS = [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("zero2", 2), ("zero3", 2)]
-
-
-def test_fifty_steps_stay_close_without_the_canonical_order(tmp_path: Path, base: Path) -> None:
-    """Same sequences at every step, losses equal but for rounding: DDP, FSDP2 and DeepSpeed's ZeRO."""
-    where, train = "micro: 2, arrange: rows", "batch: 8, exact: false, epochs: 10, eval_every: never"
-    alone = trained(tmp_path / "alone", base, "full", where, train)
-    expected = {step: float.fromhex(loss) for step, loss in tiny_run.losses(alone).items()}
-    assert len(expected) == 50
-    for strategy, count in SPLITS:
-        several = f"{where}, strategy: {strategy}, processes: {count}"
-        run_dir = trained(tmp_path / f"{strategy}-{count}", base, "full", several, train)
-        assert tiny_run.sequences(run_dir) == tiny_run.sequences(alone)
-        for step, loss in tiny_run.losses(run_dir).items():
-            assert float.fromhex(loss) == pytest.approx(expected[step], rel=1e-5), f"{strategy} {count} step {step}"
 
 
 @pytest.mark.parametrize(

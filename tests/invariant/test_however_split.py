@@ -21,8 +21,7 @@ where: {{micro: {micro}, arrange: {arrange}}}
 """
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize(("method", "segments"), [("full", 1), ("lora", 3)])
 def test_micro_batch_and_arrangement_change_rounding_only(
     tmp_path: Path, base_model: Path, method: str, segments: int
 ) -> None:

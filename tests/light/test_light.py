@@ -40,10 +40,10 @@ COMMANDS = {
     "version": ["--version"],
     "schema": ["schema"],
     "gpus": ["gpus"],
-    "plan for a card": ["plan", "paper_r64", "--card", "RTX4090"],
+    "plan for a card": ["plan", "lora_qwen2.5_7b_rank64", "--card", "RTX4090"],
     "plan for this machine": ["plan", "scratch_tiny", "--gpus", "0", "--set", "data.tokens=100000"],
-    "plan for every card": ["plan", "paper_r64", "--all"],
-    "the arithmetic of a plan": ["plan", "paper_r64", "--explain", "RTX4090"],
+    "plan for every card": ["plan", "lora_qwen2.5_7b_rank64", "--all"],
+    "the arithmetic of a plan": ["plan", "lora_qwen2.5_7b_rank64", "--explain", "RTX4090"],
 }
 
 
@@ -83,9 +83,14 @@ def test_help_takes_at_most_half_a_second(tmp_path: Path) -> None:
 
 
 def test_a_plan_over_every_card_and_count_takes_at_most_a_second_and_a_half(tmp_path: Path) -> None:
-    """Start-up included. On a quiet machine `--version` takes a tenth of a second, so that 1.5 s are 15 of it."""
-    start = min(processor_seconds(tmp_path, "--version") for _ in range(3))
-    assert min(processor_seconds(tmp_path, "plan", "paper_r64") for _ in range(3)) <= max(1.5, 15 * start)
+    """Start-up included. On a quiet machine `--version` takes a tenth of a second, so that 1.5 s are 15 of it.
+
+    In turns: a machine that others use is slower at times, for both.
+    """
+    commands = (("--version",), ("plan", "lora_qwen2.5_7b_rank64"))
+    took = [[processor_seconds(tmp_path, *words) for words in commands] for _ in range(5)]
+    start, planned = (min(seconds) for seconds in zip(*took, strict=True))
+    assert planned <= max(1.5, 15 * start)
 
 
 def processor_seconds(folder: Path, *words: str) -> float:

@@ -89,4 +89,4 @@ def test_missing_packages_are_named_before_anything_starts(tmp_path: Path, monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("torch", "numpy") else object())
     with pytest.raises(StokerError) as caught:
         programs.run_engine("prepare", RunDir(tmp_path), lambda _: None)
-    assert (caught.value.code, caught.value.fields["missing"]) == ("STK406", "torch, numpy")
+    assert (caught.value.code, caught.value.fields["missing"]) == ("STK406", ["torch", "numpy"])

@@ -23,6 +23,7 @@ from stoker.places.queue import Queue
 from stoker.rundir import nodes
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
+from stoker.terminal import console
 
 PACKAGE = Package("night", {}, "inputs/night", ("train", "run.yaml", "--set", "x=a b", "--detach"), {}, prepared=True)
 RUN_FILE = "model: a/b\ndata: {train: rows.jsonl}\n"
@@ -137,7 +138,7 @@ def test_a_run_that_waits_is_queued_and_one_that_runs_is_running() -> None:
     assert (a_queue(line=Line({"squeue": "17|RUNNING|None|x|y|n1\n"})).status("night") or {})["state"] == "running"
     assert a_queue().status("night") is None
     with pytest.raises(StokerError, match="Priority"):
-        waiting.follow(["watch", "night"])
+        waiting.watch("night", console, once=True, as_json=False)
 
 
 def test_stop_takes_only_what_waits_out_of_the_queue() -> None:

@@ -163,6 +163,7 @@ class Box:
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=folder))
         self.key = self.folder / "client_key"
         self.address = self._link = ""
+        self._routes: set[str] = set()
         self._keeper = self._first = None
         self._disk, self._shared = self.folder / "disk", self.folder / "shared"
         self._meter = self._shared / ".meter"
@@ -244,6 +245,13 @@ class Box:
 
     def mend(self) -> None:
         self._inside("ip", "link", "set", "eth0", "up")
+        for address in self._routes:  # the kernel forgets them with the line
+            self.route(address)
+
+    def route(self, address: str) -> None:
+        """An address beyond the box's own network is reached through its gateway."""
+        self._inside("ip", "route", "replace", f"{address}/32", "via", self.gateway)
+        self._routes.add(address)
 
     def throttle(self, rate: str) -> None:
         """Both ways at this rate of tc, such as `40mbit`; empty: as fast as it goes."""

@@ -22,9 +22,9 @@ from store_case import commit, lease_of, make_run
 from store_servers import BUCKET, Server
 
 from stoker.errors import StokerError
-from stoker.store import copies, opening, push, shelf
+from stoker.store import copies, opening, push, store_protocol
 from stoker.store.s3 import S3Store
-from stoker.store.shelf import Fault, Patience, Patient
+from stoker.store.store_protocol import Fault, Patience, Patient
 
 PART = 64 << 10
 QUICK = Patience(stall_seconds=60, tries=3, first_pause_seconds=0.05, part_bytes=PART)
@@ -192,7 +192,7 @@ def test_a_file_that_arrived_is_not_sent_again(place: Place, tmp_path: Path) -> 
 def test_what_is_too_large_is_not_read_into_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     store = place.open()
     store.write("run/lease.json", b" " * 3000)
-    monkeypatch.setattr(shelf, "LARGEST_SMALL_BYTES", 2000)
+    monkeypatch.setattr(store_protocol, "LARGEST_SMALL_BYTES", 2000)
     with pytest.raises(StokerError) as caught:
         store.read("run/lease.json")
     assert caught.value.code == "STK658"

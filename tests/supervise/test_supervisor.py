@@ -123,6 +123,15 @@ def test_the_stop_file_ends_it_with_75(stand_in: Callable[..., Supervisor]) -> N
     assert again.run() == 0
 
 
+def test_a_stop_that_was_asked_for_during_the_launch_starts_no_trainer(stand_in: Callable[..., Supervisor]) -> None:
+    watching = stand_in("finish()")
+    (watching.run_dir / "stop").touch()
+    assert watching.run() == 75
+    assert (status(watching)["state"], status(watching)["attempt"]) == ("stopped", 0)
+    assert not (watching.run_dir / "stop").exists()
+    assert Supervisor(watching.run_dir, QUICK).run() == 0
+
+
 def test_a_stop_while_it_waits_to_start_again_ends_it_too(stand_in: Callable[..., Supervisor]) -> None:
     slow = SupervisorSettings(**{**QUICK.__dict__, "first_wait_seconds": 30, "longest_wait_seconds": 30})
     watching = stand_in("if attempt == 1: go(2)\nkill()", slow)

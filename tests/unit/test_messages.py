@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stoker import messages
+from stoker.api.figures import duration
 from stoker.errors import StokerError, StokerErrors
 
 
@@ -73,8 +74,37 @@ def test_an_error_survives_the_events_of_another_process() -> None:
     assert (again.code, again.where, again.fields) == (
         "STK201",
         "run.yaml:7",
-        {"batch": 64, "devices": 3, "nearest": "['63']"},
+        {"batch": 64, "devices": 3, "nearest": ["63"]},
     )
+
+
+def test_a_list_is_joined_as_the_language_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = StokerError("STK108", given="`x`", choices=["`a`", "`b`"])
+    for again in (error, StokerError.from_json(error.to_json())):
+        monkeypatch.setenv("STOKER_LANG", "en")
+        assert again.hint == "choose `a`, `b`"
+        monkeypatch.setenv("STOKER_LANG", "zh")
+        assert again.hint == "可选：`a`、`b`"
+
+
+def test_an_item_of_a_list_keeps_no_secret() -> None:
+    secret = "hf_" + "a" * 34
+    assert secret not in str(StokerError("STK108", choices=[secret]).to_json())
+
+
+@pytest.mark.parametrize("count", [1, "1", 2, "1,000", 0])
+def test_one_of_a_kind_is_no_plural(monkeypatch: pytest.MonkeyPatch, count: int | str) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+    said = messages.text("prepare.bad_rows", count=count, path="x")
+    one = "1 bad row was skipped; it is listed in x"
+    assert said == (one if str(count) == "1" else f"{count} bad rows were skipped; they are listed in x")
+
+
+def test_a_duration_has_the_units_of_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_LANG", "zh")
+    assert [duration(seconds) for seconds in (7500, 200, 12)] == ["2 小时 05 分", "3 分 20 秒", "12 秒"]
+    monkeypatch.setenv("STOKER_LANG", "en")
+    assert [duration(seconds) for seconds in (7500, 200, 12)] == ["2 h 05 min", "3 min 20 s", "12 s"]
 
 
 def test_several_errors_are_said_line_by_line() -> None:

@@ -220,7 +220,7 @@ def _advised(run: Run, rows: list[Row]) -> list[Row]:
 def _advice(run: Run, rows: list[Row]) -> str:
     advised = _advised(run, rows)
     if not advised:
-        budget = ", ".join(filter(None, (run.budget.time, run.budget.money)))
+        budget = [limit for limit in (run.budget.time, run.budget.money) if limit]
         return messages.text("compare.over_budget", budget=budget)
     fields = _taken(advised[0])
     if advised[0].fits == "tight":

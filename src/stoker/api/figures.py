@@ -31,10 +31,10 @@ def duration(seconds: float) -> str:
     """`2 h 05 min`, `3 min 20 s`, `12 s`."""
     whole = round(seconds)
     if whole >= 3600:
-        return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+        return messages.text("duration.hours", hours=f"{whole // 3600:,}", minutes=f"{whole % 3600 // 60:02d}")
     if whole >= 60:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole} s"
+        return messages.text("duration.minutes", minutes=whole // 60, seconds=f"{whole % 60:02d}")
+    return messages.text("duration.seconds", seconds=whole)
 
 
 def time_range(seconds: tuple[float, float, float]) -> str:

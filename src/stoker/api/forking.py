@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker import messages
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import training
+from stoker.plan.order import Order
 from stoker.rundir import checkpoints, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
@@ -35,21 +37,25 @@ def fork(parent: RunDir, name: str, overrides: Sequence[str], *, weights_only: b
     if run_file.run.where.place != "local":
         raise StokerError("STK431", place=run_file.run.where.place)
     run_dir = layout.named(name)
-    if not _is_fork(run_dir, parent):
+    if not _is_fork(run_dir, parent, weights_only=weights_only):
         _require_fitting(parent, run_file, weights_only=weights_only)
-        _require_steps(_newest(parent), run_file, weights_only=weights_only)  # before anything is made
+        _require_steps(parent, run_file, weights_only=weights_only)  # before anything is made
         with training.claimed(run_dir):
             _make(parent, run_file, run_dir, weights_only=weights_only)
     return run_file
 
 
-def _is_fork(run_dir: RunDir, parent: RunDir) -> bool:
-    """Whether the run is there already; another run of this name is an error."""
+def _is_fork(run_dir: RunDir, parent: RunDir, *, weights_only: bool) -> bool:
+    """Whether the run is there already; another run of this name is an error, as is a fork of the other kind."""
     if not run_dir.manifest_file.exists():
         return False
     before = run_dir.manifest().forked_from
     if before is None or before.get("run") != parent.name:
         raise StokerError("STK427", name=run_dir.name, folder=run_dir.path)
+    if bool(before.get("weights_only")) != weights_only:
+        kinds = {True: messages.text("fork.weights"), False: messages.text("fork.whole")}
+        was, asked = kinds[not weights_only], kinds[weights_only]
+        raise StokerError("STK438", name=run_dir.name, folder=run_dir.path, was=was, asked=asked)
     return True
 
 
@@ -62,7 +68,7 @@ def _newest(parent: RunDir) -> Checkpoint:
 
 def _make(parent: RunDir, run_file: RunFile, run_dir: RunDir, *, weights_only: bool) -> None:
     for left in reversed(range(_TRIES)):
-        if _is_fork(run_dir, parent):
+        if _is_fork(run_dir, parent, weights_only=weights_only):
             return  # another command was faster
         found = _newest(parent)
         origin = {"run": parent.name, "step": found.step, "commit": found.commit.digest, "weights_only": weights_only}
@@ -83,12 +89,19 @@ def _require_fitting(parent: RunDir, run_file: RunFile, *, weights_only: bool) -
     fixed = _SHAPED_BY if weights_only else (*_SHAPED_BY, *_STATE_BY)
     refused = [change for change in changes if _is_in(change.partition(" ")[0], fixed)]
     if refused:
-        raise StokerError("STK429", changes=", ".join(refused))
+        raise StokerError("STK429", changes=refused)
 
 
-def _require_steps(found: Checkpoint, run_file: RunFile, *, weights_only: bool) -> None:
-    steps = run_file.run.train.steps
-    if not weights_only and steps is not None and steps <= found.step:
+def _require_steps(parent: RunDir, run_file: RunFile, *, weights_only: bool) -> None:
+    """A fork that goes on from a step ends after it; its epochs are as long as its parent's, on the same data."""
+    found, train = _newest(parent), run_file.run.train
+    if weights_only:
+        return
+    report, steps = prepared.read_report(parent.data), train.steps
+    if steps is None and report is not None:
+        order = Order(report.digest, train.seed, report.train.sequences, train.batch)
+        steps = train.epochs * order.steps_per_epoch
+    if steps is not None and steps <= found.step:
         raise StokerError("STK432", step=found.step, steps=steps)
 
 
@@ -109,7 +122,7 @@ def _take_checkpoint(found: Checkpoint, run_file: RunFile, run_dir: RunDir, orig
     """Weights, and optimizer state without its options: those of the new run file count, as does its schedule."""
     commit = found.commit
     facts = commit.model_dump(include={"data_digest", "order_version", "world", "fingerprint", "tokens"})
-    facts |= {"words": training_words.of(run_file.run), "forked_from": origin}
+    facts |= {"words": training_words.of(run_file.run, origin), "forked_from": origin}
     step = 0 if origin["weights_only"] else found.step
     with checkpoints.writing(run_dir.checkpoints, step, **facts) as folder:
         for name in commit.files:

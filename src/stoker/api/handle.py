@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stoker.api import stopping
 from stoker.api.plan_page import PlanPage
 from stoker.api.run_progress import RunProgress, wait_a_little
+from stoker.api.sentences import to_log
 from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.plan.plan import Plan
@@ -124,8 +126,7 @@ class RunHandle:
 
     def stop(self) -> str:
         """Ask for a committed checkpoint at the next step boundary, and wait until the run has ended."""
-        if self.is_running:
-            self.ask_to_stop()
+        stopping.stop(self._run_dir, to_log)
         return self.wait()
 
     def ask_to_stop(self) -> None:

@@ -12,7 +12,7 @@ from stoker.rundir import last_known
 from stoker.rundir.last_known import LastKnown
 from stoker.rundir.layout import RunDir
 from stoker.store import fetch, opening
-from stoker.store.shelf import Fault, Patience
+from stoker.store.store_protocol import Fault, Patience
 
 Billed = Literal["no", "yes", "until_copied", "until_off", "off", "disk", "probably_off", "probably_disk"]
 _ENDED = ("done", "stopped", "failed", "interrupted")

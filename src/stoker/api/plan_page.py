@@ -46,7 +46,7 @@ def title(made: Plan) -> str:
 
 def reasons(made: Plan) -> list[str]:
     """A line for each reason."""
-    return [f"{reason.about}: {reason.text}" for reason in made.reasons]
+    return [messages.text("plan.reason", about=reason.about, text=reason.text) for reason in made.reasons]
 
 
 def estimated_remark(made: Plan) -> list[str]:
@@ -95,10 +95,8 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
 
 def resume_text(found: Resume) -> str:
     """The tier at which the run resumes, as the trainer reports it."""
-    said = messages.text("train.tier", tier=found.tier, step=found.step)
-    if not found.changed:
-        return said
-    return f"{said} {messages.text('train.tier_changed', changed=', '.join(found.changed))}"
+    key = "plan.resume_changed" if found.changed else "train.tier"
+    return messages.text(key, tier=found.tier, step=found.step, changed=found.changed)
 
 
 def _cost(cost: Cost) -> str:

@@ -68,7 +68,7 @@ def checked_goal(text: str, where: str) -> Goal:
         return "money"
     if text == "speed":
         return "speed"
-    raise StokerError("STK108", where, given=f"`{text}`", choices=", ".join(get_args(Goal)))
+    raise StokerError("STK108", where, given=f"`{text}`", choices=list(get_args(Goal)))
 
 
 def compared(run_file: RunFile, goal: Goal) -> Comparison:
@@ -121,5 +121,5 @@ def require_possible(run: Run, plan: Plan) -> None:
 def _require_tier(run: Run, plan: Plan) -> None:
     """Refuse a resume that `save.resume` rules out before anything starts."""
     if plan.resume and run.save.resume == "exact" and plan.resume.tier not in ("EXACT", "FORK"):
-        changed = ", ".join(plan.resume.changed) or moves.unprovable(plan)
+        changed = plan.resume.changed or moves.unprovable(plan)
         raise StokerError("STK420", tier=plan.resume.tier, changed=changed)

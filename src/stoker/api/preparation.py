@@ -49,15 +49,16 @@ def read_inputs(run_dir: RunDir, progress: Progress) -> None:
 def current(run_dir: RunDir) -> Report | None:
     """The report of the run's prepared data; None where it is to be prepared.
 
-    That is refused for a run that is being trained, or that has checkpoints and a damaged set or one of other words.
-    Where there is no set at all, as on a machine it moved to, it is prepared; the trainer compares the digests.
+    That is refused for a run that is being trained, or that has checkpoints and their set, damaged or of other words.
+    Where there is none, as on a machine it moved to, or another set, it is prepared; the trainer compares the digests.
     """
     report = prepared.current_report(run_dir, run_dir.run(), run_dir.folder())
     if report is not None:
         return report
     training.require_idle(run_dir)
     trained = any(one.step for one in checkpoints.committed(run_dir.checkpoints))  # a fork of weights begins at step 0
-    if trained and prepared.read_report(run_dir.data) is not None:
+    there = prepared.read_report(run_dir.data)
+    if trained and there is not None and prepared.is_trained_on(run_dir, there):
         raise StokerError("STK415", name=run_dir.name)
     return None
 

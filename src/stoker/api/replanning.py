@@ -12,7 +12,7 @@ from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
 
-def replan(run_dir: RunDir, step: int, together: set[str] | None) -> tuple[str, str]:
+def replan(run_dir: RunDir, step: int, together: set[str] | None) -> tuple[str, list[str]]:
     """Write a plan that needs less memory, or one for these machines, and an event about it; says what changed."""
     with closing(EventLog(run_dir.events_file)) as events:
         try:
@@ -72,7 +72,7 @@ def _cut(plan: Plan) -> dict[str, object]:
     }
 
 
-def said(before: dict[str, object], after: dict[str, object]) -> tuple[str, str]:
-    """The sentence that says why the plan changed, and how: `micro 8 -> 4, accumulation 1 -> 2`."""
+def said(before: dict[str, object], after: dict[str, object]) -> tuple[str, list[str]]:
+    """The sentence that says why the plan changed, and how: `micro 8 -> 4`, `accumulation 1 -> 2`."""
     key = "train.replanned" if before["devices"] == after["devices"] else "train.regrouped"
-    return key, ", ".join(f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after[key])
+    return key, [f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]

@@ -1,13 +1,11 @@
 """How functions that print nothing say something: a key of the catalogue and its fields, to whoever listens."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stoker import messages
 
-Tell = Callable[..., None]
-"""Called with a key of the message catalogue and its fields."""
 _LISTED = 5
 
 
@@ -16,7 +14,7 @@ def to_log(key: str, /, **fields: Any) -> None:
     logging.getLogger("stoker").info(messages.text(key, **fields))
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names in one line; of many the first, and how many more."""
+def listed(names: Sequence[str]) -> list[str]:
+    """Names for a sentence; of many the first, and how many more."""
     more = [f"+ {len(names) - _LISTED}"] if len(names) > _LISTED else []
-    return ", ".join([*(f"`{name}`" for name in names[:_LISTED]), *more])
+    return [*(f"`{name}`" for name in names[:_LISTED]), *more]

@@ -1,20 +1,25 @@
 """Starts a training on this machine: checks, data, plan, then a detached supervisor."""
 
+import contextlib
+import datetime
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker import env
 from stoker.api import last_place, loading, preparation, store_return
 from stoker.api.handle import RunHandle
+from stoker.api.last_place import Move
 from stoker.api.loading import RunSource
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
-from stoker.api.sentences import Tell, listed, to_log
+from stoker.api.sentences import listed, to_log
 from stoker.cluster import assemble
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs, training
+from stoker.messages import MessageCallback
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 from stoker.rundir import events, files, layout
@@ -42,7 +47,7 @@ def train(run: RunSource, overrides: Mapping[str, Any] | None = None) -> RunHand
 class Listener:
     """What is done beside a start, such as showing it in a terminal."""
 
-    tell: Tell = to_log
+    tell: MessageCallback = to_log
     prepare: Callable[[RunDir], Report] = preparation.ensure
     planned: Callable[[Plan], None] = lambda _: None
     """Called with the plan before training starts."""
@@ -66,13 +71,22 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
         listener.tell("train.adopted", pid=left)
         return _start(run_dir)
     with run_file.located(), training.launching(run_dir, run):
+        _forget_request(run_dir)
         assemble.check(run)
-        layout.create(run_file)
-        last_place.bring(run_dir, "local", listener.tell, listener.agree)
-        with store_return.leased(run_dir, run, listener.tell):
+        last_place.bring(Move(run_dir, run_file, listener.tell, listener.agree), "local")
+        with last_place.unless_refused(run_dir), store_return.leased(layout.create(run_file), run, listener.tell):
             listener.planned(_ready(run_dir, run_file, listener))
             run_dir.place_file.unlink(missing_ok=True)  # only now: until then its last place is asked about it
             return _start(run_dir)
+
+
+def _forget_request(run_dir: RunDir) -> None:
+    """A request to stop that is older than this launch was for an earlier one."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        asked, launched = run_dir.stop_file.stat().st_mtime, env.read(env.LAUNCHED)
+        if launched and datetime.datetime.fromisoformat(launched).timestamp() <= asked:
+            return
+    run_dir.stop_file.unlink(missing_ok=True)
 
 
 def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Plan:

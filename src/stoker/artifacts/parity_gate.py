@@ -8,7 +8,6 @@ import math
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
@@ -25,10 +24,8 @@ from stoker.launch import programs
 from stoker.plan import parity_verdict
 from stoker.plan.parity_verdict import Observation, Prompt, Reference
 from stoker.rundir import artifacts, files, in_place
+from stoker.rundir.events import EventCallback
 from stoker.rundir.layout import RunDir
-
-Event = dict[str, Any]
-OnEvent = Callable[[Event], None]
 
 _REACH_AFTER_PARTING = 4
 _OBSERVE = Path(__file__).parents[1] / "engine" / "foreign" / "observe.py"
@@ -38,7 +35,7 @@ def compare(
     run_dir: RunDir,
     name: str,
     endpoint: Endpoint | None = None,
-    on_event: OnEvent = lambda _: None,
+    on_event: EventCallback = lambda _: None,
     *,
     python: Path | None = None,
     folder: Path | None = None,
@@ -79,7 +76,7 @@ def _place(run_dir: RunDir, name: str) -> Path:
     return aside if aside.is_dir() else artifacts.folder(run_dir, name)
 
 
-def make_reference(run_dir: RunDir, on_event: OnEvent = lambda _: None) -> Reference:
+def make_reference(run_dir: RunDir, on_event: EventCallback = lambda _: None) -> Reference:
     """The trained model's answers, computed if missing: before a server takes the memory."""
     programs.run_engine("parity", run_dir, on_event)
     return _read(run_dir)
@@ -92,7 +89,7 @@ def _read(run_dir: RunDir) -> Reference:
 # ---- a folder
 
 
-def _look(run_dir: RunDir, name: str, folder: Path, on_event: OnEvent) -> Observation:
+def _look(run_dir: RunDir, name: str, folder: Path, on_event: EventCallback) -> Observation:
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "seen.json"
         programs.run_engine("parity", run_dir, on_event, name, str(folder), str(out))
@@ -221,7 +218,7 @@ class _Llama:
         return llamacpp.loss(self._endpoint, sequence)
 
 
-def _ask(endpoint: Endpoint, reference: Reference, name: str, on_event: OnEvent) -> tuple[Reference, Observation]:
+def _ask(endpoint: Endpoint, reference: Reference, name: str, on_event: EventCallback) -> tuple[Reference, Observation]:
     """A served model's answers to every prompt that fits its context, and the reference of these."""
     server: _Served = _Llama(endpoint) if isinstance(endpoint, LlamaCpp) else _Vllm(endpoint)
     try:
@@ -241,7 +238,7 @@ def _fitting(reference: Reference, room: int) -> Reference:
     return reference.model_copy(update={"prompts": prompts})
 
 
-def _follow_all(server: _Served, reference: Reference, url: str, name: str, on_event: OnEvent) -> Observation:
+def _follow_all(server: _Served, reference: Reference, url: str, name: str, on_event: EventCallback) -> Observation:
     with ThreadPoolExecutor(server.at_once) as pool:
         asked = [pool.submit(_follow, server, prompt, reference.stops) for prompt in reference.prompts]
         followed = []

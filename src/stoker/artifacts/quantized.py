@@ -6,7 +6,7 @@ int8 is made in our own environment by torchao, GGUF files in llama.cpp's, gptq 
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
@@ -15,31 +15,54 @@ from typing import Any
 from stoker.artifacts import llamacpp, parity_gate
 from stoker.artifacts.llamacpp import LlamaCpp
 from stoker.errors import StokerError
+from stoker.facts import model_configs
+from stoker.facts.model_configs import FoundConfig
 from stoker.launch import programs, tools, training
 from stoker.launch.tools import Tool
-from stoker.rundir import artifacts, files, in_place
-from stoker.rundir.events import EventLog
+from stoker.rundir import artifacts, files, in_place, inputs
+from stoker.rundir.events import Event, EventCallback, EventLog
 from stoker.rundir.layout import RunDir
 
 _WORK = "quantize"
 _ROOM = {"gguf-q4_k_m": 2.0}
 """Disk space needed as a multiple of the source's weights, if not 1: GGUF is written unquantised first."""
 
-Event = dict[str, Any]
-OnEvent = Callable[[Event], None]
 
-
-def require(kind: str) -> None:
-    """Require the packages that make this kind."""
+def require(kind: str, run_dir: RunDir) -> None:
+    """Require the packages that make this kind, and that they know the model's architecture."""
     if kind == "int8":
         if importlib.util.find_spec("torchao") is None:
             raise StokerError("STK631", package="torchao")
         programs.check_engine()
     else:
         tools.require(_tool(kind))
+    if kind.startswith("gguf"):
+        _require_known(_architecture(run_dir))
 
 
-def make(run_dir: RunDir, kind: str, source: Path, on_event: OnEvent) -> Event:
+def _require_known(architecture: str) -> None:
+    """Refuse before anything is merged what llama.cpp's converter would refuse at the end."""
+    known = llamacpp.known_architectures()
+    if architecture and known and architecture not in known:
+        raise StokerError("STK237", architecture=architecture)
+
+
+def _architecture(run_dir: RunDir) -> str:
+    """The model's class by its own configuration or its base's; empty where that is not on this machine."""
+    own = run_dir.final.resolve()
+    found = model_configs.here(str(own), own) or _base_config(run_dir)
+    stated = found.config.get("architectures") if found else None
+    return str(stated[0]) if isinstance(stated, list) and stated else ""
+
+
+def _base_config(run_dir: RunDir) -> FoundConfig | None:
+    model = run_dir.run().model
+    if not isinstance(model, str):
+        return None
+    return model_configs.here(inputs.model_path(model, run_dir.folder()), run_dir.folder())
+
+
+def make(run_dir: RunDir, kind: str, source: Path, on_event: EventCallback) -> Event:
     """Quantise the model folder `source`, compare, accept.
 
     Returns:
@@ -110,7 +133,7 @@ def run_tool(tool: Tool, script: str, run_dir: RunDir, *arguments: str, refusal:
 # ---- gguf
 
 
-def _gguf(run_dir: RunDir, kind: str, source: Path, target: Path, work: Path, on_event: OnEvent) -> Event:
+def _gguf(run_dir: RunDir, kind: str, source: Path, target: Path, work: Path, on_event: EventCallback) -> Event:
     """Convert; compare metadata and tokens, then answers, through llama.cpp."""
     expected = files.read_json(work / "words.json")
     file = target / f"{run_dir.name}-{kind.removeprefix('gguf-')}.gguf"

@@ -161,7 +161,7 @@ def quantize(name: str, gguf: str | None, *, int8: bool, gptq: bool, fp8: bool, 
     if len(kinds) != 1 or gguf not in (None, *_GGUF):
         raise StokerError("STK630")
     run_dir = layout.find(name)
-    quantized.require(kinds[0])
+    quantized.require(kinds[0], run_dir)
     source = run_dir.final
     if has_adapter(run_dir):
         source = merged(run_dir) or make_merged(run_dir)

@@ -2,22 +2,20 @@
 
 from pathlib import Path
 
-from stoker import messages
 from stoker.api import preparation
 from stoker.api.figures import size
 from stoker.cli.prepare_command import ensure_prepared
-from stoker.config import load
 from stoker.errors import StokerError
 from stoker.launch import programs
 from stoker.places import bundle as bundles
 from stoker.places import package
 from stoker.rundir.layout import RunDir
-from stoker.terminal import console
+from stoker.terminal import console, recipe_table
 
 
 def bundle(name: str, overrides: list[str], folder: str, *, as_json: bool) -> None:
     """Pack a run file or recipe."""
-    run_file = load.load(name, overrides)
+    run_file = recipe_table.named(name, overrides)
     with run_file.located(), preparation.created(run_file) as run_dir:
         _prepare(run_dir)
         packed = package.make(name, run_file, overrides)
@@ -28,7 +26,7 @@ def bundle(name: str, overrides: list[str], folder: str, *, as_json: bool) -> No
     bundles.write(made, run_file.run, page)
     names = bundles.secret_names(run_file.run)
     if names:
-        console.talk("bundle.secrets", names=messages.text("pull.comma").join(names))
+        console.talk("bundle.secrets", names=names)
     if run_file.run.save.store is None:
         console.talk("bundle.no_store")
     console.talk("bundle.done", path=made.path, size=size(made.path.stat().st_size), notebook=page)

@@ -39,6 +39,6 @@ def _show(found: list[Finding]) -> None:
         word.pad_right(width + 2 - word.cell_len)
         console.page(Text.assemble(word, f"  {finding.what}"))
         if finding.hint:
-            console.page(Text(f"{' ' * (width + 4)}{messages.text('hint')}: {finding.hint}"))
+            console.page(Text(f"{' ' * (width + 4)}{messages.text('hint')}{finding.hint}"))
     counts = Counter(finding.status for finding in found)
     console.talk("doctor.summary", **{status: counts[status] for status in _MARKS})

@@ -53,9 +53,9 @@ def check_artifact(run_dir: RunDir, artifact: str | None) -> None:
     folder = run_dir.artifacts
     there = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
     if artifact not in there:
-        raise StokerError("STK617", name=run_dir.name, artifact=artifact, there=", ".join(there) or "-")
+        raise StokerError("STK617", name=run_dir.name, artifact=artifact, there=there or "-")
     if artifact not in LOADABLE:
-        raise StokerError("STK510", artifact=artifact, choices=", ".join(LOADABLE))
+        raise StokerError("STK510", artifact=artifact, choices=list(LOADABLE))
 
 
 def _own_work(run_dir: RunDir, asked: EvaluationRequest) -> bool:

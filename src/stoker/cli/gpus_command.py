@@ -31,7 +31,7 @@ def gpus(pattern: str, min_memory: float, sort: str, *, as_json: bool) -> None:
         as_json: Print all facts as JSON.
     """
     if sort not in _ORDERS:
-        raise StokerError("STK108", "--sort", given=f"`{sort}`", choices=", ".join(_ORDERS))
+        raise StokerError("STK108", "--sort", given=f"`{sort}`", choices=list(_ORDERS))
     wanted = _squeezed(pattern)
     found = [card for card in cards.cards() if _named(card, wanted) and _largest(card) >= min_memory]
     if not found and not any(_named(card, wanted) for card in cards.cards()):

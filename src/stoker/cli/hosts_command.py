@@ -61,7 +61,7 @@ def show(*, as_json: bool) -> None:
     else:
         console.talk("hosts.none")
     if not as_json and (offered := plugins.offered(plugins.PLACES)):
-        console.talk("hosts.packages", names=", ".join(one.title for one in offered.values()))
+        console.talk("hosts.packages", names=[one.title for one in offered.values()])
 
 
 def remove(name: str) -> None:
@@ -87,7 +87,7 @@ def switch_off(name: str, *, yes: bool) -> None:
     if runs is None:
         console.talk("hosts.off.unknown", name=name)
     elif runs:
-        console.talk("hosts.off.running", names=", ".join(runs))
+        console.talk("hosts.off.running", names=list(runs))
     kept = power.lost(host)
     if kept and yes:
         console.talk("hosts.off.lost", folder=host.base, kept=messages.text(f"hosts.kept.{kept}"))
@@ -181,7 +181,8 @@ def _table(hosts: list[Host]) -> Table:
         table.add_column(messages.text(heading), overflow="fold")
     for host in hosts:
         cards = _counted(host.facts.devices) if host.facts else []
-        table.add_row(host.name, host.url, _title(host), ", ".join(f"{count} x {name}" for name, count in cards) or "-")
+        shown = messages.text("list.comma").join(f"{count} x {name}" for name, count in cards)
+        table.add_row(host.name, host.url, _title(host), shown or "-")
     return table
 
 
@@ -251,7 +252,7 @@ def _machine(facts: BoxFacts) -> str:
 def _python(host: Host, facts: BoxFacts) -> str:
     python = next((one for one in facts.pythons if one.path == host.python), None)
     if python is None:
-        others = ", ".join(f"{one.path} ({one.version})" for one in facts.pythons)
+        others = [f"{one.path} {one.version}" for one in facts.pythons]
         return messages.text("hosts.python.old" if others else "hosts.python.none", others=others)
     kind = {True: "computes", False: "unusable", None: "cuda" if python.cuda else "torch"}[python.usable]
     fields = {"path": python.path, "version": python.version, "torch": python.torch, "cuda": python.cuda}
@@ -286,7 +287,8 @@ def _network(facts: BoxFacts) -> str:
     if not facts.reachable:
         return messages.text("hosts.network.none")
     near = sorted(facts.reachable.items(), key=lambda item: item[1])
-    return ", ".join(f"{urlsplit(address).netloc or address} {milliseconds} ms" for address, milliseconds in near)
+    shown = (f"{urlsplit(address).netloc or address} {milliseconds} ms" for address, milliseconds in near)
+    return messages.text("list.comma").join(shown)
 
 
 def _meter(platform: Platform | None) -> str:

@@ -39,6 +39,8 @@ def init(name: str, *, defaults: bool) -> None:
     _write(path, text)
     console.talk("init.chosen", what=f"objective: {guessed.objective}", why=guessed.objective_reason.text)
     console.talk("init.chosen", what=f"tune: {guessed.method}", why=guessed.method_reason.text)
+    if remark := starter.family_remark(answers.model, guessed.method, folder):
+        console.talk(remark.key, **remark.fields)
     card = f" --card {answers.target.card}" if answers.target.card else ""
     key = "init.written" if guessed.rows else "init.written_without_data"
     commands = {verb: f"stoker {verb} {name}" for verb in ("prepare", "train")}
@@ -86,7 +88,7 @@ def _choice(*options: str) -> Callable[[str], str]:
         numbered = {str(number): option for number, option in enumerate(options, start=1)}
         chosen = numbered.get(answer, answer.lower()) or options[0]
         if chosen not in options:
-            listed = ", ".join(f"{number} ({option})" for number, option in numbered.items())
+            listed = [f"{number} ({option})" for number, option in numbered.items()]
             raise StokerError("STK108", given=f"`{answer}`", choices=listed)
         return chosen
 

@@ -6,14 +6,14 @@ from stoker import env
 from stoker.api import preparation
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.cluster import assemble, node_daemon
-from stoker.config import load
 from stoker.launch import programs
 from stoker.rundir import layout
+from stoker.terminal import recipe_table
 
 
 def join(name: str, overrides: list[str]) -> None:
     """Prepare the data here, then follow the head's orders until the run is over."""
-    run_file = load.load(name, overrides)
+    run_file = recipe_table.named(name, overrides)
     programs.check_engine()
     with run_file.located():
         if env.read(env.MEETING):  # in a shared folder the head prepares the data

@@ -1,5 +1,6 @@
 """Every command and flag, but those of `stoker hosts`. What a command does is in the module it imports.
 
+A `help=` is the key of a sentence in `messages`.
 Imports are inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
 """
 
@@ -9,34 +10,32 @@ from typing import Annotated
 
 import typer
 
-from stoker import __version__
+from stoker import __version__, messages
 from stoker.cli.hosts_app import hosts_app
+from stoker.errors import StokerError
 from stoker.terminal import console
+from stoker.terminal.help_page import HelpCommand, HelpGroup
 
 app = typer.Typer(
     name="stoker",
-    help="Train language models on rented GPUs. Know before you pay; never lose a paid hour.",
+    cls=HelpGroup,
+    help="help.stoker",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(hosts_app)
+command = functools.partial(app.command, cls=HelpCommand)
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run file, or a recipe's name.")]
-Existing = Annotated[str, typer.Argument(metavar="NAME", help="A run's name (see `stoker runs`) or its folder.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run file.")
-]
-Gpus = Annotated[str | None, typer.Option(metavar="N", help="`all`, a count, or numbers such as `0,2`; 0 is the CPU.")]
-On = Annotated[str | None, typer.Option("--on", metavar="HOST", help="The machine it runs on (see `stoker hosts`).")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-From = Annotated[
-    str | None, typer.Option("--from", metavar="ADDRESS", help="Store address, if not the one in the run file.")
-]
-Artifact = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Use merged, export or int8 instead of the trained model.")
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="help.any.run")]
+Existing = Annotated[str, typer.Argument(metavar="NAME", help="help.any.name")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="help.any.set")]
+Gpus = Annotated[str | None, typer.Option(metavar="N", help="help.any.gpus")]
+On = Annotated[str | None, typer.Option("--on", metavar="HOST", help="help.any.on")]
+Json = Annotated[bool, typer.Option("--json", help="help.any.json")]
+From = Annotated[str | None, typer.Option("--from", metavar="ADDRESS", help="help.any.from")]
+Artifact = Annotated[str | None, typer.Option(metavar="NAME", help="help.any.artifact")]
 
 
 def _with_gpus(overrides: list[str] | None, gpus: str | None) -> list[str]:
@@ -59,59 +58,63 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback signatur
 @app.callback()
 def root(
     version: Annotated[  # handled by its callback
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="help.stoker.version")
     ] = False,
 ) -> None:
     """Stoker."""
 
 
-@app.command()
+@command(help="help.schema")
 def schema() -> None:
-    """Print the run file's JSON Schema."""
     from stoker.config.run import Run
 
     console.data_json(Run.model_json_schema())
 
 
-@app.command()
+@command(help="help.gpus")
 def gpus(
-    pattern: Annotated[str, typer.Argument(help="Only cards whose name contains this.")] = "",
-    min_memory: Annotated[float, typer.Option(help="Only cards with at least this many GB.")] = 0,
-    sort: Annotated[str, typer.Option(help="name, memory, speed or price.")] = "memory",
+    pattern: Annotated[str, typer.Argument(help="help.gpus.pattern")] = "",
+    min_memory: Annotated[float, typer.Option(help="help.gpus.min_memory")] = 0,
+    sort: Annotated[str, typer.Option(help="help.gpus.sort")] = "memory",
     json: Json = False,
 ) -> None:
-    """List all cards in the catalogue: specs and prices."""
     from stoker.cli import gpus_command as body
 
     body.gpus(pattern, min_memory, sort, as_json=json)
 
 
-@app.command()
+@command(help="help.models")
+def models(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="help.models.name")] = "",
+    json: Json = False,
+) -> None:
+    from stoker.cli import models_command as body
+
+    body.models(name, as_json=json)
+
+
+@command(help="help.recipes")
+def recipes(json: Json = False) -> None:
+    from stoker.terminal import recipe_table
+
+    recipe_table.show(as_json=json)
+
+
+@command(help="help.plan")
 def plan(  # noqa: PLR0913  # one parameter per flag
     run: RunName,
     set_: Overrides = None,
-    card: Annotated[str | None, typer.Option(help="Show the plan for this card instead of the table.")] = None,
+    card: Annotated[str | None, typer.Option(help="help.plan.card")] = None,
     gpus: Gpus = None,
-    goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="Sort the table by this.")] = "money",
-    price: Annotated[
-        str | None, typer.Option(metavar="2.5CNY/h", help="Your own price per card and hour (`where.price`).")
-    ] = None,
-    explain: Annotated[
-        str | None, typer.Option(metavar="CARD", help="Show the arithmetic behind every figure for this card.")
-    ] = None,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Plot time against cost: .png, .svg or .pdf.")
-    ] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Check the memory estimate by tracing the step (needs torch).")
-    ] = False,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure 20 steps here and correct the estimates.")
-    ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show every row of the table.")] = False,
+    goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="help.plan.goal")] = "money",
+    price: Annotated[str | None, typer.Option(metavar="2.5CNY/h", help="help.plan.price")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="CARD", help="help.plan.explain")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="help.plan.plot")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="help.plan.trace")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="help.plan.calibrate")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="help.plan.everything")] = False,
     json: Json = False,
 ) -> None:
-    """Predict a run on every card, or on one: does it fit, how long, how much, and why."""
     from stoker.cli import plan_command as body
 
     asked = body.PlanRequest(
@@ -129,228 +132,197 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     body.plan(run, _with_gpus(set_, gpus), asked)
 
 
-@app.command()
+@command(help="help.prepare")
 def prepare(
     run: RunName,
     set_: Overrides = None,
-    show: Annotated[int, typer.Option(metavar="N", help="Print N rows with trained tokens highlighted.")] = 0,
+    show: Annotated[int, typer.Option(metavar="N", help="help.prepare.show")] = 0,
     json: Json = False,
 ) -> None:
-    """Tokenise, mask and pack the data, and report what was found."""
     from stoker.cli import prepare_command as body
 
     body.prepare(run, set_ or [], show, as_json=json)
 
 
-@app.command()
+@command(help="help.train")
 def train(  # noqa: PLR0913  # one parameter per flag
     run: RunName,
     set_: Overrides = None,
     gpus: Gpus = None,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="HOST", help="Train on this machine; see `stoker hosts add`.")
-    ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `stoker watch`.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Start on a paid machine without asking.")] = False,
-    fork: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Start a new run from the newest checkpoint of the run RUN.")
-    ] = None,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="With --fork: take the weights only, from step 0.")
-    ] = False,
+    on: Annotated[str | None, typer.Option("--on", metavar="HOST", help="help.train.on")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="help.train.detach")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="help.train.yes")] = False,
+    fork: Annotated[str | None, typer.Option(metavar="NAME", help="help.train.fork")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="help.train.weights")] = False,
 ) -> None:
-    """Train, or resume where training stopped."""
     from stoker.cli import train_command as body
 
     overrides = _with_gpus(set_, gpus)
     if weights and fork is None:
-        raise typer.BadParameter("--weights", param_hint="--weights")
+        problem = messages.text("usage.with", name="--weights", other="--fork")
+        raise StokerError("STK506", problem=problem, command="stoker train")
     if fork is not None:
         body.fork(run, fork, overrides, on, weights_only=weights, detach=detach)
     else:
         body.train(run, overrides, on, detach=detach, yes=yes)
 
 
-@app.command()
+@command(help="help.bundle")
 def bundle(
     run: RunName,
     set_: Overrides = None,
     gpus: Gpus = None,
-    folder: Annotated[str, typer.Option("--folder", metavar="FOLDER", help="Output folder for both files.")] = ".",
+    folder: Annotated[str, typer.Option("--folder", metavar="FOLDER", help="help.bundle.folder")] = ".",
     json: Json = False,
 ) -> None:
-    """Pack a run into one zip and a three-cell notebook, for Colab, Kaggle or any Jupyter."""
     from stoker.cli import bundle_command as body
 
     body.bundle(run, _with_gpus(set_, gpus), folder, as_json=json)
 
 
-@app.command(hidden=True)
+@command(help="help.replan", hidden=True)
 def replan(
     name: Existing,
-    step: Annotated[int, typer.Argument(metavar="STEP", help="The step at which memory ran out.")] = 0,
-    nodes: Annotated[str | None, typer.Option(metavar="A,B", help="Replan for these machines instead.")] = None,
+    step: Annotated[int, typer.Argument(metavar="STEP", help="help.replan.step")] = 0,
+    nodes: Annotated[str | None, typer.Option(metavar="A,B", help="help.replan.nodes")] = None,
 ) -> None:
-    """Replan after out-of-memory or a lost machine, with the same batch and length. Run by the supervisor."""
     from stoker.cli import internal_commands as body
 
     body.replan(name, step, nodes)
 
 
-@app.command(hidden=True)
+@command(help="help.join", hidden=True)
 def join(run: RunName, set_: Overrides = None) -> None:
-    """Join a run led by another machine. `stoker train` starts this on every additional machine."""
     from stoker.cli import join_command as body
 
     body.join(run, set_ or [])
 
 
-@app.command(hidden=True)
+@command(help="help.settle", hidden=True)
 def settle(
     name: Existing,
-    warning: Annotated[
-        str | None, typer.Option(metavar="BUDGET", help="Only notify that most of this budget is spent.")
-    ] = None,
+    warning: Annotated[str | None, typer.Option(metavar="BUDGET", help="help.settle.warning")] = None,
 ) -> None:
-    """After a run: verify its copy, stop billing and notify the user. Run by the supervisor."""
     from stoker.cli import internal_commands as body
 
     body.settle(name, warning)
 
 
-@app.command()
+@command(help="help.chat")
 def chat(
     name: Existing,
-    prompt: Annotated[str | None, typer.Argument(help="Ask once and exit; without it, start a conversation.")] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 200,
+    prompt: Annotated[str | None, typer.Argument(help="help.chat.prompt")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="help.chat.system")] = None,
+    max_tokens: Annotated[int, typer.Option(help="help.chat.max_tokens")] = 200,
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
-    """Chat with a trained model."""
     from stoker.cli import chat_command as body
 
     body.chat(name, prompt, body.ChatOptions(system, max_tokens, artifact), as_json=json)
 
 
-@app.command()
+@command(help="help.merge")
 def merge(name: Existing, json: Json = False) -> None:
-    """Merge a trained adapter into its base model's weights, and check that it answers the same."""
     from stoker.cli import artifact_commands as body
 
     body.merge(name, as_json=json)
 
 
-@app.command()
+@command(help="help.quantize")
 def quantize(
     name: Existing,
-    gguf: Annotated[str | None, typer.Option(metavar="q8_0|q4_k_m", help="A GGUF file for llama.cpp.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit weights for transformers on a CPU.")] = False,
-    gptq: Annotated[bool, typer.Option("--gptq", help="4-bit weights for vLLM, calibrated on the run's data.")] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="8-bit floats for vLLM.")] = False,
+    gguf: Annotated[str | None, typer.Option(metavar="q8_0|q4_k_m", help="help.quantize.gguf")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="help.quantize.int8")] = False,
+    gptq: Annotated[bool, typer.Option("--gptq", help="help.quantize.gptq")] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="help.quantize.fp8")] = False,
     json: Json = False,
 ) -> None:
-    """Quantise the trained model, and measure the loss in quality."""
     from stoker.cli import artifact_commands as body
 
     body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
 
 
-@app.command()
+@command(help="help.export")
 def export(
     name: Existing,
-    folder: Annotated[
-        str | None, typer.Argument(metavar="FOLDER", help="Output folder. Default: artifacts/export of the run.")
-    ] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="FOLDER", help="help.export.folder")] = None,
     json: Json = False,
 ) -> None:
-    """Export a folder that transformers and vLLM load as is, with a model card."""
     from stoker.cli import artifact_commands as body
 
     body.export(name, folder, as_json=json)
 
 
-@app.command("eval")
+@command("eval", help="help.eval")
 def evaluate(
     name: Existing,
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Questions with answers (jsonl): exact match or multiple choice."),
+        typer.Option(metavar="FILE", help="help.eval.task"),
     ] = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=0, help="Show N answers before and after training.")] = 0,
-    harness: Annotated[
-        str | None, typer.Option(metavar="TASKS", help="Tasks of lm-evaluation-harness, comma-separated.")
-    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", min=0, help="help.eval.samples")] = 0,
+    harness: Annotated[str | None, typer.Option(metavar="TASKS", help="help.eval.harness")] = None,
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
-    """Evaluate a trained model: loss on its eval split, tasks, samples."""
     from stoker.cli import evaluate_command as body
 
     body.evaluate(name, body.EvaluationRequest(artifact, task or [], samples, harness), as_json=json)
 
 
-@app.command()
+@command(help="help.serve")
 def serve(
     name: Existing,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on, on 127.0.0.1 only.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="help.serve.port")] = 8000,
     set_: Overrides = None,
     gpus: Gpus = None,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the server instead.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="help.serve.stop")] = False,
     json: Json = False,
 ) -> None:
-    """Serve a trained model as an OpenAI endpoint, with a token."""
     from stoker.cli import serve_commands as body
 
     body.serve(name, port, _with_gpus(set_, gpus), stop=stop, as_json=json)
 
 
-@app.command()
+@command(help="help.bench")
 def bench(
     name: Existing,
-    clients: Annotated[
-        str, typer.Option(metavar="N,N", help="Numbers of concurrent clients, one measurement each.")
-    ] = "1,2,4,8",
-    requests: Annotated[int, typer.Option(min=1, help="Requests per measurement, at least two per client.")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 64,
+    clients: Annotated[str, typer.Option(metavar="N,N", help="help.bench.clients")] = "1,2,4,8",
+    requests: Annotated[int, typer.Option(min=1, help="help.bench.requests")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="help.bench.max_tokens")] = 64,
     set_: Overrides = None,
     gpus: Gpus = None,
     json: Json = False,
 ) -> None:
-    """Benchmark serving of a trained model: transformers, vLLM, vLLM batched."""
     from stoker.cli import serve_commands as body
 
     body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
 
 
-@app.command()
+@command(help="help.init")
 def init(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="The run file to write.")] = "run.yaml",
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; use every default.")] = False,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="help.init.path")] = "run.yaml",
+    yes: Annotated[bool, typer.Option("--yes", help="help.init.yes")] = False,
 ) -> None:
-    """Ask five questions and write a commented run file."""
     from stoker.cli import init_command as body
 
     body.init(path, defaults=yes)
 
 
-@app.command()
+@command(help="help.doctor")
 def doctor(json: Json = False) -> None:
-    """Check whether this machine can train, and how to fix what is wrong."""
     from stoker.cli import doctor_command as body
 
     body.doctor(as_json=json)
 
 
-@app.command()
+@command(help="help.runs")
 def runs(
-    store: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="List the runs in a store instead: a directory or s3://...")
-    ] = None,
+    store: Annotated[str | None, typer.Option(metavar="ADDRESS", help="help.runs.store")] = None,
     on: On = None,
     json: Json = False,
 ) -> None:
-    """List runs, newest first: state, step, loss, size."""
     if on is not None:
         from stoker.cli import remote
 
@@ -365,19 +337,19 @@ def runs(
     body.runs(as_json=json)
 
 
-@app.command()
+@command(help="help.push")
 def push(name: Existing, json: Json = False) -> None:
-    """Copy a run's newest checkpoint and records to its store now, and verify them there."""
     from stoker.cli import store_commands as body
 
     body.push(name, as_json=json)
 
 
-@app.command()
+@command(help="help.pull")
 def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) -> None:
-    """Fetch a run from its store or its machine: records, newest checkpoint, finished model."""
     from stoker.cli import remote
+    from stoker.rundir import layout
 
+    layout.use_folder_of(name)
     if from_ is None and (found := remote.elsewhere(name, on)):
         remote.pull(*found)
         return
@@ -386,52 +358,47 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
     body.pull(name, from_, as_json=json)
 
 
-@app.command()
+@command(help="help.verify")
 def verify(name: Existing, from_: From = None, json: Json = False) -> None:
-    """Verify every checkpoint of a run, here and in its store, and that the newest is in the store."""
     from stoker.cli import store_commands as body
 
     body.verify(name, from_, as_json=json)
 
 
-@app.command()
+@command(help="help.watch")
 def watch(
     name: Existing,
-    once: Annotated[bool, typer.Option("--once", help="Print one page and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="help.watch.once")] = False,
     on: On = None,
     json: Json = False,
 ) -> None:
-    """Follow a run: progress, loss, speed, time left, memory, load."""
     from stoker.cli import remote
     from stoker.cli import watch_command as body
 
-    remote.forward(name, on, ["watch", name, *(["--once"] if once else []), *(["--json"] if json else [])])
+    remote.watch(name, on, once=once, as_json=json)
     body.watch(name, once=once, as_json=json)
 
 
-@app.command()
+@command(help="help.logs")
 def logs(
     name: Existing,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")] = False,
-    lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only the last N lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="help.logs.follow")] = False,
+    lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="help.logs.lines")] = None,
     on: On = None,
 ) -> None:
-    """Print the log of the newest attempt."""
     from stoker.cli import remote
     from stoker.cli import runs_commands as body
 
-    count = [] if lines is None else ["--lines", str(lines)]
-    remote.forward(name, on, ["logs", name, *(["--follow"] if follow else []), *count])
+    remote.logs(name, on, follow=follow, lines=lines)
     body.logs(name, lines, follow=follow)
 
 
-@app.command()
+@command(help="help.stop")
 def stop(name: Existing, on: On = None) -> None:
-    """Stop a run after it commits a checkpoint."""
     from stoker.cli import remote
     from stoker.cli import runs_commands as body
 
-    remote.forward(name, on, ["stop", name])
+    remote.stop(name, on)
     body.stop(name)
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from stoker import messages
 from stoker.api import comparison, measuring, plan_page, planning, preparation
 from stoker.cli.prepare_command import ensure_prepared
-from stoker.config import load, values
+from stoker.config import values
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import drawing, programs, traced_step
 from stoker.plan import make, money
 from stoker.plan.compare import Goal
 from stoker.plan.make import Found, make_plan
-from stoker.terminal import console, explanation, measured, plan_pages
+from stoker.terminal import console, explanation, measured, plan_pages, recipe_table
 
 _PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")
 _APART = [
@@ -76,7 +76,7 @@ def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:
     if asked.calibrate:
         _calibrate(name, overrides, as_json=asked.as_json)
         return
-    run_file = load.load(name, overrides)
+    run_file = recipe_table.named(name, overrides)
     with run_file.located():
         if asked.explain:
             _explanation(run_file, asked.explain, as_json=asked.as_json)
@@ -144,7 +144,7 @@ def _trace(found: Found, *, as_json: bool) -> None:
 def _calibrate(name: str, overrides: list[str], *, as_json: bool) -> None:
     """Measure the first steps here, and print the remaining time and money at that pace."""
     programs.check_engine()
-    run_file = load.load(name, overrides)
+    run_file = recipe_table.named(name, overrides)
     with run_file.located(), preparation.created(run_file) as run_dir:
         ensure_prepared(run_dir)
     with console.status() as status:

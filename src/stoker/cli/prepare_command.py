@@ -8,18 +8,17 @@ from rich.text import Text
 from stoker import messages
 from stoker.api import preparation
 from stoker.api.sentences import listed
-from stoker.config import load
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
-from stoker.terminal import console
+from stoker.terminal import console, recipe_table
 
 _BAR_WIDTH = 40
 
 
 def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
     """Prepare a run file's or recipe's data; with `show`, print that many rows."""
-    run_file = load.load(name, overrides)
+    run_file = recipe_table.named(name, overrides)
     with run_file.located(), preparation.created(run_file) as run_dir:
         report = ensure_prepared(run_dir)
         say_changes(run_dir, report)
@@ -82,7 +81,7 @@ def _summary(run_dir: RunDir, report: Report) -> None:
 
 
 def _detected(entry: dict[str, Any]) -> str:
-    keys = ", ".join(f"`{key}`" for key in entry["keys"])
+    keys = [f"`{key}`" for key in entry["keys"]]
     reason = messages.text(entry["reason"], keys=keys)
     counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
     known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"

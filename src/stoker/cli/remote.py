@@ -3,16 +3,17 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 from stoker import messages
 from stoker.api import last_place, last_seen
 from stoker.api.figures import size
+from stoker.api.last_place import Move, Records
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
 from stoker.cli import store_commands, watch_command
 from stoker.cli.prepare_command import ensure_prepared, say_changes
-from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_USER, StokerError
 from stoker.facts import platforms
@@ -25,11 +26,10 @@ from stoker.places.place import Place
 from stoker.plan import choices, clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
-from stoker.rundir import checkpoints, last_known, layout
-from stoker.rundir.last_known import LastKnown
+from stoker.rundir import checkpoints, last_known, layout, lock
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
-from stoker.terminal import console, plan_pages
+from stoker.terminal import console, plan_pages, recipe_table
 from stoker.terminal.billing_words import how_off, price
 
 _ENDED_AT_ONCE = "STK708"
@@ -47,44 +47,66 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
         there.check(run_file)
         run_dir = layout.named(str(run_file.run.name))
         with training.claimed(run_dir):
-            last_place.bring(run_dir, there.name, console.talk, lambda: yes or says_yes())
+            run_dir.stop_file.unlink(missing_ok=True)  # of an earlier launch
+            move = Move(run_dir, run_file, console.talk, lambda: yes or says_yes())
+            last_place.bring(move, there.name)
             if there.started_by_user:
-                layout.create(run_file)
-                _prepare(run_dir, there)
-                there.hand_over(run_file, package.make(name, run_file, overrides), run_dir, console)
+                with last_place.unless_refused(run_dir):
+                    _hand_over(there, move, name, overrides)
                 return
-            with there.awake(console.talk):
-                before = last_known.read(run_dir)
-                sent = _sent(there, run_file, run_dir, name, overrides, yes=yes)
+            with there.powered_on(console.talk):
+                with last_place.unless_refused(run_dir) as before:
+                    sent = _sent(there, move, name, overrides, yes=yes)
                 if sent is not None:
-                    _begin(there, sent, run_dir, before)
+                    _require_wanted(run_dir)
+                    _begin(there, sent, before)
                     last_known.seen(run_dir, there.name, {"state": there.first_state})
         code = None if detach else there.attend(run_dir.name, console)
         if code is not None:
             sys.exit(code)
 
 
-def _begin(there: Place, sent: Package, run_dir: RunDir, before: LastKnown | None) -> None:
+def _hand_over(there: Place, move: Move, name: str, overrides: list[str]) -> None:
+    """Write what the user starts the run with."""
+    last_place.require_carried(move, there, None)
+    layout.create(move.run_file)
+    _prepare(move.run_dir, there)
+    packed = package.make(name, move.run_file, overrides, moving=there.takes_checkpoint)
+    there.hand_over(move.run_file, packed, move.run_dir, console)
+
+
+def _require_wanted(run_dir: RunDir) -> None:
+    """`stoker stop` may have asked meanwhile."""
+    if run_dir.stop_file.exists():
+        run_dir.stop_file.unlink()
+        console.talk("remote.not_started")
+        sys.exit(EXIT_USER)
+
+
+def _begin(there: Place, sent: Package, before: Records) -> None:
     console.talk("remote.starting", host=there.label)
     try:
         there.start(sent)
     except StokerError as error:
-        if error.code == _ENDED_AT_ONCE and before is not None:  # its last place still has it, and may train it
-            last_known.restore(run_dir, before)
+        if error.code == _ENDED_AT_ONCE:  # its last place still has it, as it was started, and may train it
+            before.restore()
         raise
     console.talk("remote.started", name=sent.name, host=there.label)
     for host in there.left_on:
         console.talk("remote.left_on", host=host)
 
 
-def _sent(  # what the user gave
-    there: Place, run_file: RunFile, run_dir: RunDir, name: str, overrides: list[str], *, yes: bool
-) -> Package | None:
+def _sent(there: Place, move: Move, name: str, overrides: list[str], *, yes: bool) -> Package | None:
     """Do all that can be done before the card is paid for; None where there is nothing to start."""
-    if _is_running(there, run_dir):
+    run_dir, run_file = move.run_dir, move.run_file
+    found = _status(there, run_dir)
+    if found is not None and found["state"] in ("queued", "running", "done"):
+        _say_running(there, run_dir, found)
         if not run_dir.manifest_file.exists():
             layout.create(run_file)
         return None
+    last_place.require_there(move, there, found)
+    last_place.require_carried(move, there, found)
     layout.create(run_file)  # only now: a run that trains there stays as it was started
     _prepare(run_dir, there)
     run_file, overrides = _priced(there, run_file, name, overrides)
@@ -96,17 +118,17 @@ def _sent(  # what the user gave
     with console.status() as status:
         status.show(messages.text("remote.sending", size=size(sent.total_bytes), host=there.label))
         there.put(sent)
-    _record(run_dir, there, plan)  # only now: until then its last place is asked about it
+    _record(run_dir, there, plan, run_file.run.save.store)  # only now: until then its last place is asked about it
     if there.kept_data:
         console.talk("remote.kept_data", name=run_dir.name, host=there.label)
     return sent
 
 
-def _record(run_dir: RunDir, there: Place, plan: Plan | None) -> None:
+def _record(run_dir: RunDir, there: Place, plan: Plan | None, store: str | None) -> None:
     """Note where the run is, and what is billed there by its plan."""
     cost = plan.cost if plan else None
     price = (cost.price_per_hour * cost.billed_devices, cost.currency) if cost else None
-    last_known.sent(run_dir, there.name, {host.name: host.platform for host in there.rented}, price)
+    last_known.sent(run_dir, there.name, {host.name: host.platform for host in there.rented}, price, store)
 
 
 def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) -> tuple[RunFile, list[str]]:
@@ -115,24 +137,24 @@ def _priced(there: Place, run_file: RunFile, name: str, overrides: list[str]) ->
     if offer is None or run_file.run.where.price:
         return run_file, overrides
     overrides = [*overrides, f"where.price={offer.price_per_hour:g} {offer.currency}/h"]
-    return load.load(name, overrides), overrides
+    return recipe_table.named(name, overrides), overrides
 
 
-def _is_running(there: Place, run_dir: RunDir) -> bool:
-    """Whether there is nothing to start: it runs there, or is done."""
+def _status(there: Place, run_dir: RunDir) -> dict[str, Any] | None:
     with console.status() as status:
         status.show(messages.text("remote.looking", host=there.label))
-        found = there.status(run_dir.name)
-    if found is None or found["state"] not in ("queued", "running", "done"):
-        return False
+        return there.status(run_dir.name)
+
+
+def _say_running(there: Place, run_dir: RunDir, found: dict[str, Any]) -> None:
+    """There is nothing to start: it runs there, or is done."""
     key = "remote.done" if found["state"] == "done" else "remote.already"
     console.talk(key, name=run_dir.name, host=there.label, step=found["step"])
     if registry.recorded(run_dir) != there.name:
-        _record(run_dir, there, None)
+        _record(run_dir, there, None, None)
     last_known.seen(run_dir, there.name, found)
     if found["state"] == "done":
         there.settle(run_dir.name)
-    return True
 
 
 def _prepare(run_dir: RunDir, there: Place) -> None:
@@ -199,28 +221,61 @@ def elsewhere(name: str, on: str | None) -> tuple[Place, str] | None:
     return (registry.by_name(word, run_dir.run()), run_dir.name) if word else None
 
 
-def forward(name: str, on: str | None, words: Sequence[str]) -> None:
-    """Where the run is elsewhere, run the command there and exit with its code."""
-    found = elsewhere(name, on)
-    if found is None:
+def watch(name: str, on: str | None, *, once: bool, as_json: bool) -> None:
+    """Where the run is elsewhere, follow it there and exit."""
+    if (found := elsewhere(name, on)) is None:
         return
     there, run = found
-    words = [words[0], run, *words[2:]]
     run_dir = layout.named(run)
     try:
-        code = there.watch(words, console) if words[0] == "watch" else there.follow(words)
+        with _reached(there, run_dir):
+            code = there.watch(run, console, once=once, as_json=as_json)
+    except StokerError as error:
+        if error.code in UNREACHABLE and _show_last_known(run_dir, there, as_json=as_json):
+            sys.exit(EXIT_DONE)
+        raise
+    _note(there, run_dir)
+    sys.exit(code)
+
+
+def logs(name: str, on: str | None, *, follow: bool, lines: int | None) -> None:
+    """Where the run is elsewhere, print its log from there and exit."""
+    if (found := elsewhere(name, on)) is None:
+        return
+    there, run = found
+    with _reached(there, layout.named(run)):
+        sys.exit(there.logs(run, follow=follow, lines=lines))
+
+
+def stop(name: str, on: str | None) -> None:
+    """Where the run is elsewhere, stop it there, say what is billed, and exit."""
+    if (found := elsewhere(name, on)) is None:
+        return
+    there, run = found
+    run_dir = layout.named(run)
+    if lock.is_held(run_dir.launch_lock):  # it is being sent there
+        training.ask_to_stop(run_dir)
+    with _reached(there, run_dir):
+        code = there.stop(run)
+    _note(there, run_dir)
+    _say_billed(there, run_dir)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _reached(there: Place, run_dir: RunDir) -> Iterator[None]:
+    """A place that does not respond is recorded as such."""
+    try:
+        yield
     except StokerError as error:
         if error.code in UNREACHABLE:
             last_known.unanswered(run_dir, there.name)
-            if words[0] == "watch" and _show_last_known(run_dir, there, as_json="--json" in words):
-                sys.exit(EXIT_DONE)
         raise
-    if words[0] in ("watch", "stop"):
-        with contextlib.suppress(StokerError):  # the command itself is done
-            last_seen.note(there, run_dir)
-    if words[0] == "stop":
-        _say_billed(there, run_dir)
-    sys.exit(code)
+
+
+def _note(there: Place, run_dir: RunDir) -> None:
+    with contextlib.suppress(StokerError):  # the command itself is done
+        last_seen.note(there, run_dir)
 
 
 def _show_last_known(run_dir: RunDir, there: Place, *, as_json: bool) -> bool:
@@ -257,7 +312,7 @@ def pull(there: Place, name: str) -> None:
     if progress.own_state == "done":
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
-        _record(run_dir, there, None)
+        _record(run_dir, there, None, None)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
 
 
@@ -282,7 +337,7 @@ def _pull_from_store(run_dir: RunDir, there: Place, error: StokerError) -> None:
 
 def runs(on: str) -> None:
     """The runs of another machine."""
-    sys.exit(registry.by_name(on).follow(["runs"]))
+    sys.exit(registry.by_name(on).runs())
 
 
 def tunnel(name: str, port: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
-from stoker.api import last_seen
+from stoker.api import last_seen, stopping
 from stoker.api.figures import loss, size
 from stoker.api.handle import open_run
 from stoker.api.run_progress import RunProgress, wait_a_little
@@ -167,14 +167,10 @@ def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
 
 
 def stop(name: str) -> None:
-    """Ask the run to stop at the next step boundary, and wait until it has."""
+    """Ask the run to stop at the next step boundary, or before its first one, and wait until it has."""
     run = open_run(name)
-    if not run.is_running:
+    if not stopping.stop(layout.find(name), console.talk):
         console.talk("stop.idle", name=run.name)
         return
-    run.ask_to_stop()
-    console.talk("train.stopping")
-    while run.is_running:
-        wait_a_little()
     found = run.figures
     console.talk("train.stopped" if found["checkpoint"] else "stop.before_first", step=found["step"])

@@ -115,7 +115,9 @@ def bench(name: str, clients: str, requests: int, max_tokens: int, overrides: li
 def _clients(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdigit() and int(word) > 0 for word in words):
-        raise StokerError("STK506", problem=messages.text("usage.bad", name="--clients"), command="stoker bench")
+        raise StokerError(
+            "STK506", problem=messages.text("usage.bad", name="--clients", value=text), command="stoker bench"
+        )
     return tuple(int(word) for word in words)
 
 

@@ -16,7 +16,7 @@ from stoker.rundir.layout import RunDir
 from stoker.store import copies, fetch, opening, verification
 from stoker.store import push as copying
 from stoker.store.copies import Copy
-from stoker.store.shelf import Fault, Patient, sha256_of
+from stoker.store.store_protocol import Fault, Patient, sha256_of
 from stoker.terminal import console
 
 _FINAL = "artifacts/final"
@@ -44,9 +44,10 @@ def push(name: str, *, as_json: bool) -> None:
 def pull(name: str, source: str | None, *, as_json: bool) -> None:
     """Copy a run into the runs folder; files that are already here and verified are kept."""
     run_dir, text, store = _located(name, source)
-    training.require_idle(run_dir)
     try:
-        brought = _pull(run_dir, text, store)
+        names = copies.require_run(store, run_dir.name, text)
+        with training.claimed(run_dir):
+            brought = _pull(run_dir, text, store, names)
     except Fault as fault:
         raise StokerError("STK652", store=text, reason=fault) from fault
     if as_json:
@@ -57,7 +58,7 @@ def pull(name: str, source: str | None, *, as_json: bool) -> None:
         parts.append(messages.text("pull.checkpoint", step=brought["step"]))
     if brought["final"]:
         parts.append(messages.text("pull.artifact"))
-    console.talk("pull.done", name=run_dir.name, what=messages.text("pull.comma").join(parts))
+    console.talk("pull.done", name=run_dir.name, what=parts)
 
 
 def _located(name: str, source: str | None) -> tuple[RunDir, str, Patient]:
@@ -80,8 +81,9 @@ def _located(name: str, source: str | None) -> tuple[RunDir, str, Patient]:
         raise StokerError("STK652", store=text, reason=fault) from fault
 
 
-def _pull(run_dir: RunDir, text: str, store: Patient) -> dict[str, Any]:
-    names = copies.require_run(store, run_dir.name, text)
+def _pull(run_dir: RunDir, text: str, store: Patient, names: dict[str, int]) -> dict[str, Any]:
+    if run_dir.manifest_file.exists():
+        fetch.require_same_run(store, run_dir, run_dir.run(), text)
     fetch.fetch_manifest(store, run_dir, Path.cwd())
     fetch.fetch_records(store, run_dir, fetch.RECORDS)
 
@@ -115,7 +117,7 @@ def verify(name: str, source: str | None, *, as_json: bool) -> None:
     if there and there["reason"]:
         wrong.append(there["reason"])
     if wrong:
-        raise StokerError("STK662", name=run_dir.name, problems="; ".join(wrong))
+        raise StokerError("STK662", name=run_dir.name, problems=messages.text("list.semicolon").join(wrong))
 
 
 def _here(run_dir: RunDir) -> list[dict[str, Any]]:
@@ -220,6 +222,6 @@ def _runs_table(found: list[dict[str, Any]]) -> Table:
     table.add_column(messages.text("runs.final"), no_wrap=True)
     table.add_column(messages.text("runs.size"), justify="right", no_wrap=True)
     for run in found:
-        steps = ", ".join(str(step) for step in run["steps"]) or "-"
+        steps = messages.text("list.comma").join(str(step) for step in run["steps"]) or "-"
         table.add_row(run["name"], steps, "✓" if run["final"] else "-", size(run["size_bytes"]))
     return table

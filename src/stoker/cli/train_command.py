@@ -9,16 +9,15 @@ from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.api.start import Listener, Started
 from stoker.cli import remote
 from stoker.cli.prepare_command import ensure_prepared
-from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.hosts.shell import LocalShell
 from stoker.launch import training
 from stoker.places import registry
-from stoker.rundir import layout
+from stoker.rundir import checkpoints, layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
-from stoker.terminal import console, plan_pages
+from stoker.terminal import console, plan_pages, recipe_table
 from stoker.terminal.progress import progress_line
 
 _CAUSES = {"compute": "straggler.compute", "data": "straggler.data"}
@@ -26,7 +25,7 @@ _CAUSES = {"compute": "straggler.compute", "data": "straggler.data"}
 
 def train(name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
     """Train a run file or recipe; the same command again goes on where it stopped."""
-    run_file = load.load(name, overrides)
+    run_file = recipe_table.named(name, overrides)
     if on or run_file.run.where.place != "local":
         remote.train(run_file, name, overrides, on, detach=detach, yes=yes)
         return
@@ -91,7 +90,7 @@ def _tell(progress: RunProgress, told: dict[str, Any]) -> dict[str, Any]:
     if attempt["resumed_step"]:
         console.talk("train.tier", tier=attempt["tier"], step=attempt["resumed_step"])
         if attempt["changed"]:
-            console.talk("train.tier_changed", changed=", ".join(attempt["changed"]))
+            console.talk("train.tier_changed", changed=list(attempt["changed"]))
     return attempt
 
 
@@ -150,5 +149,7 @@ def say_stopped(run_dir: RunDir, step: int) -> None:
         console.talk("train.stopped_short", step=seen["committed_step"], reason=reason(seen["ended"]))
     elif by in ("time", "money", "deadline", "notice"):
         console.talk("train.stopped_by", step=step, limit=reason(str(by)))
+    elif not seen.get("committed_step") and not checkpoints.committed(run_dir.checkpoints):
+        console.talk("stop.before_first")
     else:
         console.talk("train.stopped", step=step)

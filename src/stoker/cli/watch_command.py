@@ -151,7 +151,7 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
     if progress.error:
         error = progress.problem
         parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))
-        parts.append(Text(f"  {messages.text('hint')}: {error.hint}"))
+        parts.append(Text(f"  {messages.text('hint')}{error.hint}"))
     return Group(*parts)
 
 
@@ -238,7 +238,7 @@ def _supervisor(progress: RunProgress) -> list[tuple[str, str]]:
         said.append(messages.text("watch.stops_at", clock=_clock(seen["stops_at"])))
     if progress.state == "running" and any(one["event"] == "warning" for one in progress.interventions):
         said.append(messages.text("watch.warned"))
-    return [(messages.text("watch.supervisor"), "; ".join(said))] if said else []
+    return [(messages.text("watch.supervisor"), messages.text("list.semicolon").join(said))] if said else []
 
 
 def _last_reason(progress: RunProgress) -> str:

@@ -1,7 +1,6 @@
 """Before a run of several machines starts: the head waits for the others to join, then runs the preflight."""
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -9,6 +8,7 @@ from stoker import env
 from stoker.cluster import preflight, slurm_nodes
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.messages import MessageCallback
 from stoker.rundir import nodes
 from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Node, Nodes
@@ -18,8 +18,6 @@ JOIN_SECONDS = 600.0
 """For machines to join: one may have to prepare its data first."""
 PREPARE_SECONDS = 24 * 3600.0
 _LOOK_SECONDS = 0.2
-
-Tell = Callable[..., None]
 
 
 def check(run: Run) -> None:
@@ -32,7 +30,7 @@ def check(run: Run) -> None:
         raise StokerError("STK746", asked=run.where.nodes, count=1)
 
 
-def gathered(run_dir: RunDir, run: Run, tell: Tell, seconds: float = JOIN_SECONDS) -> Nodes | None:
+def gathered(run_dir: RunDir, run: Run, tell: MessageCallback, seconds: float = JOIN_SECONDS) -> Nodes | None:
     """The machines of a run that this one is the head of; None for a run of one machine.
 
     Args:
@@ -69,24 +67,26 @@ def _opened(record: Nodes) -> Head:
         raise StokerError("STK776", **_head(record), reason=error.strerror) from error
 
 
-def _not_joined(missing: list[Node], record: Nodes, head: Head, seconds: float, tell: Tell, *, elastic: bool) -> None:
+def _not_joined(
+    missing: list[Node], record: Nodes, head: Head, seconds: float, tell: MessageCallback, *, elastic: bool
+) -> None:
     """A machine did not join: it has another key, or it did not connect at all."""
     for node in missing:
         if node.address in head.strangers():
             raise preflight.stranger(record, node.name)
-    names = ", ".join(node.name for node in missing)
+    names = [node.name for node in missing]
     if not elastic:
         raise StokerError("STK775", nodes=names, seconds=round(seconds), **_head(record))
     tell("nodes.without", nodes=names)
 
 
-def _waited(head: Head, record: Nodes, tell: Tell, seconds: float) -> set[str]:
+def _waited(head: Head, record: Nodes, tell: MessageCallback, seconds: float) -> set[str]:
     """Names of those that joined in time."""
     wanted, told = {node.name for node in record.nodes}, False
     until = time.monotonic() + seconds
     while (here := head.joined() | {record.head.name}) != wanted and time.monotonic() < until:
         if not told:
-            tell("nodes.waiting", nodes=", ".join(sorted(wanted - here)))
+            tell("nodes.waiting", nodes=sorted(wanted - here))
             told = True
         time.sleep(_LOOK_SECONDS)
     return here

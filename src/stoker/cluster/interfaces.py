@@ -145,5 +145,5 @@ def _in(network: ipaddress.IPv4Network, machines: Mapping[str, list[Interface]])
     return chosen
 
 
-def _shown(found: list[Interface]) -> str:
-    return ", ".join(str(one) for one in found) or "-"
+def _shown(found: list[Interface]) -> list[str]:
+    return [str(one) for one in found] or ["-"]

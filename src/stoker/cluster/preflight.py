@@ -28,6 +28,7 @@ from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import machine
 from stoker.facts.machine import Machine
+from stoker.messages import MessageCallback
 from stoker.plan import choices
 from stoker.plan.plan import Plan
 from stoker.rundir import files, inputs, prepared, safetensors_headers
@@ -66,7 +67,6 @@ _WARNED = {"python": "meeting.python", "instructions": "meeting.instructions", "
 """Facts that may differ, with an effect on rounding at most."""
 
 Answer = dict[str, Any]
-Tell = Callable[..., None]
 T = TypeVar("T")
 
 
@@ -91,7 +91,7 @@ class NodeLink:
 # ---- on the head
 
 
-def check(head: Requests, run_dir: RunDir, record: Nodes, tell: Tell) -> list[NodeLink]:
+def check(head: Requests, run_dir: RunDir, record: Nodes, tell: MessageCallback) -> list[NodeLink]:
     """Compare the nodes that are present and measure the network between each two; each pair is an event `link`.
 
     Args:
@@ -182,7 +182,7 @@ class _Members:
         }
         closed = [f"{' -> '.join(way)} ({one['failed']})" for way, one in found.items() if "failed" in one]
         if closed:
-            raise StokerError("STK784", ways=", ".join(closed))
+            raise StokerError("STK784", ways=closed)
         return {way: float(one["bytes_per_second"]) for way, one in found.items()}
 
 
@@ -199,7 +199,7 @@ def _rounds(nodes: list[Node]) -> list[list[tuple[Node, Node]]]:
     return rounds
 
 
-def _compare(name: str, there: Answer, first: str, here: Answer, tell: Tell) -> None:
+def _compare(name: str, there: Answer, first: str, here: Answer, tell: MessageCallback) -> None:
     names = {"node": name, "head": first}
     for what, code in _EQUAL.items():
         if there.get(what) == here[what] or (what == "model" and _is_to_fetch(there, here)):
@@ -216,13 +216,13 @@ def _is_to_fetch(there: Answer, here: Answer) -> bool:
     return not missing and found.startswith("hub ")
 
 
-def _both(there: Any, here: Any) -> dict[str, str]:
+def _both(there: Any, here: Any) -> dict[str, Any]:
     """Both values; of mappings only the differing entries."""
     if isinstance(there, dict) and isinstance(here, dict):
         names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
         return {
-            "there": ", ".join(f"{name} {there.get(name, '-')}" for name in names),
-            "here": ", ".join(f"{name} {here.get(name, '-')}" for name in names),
+            "there": [f"{name} {there.get(name, '-')}" for name in names],
+            "here": [f"{name} {here.get(name, '-')}" for name in names],
         }
     return {"there": str(there or "-"), "here": str(here or "-")}
 
@@ -233,7 +233,7 @@ def _distinct(nodes: list[Node], found: dict[str, Answer]) -> None:
         for other in nodes[:place]:
             mine, theirs = found[node.name], found[other.name]
             if mine["boot"] == theirs["boot"] and node.address in theirs["addresses"]:
-                raise StokerError("STK793", node=node.name, other=other.name, addresses=", ".join(mine["addresses"]))
+                raise StokerError("STK793", node=node.name, other=other.name, addresses=list(mine["addresses"]))
 
 
 def _note(run_dir: RunDir, links: list[NodeLink]) -> None:
@@ -244,7 +244,7 @@ def _note(run_dir: RunDir, links: list[NodeLink]) -> None:
     log.close()
 
 
-def _say_slowest(links: list[NodeLink], run_dir: RunDir, tell: Tell) -> None:
+def _say_slowest(links: list[NodeLink], run_dir: RunDir, tell: MessageCallback) -> None:
     """Report the slowest link, and the time it adds to a step where there is a plan."""
     slowest = min(links, key=lambda link: link.bytes_per_second)
     names = {"source": slowest.source, "target": slowest.target, "speed": _speed(slowest.bytes_per_second)}
@@ -283,7 +283,7 @@ def own(record: Nodes, name: str) -> Interface:
         if one.has(node.address) and node.interface in ("", one.name):
             return replace(one, address=node.address)
     wanted = f"`{node.interface}` {node.address}" if node.interface else node.address
-    raise StokerError("STK780", node=name, wanted=wanted, found=", ".join(str(one) for one in found) or "-")
+    raise StokerError("STK780", node=name, wanted=wanted, found=[str(one) for one in found] or "-")
 
 
 def unreachable(record: Nodes, name: str, error: OSError) -> StokerError:

@@ -57,7 +57,7 @@ def check(value: Any) -> Any:
     raise PydanticKnownError("literal_error", {"expected": ", ".join(choices)})
 
 
-def recognised_keys() -> str:
+def recognised_keys() -> list[str]:
     """The keys that recognise each built-in format, then the formats of other packages."""
     own = ("/".join(f"`{key}`" for key in one.keys[0]) for one in FORMATS)
-    return ", ".join([*own, *(one.choice for one in plugins.offered(plugins.FORMATS).values())])
+    return [*own, *(one.choice for one in plugins.offered(plugins.FORMATS).values())]

@@ -39,9 +39,11 @@ _ABOUT = {
     "STK232": "model",
     "STK233": "tune.targets",
     "STK234": "tune.dropout",
+    "STK238": "model",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",
+    "STK244": "tokenizer",
     "STK307": "data.eval",
     "STK309": "data.train",
     "STK310": "data.train",
@@ -69,6 +71,8 @@ class RunFile:
     """The values and lines behind `run`."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, as they were given."""
+    renamed: str = ""
+    """What a recipe is called now, where it was asked for by an old name."""
     plugin_file: Path | None = None
     """The file of a recipe that another package provides."""
 
@@ -88,6 +92,23 @@ class RunFile:
             named = [path for path, value in _leaves(self.document.values) if value == error.fields.get("path")]
             about = _ABOUT[error.code].format(**error.fields)
             error.where = self.document.where(named[0] if named else tuple(about.split(".")))
+
+
+RENAMED = {
+    "lora_20k": "lora_medical_20k",
+    "lora_50k": "lora_medical_50k",
+    "lora_100k": "lora_medical_100k",
+    "paper_r64": "lora_qwen2.5_7b_rank64",
+    "pretrained_r320": "lora_qwen2.5_7b_rank320",
+    "scratch_32k": "scratch_own_text",
+}
+"""Old names of recipes, which still work; a run asked for by one keeps it, so that the same command resumes it."""
+
+
+def recipe_card(text: str) -> str:
+    """The card that a recipe's text is written for; empty if it names none."""
+    marks = (line.removeprefix("# card: ") for line in text.splitlines() if line.startswith("# card: "))
+    return next(marks, "")
 
 
 def recipe_names() -> list[str]:
@@ -114,6 +135,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunFile:
     # A recipe's paths are the user's, named from the working directory; files shipped with it are `recipe:...`.
     if name in recipe_names():
         return _load(recipes_folder() / f"{name}.yaml", name, f"{name}.yaml", Path.cwd(), overrides)
+    if now := RENAMED.get(name):
+        run_file = _load(recipes_folder() / f"{now}.yaml", name, f"{now}.yaml", Path.cwd(), overrides)
+        return replace(run_file, renamed=now)
     if plugin := plugins.offered(plugins.RECIPES).get(name):
         file = _plugin_file(plugin)
         run_file = _load(file, name, f"{name}.yaml ({plugin.source})", Path.cwd(), overrides)
@@ -145,7 +169,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _nearest(path: Path) -> str:
+def _nearest(path: Path) -> list[str]:
     """Recipes and run files beside `path` that may have been meant, else the first recipes."""
     beside = path.parent.glob("*.y*ml") if _exists(path.parent) else ()
     offered = plugins.offered(plugins.RECIPES)
@@ -153,7 +177,7 @@ def _nearest(path: Path) -> str:
     same = [one for one in names if Path(one).stem == path.stem]
     near = same or difflib.get_close_matches(str(path)[:200], names, n=3, cutoff=0.5)
     near = near or [*recipe_names()[:3], *offered]
-    return ", ".join(offered[one].choice if one in offered else f"`{one}`" for one in near)
+    return [offered[one].choice if one in offered else f"`{one}`" for one in near]
 
 
 def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
@@ -282,7 +306,7 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         conflict(("train", "eval_every"), "STK135")
     for block, methods in (("lora", ("lora", "qlora")), ("quantization", ("qlora",))):
         if getattr(run.native, block) and run.tune.method not in methods:
-            listed = ", ".join(f"`{one}`" for one in methods)
+            listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
     return found + _host_conflicts(run, document) + _schedule_conflicts(run, document)
 
@@ -304,7 +328,7 @@ def _schedule_conflicts(run: Run, document: Document) -> list[StokerError]:
     """Options in `lr_scheduler_kwargs` that the schedule does not have."""
     given = run.native.trainer.get("lr_scheduler_kwargs")
     known = native.schedule_options(run.train.schedule)
-    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": ", ".join(f"`{one}`" for one in known) or "-"}
+    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": [f"`{one}`" for one in known] or "-"}
     return [
         StokerError("STK111", document.where(("native", "trainer", "lr_scheduler_kwargs", name)), option=name, **fields)
         for name in (given if isinstance(given, dict) else ())

@@ -253,6 +253,7 @@ OWNED: dict[str, dict[str, str]] = {
         "load_in_4bit": "tune.method",
         "load_in_8bit": "tune.method",
         "device_map": "where.gpus",
+        "output_router_logits": PLAN,
         "trust_remote_code": PLAN,
         "use_safetensors": PLAN,
         "weights_only": PLAN,
@@ -361,7 +362,7 @@ def check(document: Document) -> list[StokerError]:
                     problems.append(_owned(block, f"{name}: {options[name]}", refused, where))
                 elif name not in known:
                     near = difflib.get_close_matches(name, known, n=3, cutoff=0)
-                    nearest = ", ".join(f"`{one}`" for one in near)
+                    nearest = [f"`{one}`" for one in near]
                     problems.append(StokerError("STK111", where, option=name, block=block, nearest=nearest))
     return problems
 

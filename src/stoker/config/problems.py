@@ -170,13 +170,13 @@ def translate(error: ValidationError, document: Document) -> list[StokerError]:
     return [_word(finding, document) for finding in findings]
 
 
-def example(key: str) -> str:
+def example(key: str) -> list[str]:
     """How the value of a word is written."""
     if key in _EXAMPLES:
-        return _EXAMPLES[key]
+        return re.findall(r"`[^`]*`", _EXAMPLES[key])
     parent, _, name = key.rpartition(".")
     defaults = [model.model_fields[name].default for model in _models_at(parent) if name in model.model_fields]
-    return shown(defaults[0])
+    return [shown(defaults[0])]
 
 
 def shown(value: Any) -> str:
@@ -217,10 +217,10 @@ def _word(finding: _Finding, document: Document) -> StokerError:
     return _wrong_type(finding, where)
 
 
-def _choices(expected: str) -> str:
+def _choices(expected: str) -> list[str]:
     """Pydantic's list of a literal's values with backticks; Stoker's own lists have them already."""
     quoted = re.findall(r"'([^']*)'", expected)
-    return ", ".join(f"`{one}`" for one in quoted) if quoted else expected
+    return [f"`{one}`" for one in quoted] if quoted else expected.split(", ")
 
 
 def _wrong_type(finding: _Finding, where: str) -> StokerError:
@@ -238,9 +238,9 @@ def _unknown(finding: _Finding, document: Document) -> StokerError:
     where, name, parent = document.where(finding.path), str(finding.path[-1]), finding.path[:-1]
     if parent == ("tune",) and name in Lora.model_fields:
         method = document.values["tune"]["method"]
-        return StokerError("STK137", where, key=f"tune.{name}", methods="`lora`, `qlora`", method=method)
-    nearest = _nearest(finding, document) or [dotted_path((*parent, one)) for one in _names_at(parent, document)]
-    return StokerError("STK104", where, key=name, nearest=", ".join(f"`{one}`" for one in nearest))
+        return StokerError("STK137", where, key=f"tune.{name}", methods=["`lora`", "`qlora`"], method=method)
+    near = [f"`{one}`" for one in _nearest(finding, document)]
+    return StokerError("STK104", where, key=name, nearest=messages.text("nearest.keys", keys=near) if near else "")
 
 
 def _nearest(finding: _Finding, document: Document) -> list[str]:

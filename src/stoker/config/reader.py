@@ -6,7 +6,7 @@ no use for and which make a small file expand without bound. Knows nothing of wh
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,11 @@ def parse(text: str, name: str) -> Document:
     except yaml.YAMLError as error:
         line, problem = syntax.explain(error, text)
         raise StokerError("STK102", f"{name}:{line}", problem=problem) from error
-    problems = loader.problems
+    problems = loader.problems + [
+        StokerError("STK102", f"{name}:{node.start_mark.line + 1}", problem=sentence)
+        for node in _inside(root)
+        if not node.style and (sentence := syntax.wide_inside(node.value))
+    ]
     document = Document(name, {})
     values = _convert(root, (), document, problems) if root and not problems else {}
     if problems:
@@ -127,6 +131,16 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= isinstance(event, yaml.CollectionStartEvent)
         return node
+
+
+def _inside(node: yaml.Node | None, *, flow: bool = False) -> Iterator[yaml.ScalarNode]:
+    """Every scalar in braces or brackets."""
+    if isinstance(node, yaml.ScalarNode) and flow:
+        yield node
+    if isinstance(node, yaml.CollectionNode):
+        for child in node.value:
+            for one in child if isinstance(node, yaml.MappingNode) else [child]:
+                yield from _inside(one, flow=flow or bool(node.flow_style))
 
 
 def scalar(text: str) -> Any:

@@ -212,6 +212,31 @@ class Qlora(_LowRank):
 Tune = Annotated[Full | Lora | Qlora, Field(discriminator="method")]
 
 
+_TorchOptimizer = Literal["adamw", "muon", "adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"]
+_Adam8Optimizer = Literal[
+    "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"
+]
+_LionOptimizer = Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"]
+_RmspropOptimizer = Literal["rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit"]
+_PagedOptimizer = Literal["paged_ademamix_32bit", "paged_ademamix_8bit", "adamw_torch_4bit", "adamw_torch_8bit"]
+_OtherOptimizer = Literal["adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision", "grokadamw", "stable_adamw"]
+_LowrankOptimizer = Literal["galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw", "lomo", "adalomo"]
+_LayerwiseOptimizer = Literal["galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"]
+_FreeOptimizer = Literal["apollo_adamw_layerwise", "schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"]
+OptimizerName = Literal[
+    _TorchOptimizer,
+    _Adam8Optimizer,
+    _LionOptimizer,
+    _RmspropOptimizer,
+    _PagedOptimizer,
+    _OtherOptimizer,
+    _LowrankOptimizer,
+    _LayerwiseOptimizer,
+    _FreeOptimizer,
+]
+"""Every name transformers knows, and two of Stoker's own; `plan.optimizers` decides which are used."""
+
+
 class Train(_Section):
     """Training hyperparameters. Nothing here depends on hardware."""
 
@@ -236,8 +261,10 @@ class Train(_Section):
     """Decoupled weight decay."""
     clip: Annotated[float, Field(ge=0), NotTruth] = 1.0
     """Maximum gradient norm; 0 disables clipping."""
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = "adamw"
-    """The optimizer. The 8-bit ones come from bitsandbytes."""
+    optimizer: OptimizerName = "adamw"
+    """The optimizer: `adamw`, `muon` (torch's, for hidden matrices; AdamW for the rest), or any name of transformers'
+    `optim`. The 8-bit, paged, `lion`, `ademamix` and `rmsprop_bnb` ones come from bitsandbytes. One that is not known
+    to resume exactly is refused when planning, with the reason."""
     seed: Annotated[int, Field(ge=0, lt=2**32), NotTruth] = 42
     """Determines data order, initial weights and dropout."""
     exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"

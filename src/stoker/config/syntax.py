@@ -53,15 +53,20 @@ def mistyped(text: str) -> str:
     return messages.text("yaml.space") if _NO_SPACE.match(text) else ""
 
 
+def wide_inside(text: str) -> str:
+    """The sentence for unquoted text in braces or brackets with a full-width mark: it was meant as YAML's own."""
+    return next((_full_width(mark, "yaml.full_width_inside") for mark in "：，" if mark in text), "")
+
+
 def in_wide_quotes(text: str) -> str:
     """The sentence for text in quotes that are none to YAML; empty where there are no such."""
     return _full_width(text[0]) if text and text[0] in "“‘" and text[-1] in "”’" else ""
 
 
-def _full_width(text: str) -> str:
+def _full_width(text: str, key: str = "yaml.full_width") -> str:
     for character, plain in _FULL_WIDTH.items():
         if character in text:
-            return messages.text("yaml.full_width", character=character, plain=plain)
+            return messages.text(key, character=character, plain=plain)
     return ""
 
 

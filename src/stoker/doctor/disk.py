@@ -52,11 +52,11 @@ def persistence(folder: Path, platform: Platform | None) -> Finding:
     return warn(name, "doctor.keep.release", "doctor.advice.release", **fields)
 
 
-def _better(platform: Platform) -> str:
+def _better(platform: Platform) -> list[str] | str:
     """Where data survives longest there."""
     released = [store.path for store in platform.storage if store.survives_release]
     stopped = [store.path for store in platform.storage if store.survives_stop and store.path != "/"]
-    return ", ".join(released or stopped) or "-"
+    return released or stopped or "-"
 
 
 def _existing(path: Path) -> Path:

@@ -141,7 +141,7 @@ def _remedy(machine: Machine, table: Table) -> str:
     torch = table.combinations[-1].packages["torch"]
     tag = (cuda or table.indexes[-1]).replace(".", "")
     line = f"pip install --force-reinstall torch=={torch} --index-url https://download.pytorch.org/whl/cu{tag}"
-    return line if cuda else f"{line} (driver >= {table.oldest_driver(table.indexes[-1])})"
+    return line if cuda else f"{line}  # driver >= {table.oldest_driver(table.indexes[-1])}"
 
 
 def bf16(machine: Machine) -> Finding:

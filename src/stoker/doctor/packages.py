@@ -18,7 +18,7 @@ def compare(installed: dict[str, str]) -> list[Finding]:
     equal = [f"{name} {installed[name]}" for name in installed if name not in differing]
     found = [_differing(name, installed[name], combination) for name in differing]
     if equal:
-        found.append(ok("packages", "doctor.packages", packages=", ".join(equal), date=combination.date))
+        found.append(ok("packages", "doctor.packages", packages=equal, date=combination.date))
     return found + _missing(missing)
 
 
@@ -40,10 +40,9 @@ def _missing(names: list[str]) -> list[Finding]:
     needed = [name for name in names if name not in table().optional]
     found = []
     if needed:
-        listed = ", ".join(needed)
         found.append(
             fail(
-                "packages.missing", "doctor.packages.missing", "doctor.advice.line", packages=listed, line=_line(needed)
+                "packages.missing", "doctor.packages.missing", "doctor.advice.line", packages=needed, line=_line(needed)
             )
         )
     optional = (name for name in names if name in table().optional)

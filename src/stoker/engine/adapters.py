@@ -13,6 +13,10 @@ from transformers.pytorch_utils import Conv1D
 
 ALL = "all-linear"
 _ROUTERS = ("gate", "router", "shared_expert_gate")
+_UNCALLED = ("dt_proj",)
+"""Layers whose weight a class reads without calling them (Jamba): an adapter there would learn nothing."""
+_FUSED = 3
+"""Dimensions of a parameter with one matrix for each expert."""
 
 
 def config(model: Any, options: Mapping[str, Any]) -> Any:
@@ -42,6 +46,12 @@ def text_prefixes(model: Any) -> tuple[str, ...]:
     return tuple(f"{name}." for name, module in model.named_modules() if name and any(module is one for one in text))
 
 
+def is_expert(name: str, parameter: Any) -> bool:
+    """Whether a parameter holds all experts of a layer, in 4 bits or not."""
+    fused = parameter.dim() == _FUSED or hasattr(parameter, "quant_state")
+    return fused and name.rpartition(".")[0].endswith(".experts")
+
+
 def _is_composite(model: Any) -> bool:
     return "text_config" in model.config.sub_configs
 
@@ -51,7 +61,11 @@ def _is_mixture(model: Any) -> bool:
 
 
 def _mixture_targets(model: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Linear layers and experts without routers; in some families PEFT takes dense layers' names for experts'."""
+    """Linear layers and experts without routers.
+
+    In some families PEFT takes shared experts and dense layers, by their names, for experts of transformers 4: such a
+    layer is named by its weight.
+    """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
@@ -59,21 +73,20 @@ def _mixture_targets(model: Any, options: dict[str, Any]) -> dict[str, Any]:
     layers = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not output and not _is_router(name, module)
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not output and not _is_left_out(name, module)
     ]
     taken = LoraConfig(target_modules=layers)
     convert_peft_config_for_transformers(taken, model, None)
-    experts = {
-        f"experts.{name.rpartition('.')[2]}"
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 3 and name.rpartition(".")[0].endswith(".experts")
-    }
-    stated = options.get("target_parameters") or sorted(experts)
+    found = (name for name, parameter in model.named_parameters() if is_expert(name, parameter))
+    experts = {f"experts.{name.rpartition('.')[2]}" for name in found}
+    text = text_prefixes(model) if _is_composite(model) else ("",)
+    lost = {f"{name}.weight" for name in set(layers) - set(taken.target_modules) if name.startswith(text)}
+    stated = options.get("target_parameters") or sorted(experts | lost)
     return {"target_modules": sorted(taken.target_modules), "target_parameters": stated or None}
 
 
-def _is_router(name: str, module: Any) -> bool:
-    return "Router" in type(module).__name__ or name.rpartition(".")[2] in _ROUTERS
+def _is_left_out(name: str, module: Any) -> bool:
+    return "Router" in type(module).__name__ or name.rpartition(".")[2] in (*_ROUTERS, *_UNCALLED)
 
 
 def _outside_text(model: Any, excluded: list[str] | str | None) -> str:

@@ -166,6 +166,10 @@ def _optimizer_index(
     return {"groups": groups, "parameters": parameters}
 
 
+_HOW = ("fused", "foreach", "capturable", "differentiable")
+"""How an optimizer computes, which the plan decides for this device; a checkpoint of another device does not."""
+
+
 def _groups(optimizer: torch.optim.Optimizer, index: dict[str, Any], names: dict[int, str]) -> list[dict[str, Any]]:
     """The optimizer's groups with the saved options, in the form of `load_state_dict`."""
     saved_options = {name: group["options"] for group in index["groups"] for name in group["parameters"]}
@@ -174,7 +178,8 @@ def _groups(optimizer: torch.optim.Optimizer, index: dict[str, Any], names: dict
     for group in optimizer.param_groups:
         options = {key: value for key, value in group.items() if key != "params"}
         if group["params"]:
-            options |= saved_options.get(names[id(group["params"][0])], {})
+            saved = saved_options.get(names[id(group["params"][0])], {})
+            options |= {key: value for key, value in saved.items() if key not in _HOW}
         groups.append({**options, "params": list(range(position, position + len(group["params"])))})
         position += len(group["params"])
     return groups

@@ -6,6 +6,7 @@ logical micro batches, of which a rank gets its own. Stateless: any worker proce
 Shapes: B sequences of a micro batch, L tokens of the longest of them.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -94,15 +95,31 @@ class StepItem:
     """Micro batches of the step over all ranks."""
     numbers: list[int]
     """Those this rank computes."""
-    micro_batches: list[MicroBatch]
-    """These in order; then zero-weight stand-ins, if all ranks must run equally often."""
+    shapes: list[dict[str, tuple[int, int]]]
+    """Names and shapes of these in order; then of zero-weight stand-ins, if all ranks must run equally often."""
+    flat: torch.Tensor
+    """The tokens of all of them, then the number of trained tokens: one tensor, since a loader process passes each with
+    a file descriptor, and one copy per step to the device."""
+
+    @property
+    def micro_batches(self) -> list[MicroBatch]:
+        """Views of the flat tensor, where that is."""
+        sizes = [math.prod(shape) for shapes in self.shapes for shape in shapes.values()]
+        parts = iter(self.flat[:-1].split(sizes))
+        return [{name: next(parts).view(shape) for name, shape in shapes.items()} for shapes in self.shapes]
+
+    @property
+    def divisor(self) -> torch.Tensor:
+        """The number of trained tokens, where the micro batches are."""
+        return self.flat[-1]
 
     def pin_memory(self) -> "StepItem":
         """Called by the loader where memory is pinned."""
-        for micro in self.micro_batches:
-            for name, tensor in micro.items():
-                micro[name] = tensor.pin_memory()
-        return self
+        return dataclasses.replace(self, flat=self.flat.pin_memory())
+
+    def to(self, device: torch.device) -> "StepItem":
+        """The same on a device; from pinned memory the host does not wait for the copy."""
+        return dataclasses.replace(self, flat=self.flat.to(device, non_blocking=self.flat.is_pinned()))
 
 
 @dataclass(frozen=True)
@@ -201,17 +218,21 @@ def make_item(
     rows = [split.row(index) for index in sequences]
     leaves = arrangement.leaves(rows)
     tokens = sum(len(segment) for row in rows for segment in row)
+    trained = sum(split.trained_tokens(index) for index in sequences)
     numbers = ranks.leaves(len(leaves))
     stand_ins = [len(leaves) - 1] * (ranks.turns(len(leaves)) - len(numbers))
+    micro_batches = [arrangement.padded(leaves[number]) for number in [*numbers, *stand_ins]]
+    parts = [tensor.view(-1) for micro in micro_batches for tensor in micro.values()]
     return StepItem(
         step=step,
         sequences=sequences,
         tokens=tokens,
-        trained_tokens=sum(split.trained_tokens(index) for index in sequences),
+        trained_tokens=trained,
         padded_tokens=sum(len(leaf) * max(sum(map(len, row)) for row in leaf) for leaf in leaves) - tokens,
         leaves=len(leaves),
         numbers=numbers,
-        micro_batches=[arrangement.padded(leaves[number]) for number in [*numbers, *stand_ins]],
+        shapes=[{name: (len(tensor), tensor.shape[1]) for name, tensor in micro.items()} for micro in micro_batches],
+        flat=torch.cat([*parts, torch.tensor([trained])]),
     )
 
 

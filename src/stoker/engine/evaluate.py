@@ -34,10 +34,9 @@ def mean_loss(
     sums, count = [], 0
     for item in items:
         own = torch.zeros(item.leaves, dtype=torch.float64)
-        for turn, micro in enumerate(item.micro_batches):
-            value = summed_loss(micro).item()
-            if turn < len(item.numbers):
-                own[item.numbers[turn]] = value
+        values = [summed_loss(micro) for micro in item.micro_batches][: len(item.numbers)]
+        if values:  # this rank may have none of a small item
+            own[item.numbers] = torch.stack(values).double().cpu()
         sums.append(own)
         count += item.trained_tokens
     return sum(ranks.gather(torch.cat(sums)).tolist()) / count

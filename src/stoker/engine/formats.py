@@ -107,6 +107,7 @@ def parse(row: Any, format_: str, *, has_template: bool) -> Document:
     if not isinstance(row, dict):
         raise BadRow("row.not_object", kind=type(row).__name__)
     if format_ in _READERS:
+        rows.refuse_media(row)
         return _READERS[format_](row, has_template)
     return _plugin_document(row, _plugin(format_), has_template=has_template)
 
@@ -125,7 +126,7 @@ def _loaded(name: str) -> PluginFormat:
     loaded: PluginFormat = plugin.load()
     missing = [word for word in ("keys", "needs_template", "document") if not hasattr(loaded, word)]
     if missing:
-        raise plugin.broken(messages.text("plugin.lacks", missing=", ".join(f"`{word}`" for word in missing)))
+        raise plugin.broken(messages.text("plugin.lacks", missing=[f"`{word}`" for word in missing]))
     return loaded
 
 

@@ -32,12 +32,10 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
     """The trained model, or an artifact of it, and its tokenizer, in evaluation mode."""
     folder = artifacts.folder(run_dir, artifact) if artifact else trained_folder(run_dir)
     if (folder / "adapter_config.json").is_file():
-        from peft import PeftModel
-
-        base = load_base(run_dir)
         reading.require_safetensors(folder)
+        plan = files.read_record(run_dir.plan_file, Plan)
         with reading.named("STK512", path=folder):
-            model = PeftModel.from_pretrained(base, folder)
+            model = models.with_trained_adapter(_as_loaded(run_dir, plan), plan, folder)
     else:
         with reading.named("STK512", path=folder):
             kind = models.auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
@@ -49,7 +47,13 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
 def load_base(run_dir: RunDir) -> Any:
     """The base model as training used it: the same revision, precision and 4-bit weights."""
     plan = files.read_record(run_dir.plan_file, Plan)
-    return _placed(models.load_base(run_dir.run(), plan, run_dir.folder(), **_placement())).eval()
+    return models.runnable(_as_loaded(run_dir, plan), plan)
+
+
+def _as_loaded(run_dir: RunDir, plan: Plan) -> Any:
+    # The attention kernel it trained with may not be here; the class's own choice runs everywhere.
+    options = {**_placement(), "attn_implementation": None}
+    return _placed(models.load_base(run_dir.run(), plan, run_dir.folder(), **options)).eval()
 
 
 def _placement() -> dict[str, str]:

@@ -22,7 +22,11 @@ _RECENT = 20
 _LEAST = 5
 """Losses needed for a meaningful median."""
 _BEAT_SECONDS = 1.0
-_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
+_NO_MEMORY = (
+    *("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory"),
+    # A card without room for a library's workspace; the handle of cuBLAS is created in the first product of matrices.
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
 
 
 class StepGuard:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig
+from transformers.initialization import no_tie_weights
 
 from stoker import messages
 from stoker.config.run import Run
@@ -103,7 +104,7 @@ def check_options(adapter: dict[str, Any]) -> None:
     for name, value in adapter.items():
         said = value not in (None, False, [], {}, defaults.get(name))
         if said and name not in _MERGEABLE | {"init_lora_weights"}:
-            raise StokerError("STK612", option=name, value=value)
+            raise StokerError("STK612", option=name, value=str(value))
 
 
 # ---- the base
@@ -278,14 +279,14 @@ class _Quantized:
     """The weights that training held in 4 bits, and their round trip through quantisation."""
 
     def __init__(self, config: Any, dtype: torch.dtype, plan: Plan) -> None:
-        import bitsandbytes
         from transformers.quantizers import AutoHfQuantizer
 
-        self._skeleton = _skeleton(config, dtype)
+        with no_tie_weights():  # as `from_pretrained` does: the quantiser leaves the last tensor alone
+            self._skeleton = _skeleton(config, dtype)
         self._quantizer = AutoHfQuantizer.from_config(models.quantization(plan), pre_quantized=False)
         self._quantizer.preprocess_model(self._skeleton, dtype=dtype, device_map=None)
-        linear = bitsandbytes.nn.Linear4bit
-        self.names = {f"{name}.weight" for name, m in self._skeleton.named_modules() if isinstance(m, linear)}
+        names = (name for name, _ in self._skeleton.named_parameters())
+        self.names = {name for name in names if self._quantizer.param_needs_quantization(self._skeleton, name)}
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def __contains__(self, name: str) -> bool:
@@ -294,13 +295,14 @@ class _Quantized:
     def there_and_back(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Quantised as by `from_pretrained`, on the kind of device that trained, and dequantised."""
         from bitsandbytes.functional import dequantize_4bit
+        from bitsandbytes.nn import Linear4bit
         from transformers.pytorch_utils import Conv1D
 
         convert = self._quantizer.get_quantize_ops().convert
         packed = convert({name: value.to(self._device)}, model=self._skeleton)[name]
         back = dequantize_4bit(packed.data, packed.quant_state)
-        transposed = self._skeleton.get_submodule(name.removesuffix(".weight")).source_cls is Conv1D
-        return back.T if transposed else back
+        owner = self._skeleton.get_submodule(name.rpartition(".")[0])
+        return back.T if isinstance(owner, Linear4bit) and owner.source_cls is Conv1D else back
 
 
 class _Adapter:

@@ -15,8 +15,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils import find_adapter_config_file
 
 from stoker.config.run import Run, Shape
-from stoker.engine import adapters, reading
+from stoker.engine import _compat, adapters, reading
 from stoker.errors import StokerError
+from stoker.plan import checks
 from stoker.plan.plan import Plan
 from stoker.rundir import inputs, safetensors_headers
 
@@ -42,24 +43,35 @@ def auto_class(config: Any) -> Any:
 
 
 def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) -> Any:
-    """The model as training starts with it; one that will be sharded and goes on, from its checkpoint at once.
+    """The model as training starts with it; one whose weights are all trained, from its checkpoint at once.
 
+    A class may save its weights by other names than it has them (towers, experts), which only its own loading undoes.
     Weights of a type that stays are mapped, not read: a rank that keeps rows of them reads no others.
     """
     torch.manual_seed(run.train.seed)
+    if plan.repeat_keys:
+        _compat.repeat_keys()
     # By default bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
     placement = {"device_map": {"": "cpu"}} if plan.strategy == "fsdp2" else {}
-    if checkpoint and plan.strategy == "fsdp2" and run.tune.method == "full":
+    if checkpoint and run.tune.method == "full":
         model = _from_checkpoint(run, plan, checkpoint, **placement)
     elif isinstance(run.model, Shape):
         model = _from_shape(plan)
     else:
         model = load_base(run, plan, folder, **placement)
     model.config.use_cache = False
+    _without_balancing(model)
     if run.tune.method == "full":
         adapters.freeze_towers(model)
         return model
     return _with_adapter(run, plan, model)
+
+
+def _without_balancing(model: Any) -> None:
+    """No auxiliary loss of the routers: a mean over a micro batch, it would make the result depend on the cut."""
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        if hasattr(config, "output_router_logits"):
+            config.output_router_logits = False
 
 
 @contextmanager
@@ -82,14 +94,21 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def divides_by_tokens(model: Any) -> bool:
-    """Whether the loss is a sum over tokens, divided by the number it is given: half of it for twice the number."""
+def divides_by_tokens(model: Any, attention: str) -> bool:
+    """Whether the loss is a sum over tokens, divided by the number it is given: half of it for twice the number.
+
+    Asked before autocast and sharding are set up: flash attention takes neither fp32 nor a CPU.
+    """
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
-    with evaluating(model):
-        one, two = (
-            model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(count, device=ids.device)).loss
-            for count in (1, 2)
-        )
+    model.set_attn_implementation("eager")
+    try:
+        with evaluating(model):
+            one, two = (
+                model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(count, device=ids.device)).loss
+                for count in (1, 2)
+            )
+    finally:
+        model.set_attn_implementation(attention)
     return bool(one == 2 * two)
 
 
@@ -131,10 +150,14 @@ def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> An
     reading.require_safetensors(folder)
     shape = isinstance(run.model, Shape)
     stated = {"attn_implementation": plan.attention, "dtype": "float32"} if shape else plan.native.model
+    options = {**_options(stated), **placement, "local_files_only": True, "output_loading_info": True}
     with reading.named("STK512", path=folder):
-        model = _from_files(folder, {**_options(stated), **placement, "local_files_only": True})
-    for buffer in model.buffers():  # sharding copies parameters only, and rotation deletes the file
-        buffer.data = buffer.data.clone()
+        model, found = _from_files(folder, options)
+        if other := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
+            raise ValueError(", ".join(other[:3]))
+    # Mapped tensors end with their file, which rotation deletes; sharding copies parameters.
+    for tensor in model.buffers() if plan.strategy == "fsdp2" else (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
     return model
 
 
@@ -145,6 +168,8 @@ def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
     if find_adapter_config_file(str(path), **place):  # a hub's; transformers would load it with its base
         raise StokerError("STK142", path=path)
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, **place)
+    if stated := getattr(config, "quantization_config", None):  # it would win over the plan's own
+        raise checks.in_few_bits(str(path), stated.get("quant_method", "?"))
     return auto_class(config).from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
 
 
@@ -156,7 +181,7 @@ def _options(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
-    """The trained model a run starts from, in the precision and bits the plan states."""
+    """The trained model a run starts from, in the precision and bits the plan states; see `runnable`."""
     options = {**_options(plan.native.model), **placement}
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)
@@ -179,11 +204,11 @@ def dtype(name: str) -> torch.dtype:
 
 def quantization(plan: Plan) -> Any:
     """The plan's 4-bit quantisation of frozen weights."""
-    from transformers import BitsAndBytesConfig
+    from stoker.engine import experts
 
     options = dict(plan.native.quantization)
     options["bnb_4bit_compute_dtype"] = dtype(options["bnb_4bit_compute_dtype"])
-    return BitsAndBytesConfig(**options)
+    return experts.ExpertsConfig(**options)
 
 
 def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
@@ -197,6 +222,33 @@ def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
         )
     torch.manual_seed(run.train.seed)
     try:
-        return get_peft_model(model, adapters.config(model, plan.native.lora))
+        config = _for_packed(model, plan, adapters.config(model, plan.native.lora))
+        return runnable(get_peft_model(model, config), plan)
     except (TypeError, ValueError) as error:
         raise StokerError("STK412", option="tune", engine="peft", reason=error) from error
+
+
+def with_trained_adapter(base: Any, plan: Plan, folder: Path) -> Any:
+    """A base as it was loaded, with the adapter of a folder."""
+    from peft import LoraConfig, PeftModel
+
+    config = _for_packed(base, plan, LoraConfig.from_pretrained(folder))
+    return runnable(PeftModel.from_pretrained(base, folder, config=config), plan)
+
+
+def _for_packed(model: Any, plan: Plan, config: Any) -> Any:
+    """PEFT's configuration; of a model with experts in 4 bits, with layers that adapt those."""
+    if not plan.native.quantization:
+        return config
+    from stoker.engine import experts
+
+    return experts.adapted_by(model, config)
+
+
+def runnable(model: Any, plan: Plan) -> Any:
+    """A model as it was loaded, ready to compute: experts in 4 bits are unpacked whenever they are read."""
+    if not plan.native.quantization:
+        return model
+    from stoker.engine import experts
+
+    return experts.unpack_at_use(model)

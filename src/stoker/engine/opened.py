@@ -21,7 +21,7 @@ from stoker.errors import StokerError
 from stoker.facts import machine, own_code
 from stoker.plan import moves, order
 from stoker.plan.plan import Plan
-from stoker.rundir import files, prepared, training_words
+from stoker.rundir import files, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -45,6 +45,8 @@ class Opened:
 
     fingerprint: dict[str, str]
     """Everything that decides the bits of a step."""
+    words: dict[str, Any]
+    """The words of the training as they are at its start, with what it was forked from."""
 
     def commit_facts(self, tokens: int, due: list[str]) -> dict[str, Any]:
         """What a checkpoint records about the training it belongs to.
@@ -58,7 +60,7 @@ class Opened:
             "order_version": order.VERSION,
             "world": self.ranks.world,
             "fingerprint": self.fingerprint,
-            "words": training_words.of(self.run),
+            "words": self.words,
             "tokens": tokens,
             "events_bytes": self.events.offset,
             "due": due,
@@ -80,20 +82,22 @@ def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else None)
     fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan))
-    return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint)
+    return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint, run_dir.words(run))
 
 
 def _check_machine(plan: Plan, report: Report) -> None:
     """The machine and the data are those the plan was made for."""
     found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if plan.device not in (found, "cpu"):
-        raise StokerError("STK404", difference=f"{plan.device} planned, {found} found")
+        difference = messages.text("machine.device", planned=plan.device, found=found)
+        raise StokerError("STK404", difference=difference)
     if (
         plan.device == "cuda"
         and plan.precision == "bf16"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        raise StokerError("STK404", difference=f"bf16 planned, {torch.cuda.get_device_name()} has none")
+        difference = messages.text("machine.precision", planned=plan.precision, card=torch.cuda.get_device_name())
+        raise StokerError("STK404", difference=difference)
     if plan.data.digest != report.digest:
         raise StokerError("STK410", reason=messages.text("other.prepared"))
 
@@ -117,11 +121,17 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
 
 
 def _instructions(plan: Plan) -> str:
-    """What kernels are chosen by: ATen's level and, on a CPU, oneDNN's: its bf16 kernels round otherwise with AMX."""
+    """What kernels are chosen by: ATen's level and, on a CPU, oneDNN's: its bf16 kernels round otherwise with AMX.
+
+    oneDNN reads each of its variables by two names, the newer one first.
+    """
     has = {"AVX512_BF16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
     found = [name for name, there in has.items() if there] if plan.device == "cpu" else []
-    if plan.device == "cpu" and (lowered := env.read(env.ONEDNN_MAX_CPU_ISA)):
+    if plan.device == "cpu" and (lowered := env.read(env.ONEDNN_MAX_CPU_ISA) or env.read(env.DNNL_MAX_CPU_ISA)):
         found.append(f"<={lowered}")
+    mode = env.read(env.ONEDNN_DEFAULT_FPMATH_MODE) or env.read(env.DNNL_DEFAULT_FPMATH_MODE)
+    if plan.device == "cpu" and mode:
+        found.append(f"fpmath={mode}")
     return " ".join([torch.backends.cpu.get_cpu_capability(), *found])
 
 

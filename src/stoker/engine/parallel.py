@@ -199,7 +199,7 @@ def _meeting(rank: int, events_file: Path) -> Iterator[None]:
     """End the process if this takes too long: gloo restarts its timeout with every attempt to connect."""
 
     def give_up() -> None:
-        reason = f"no answer within {_MEETING_SECONDS:.0f} s"
+        reason = messages.text("reason.no_response", seconds=_MEETING_SECONDS)
         with closing(EventLog(events_file)) as log:
             log.error(StokerError("STK423", rank=rank, reason=reason), "train")
         os._exit(EXIT_USER)

@@ -279,7 +279,7 @@ def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
     found = formats.detect([row for _, row in rows])
     if rows and not found:
         number, first = rows[0]
-        keys = ", ".join(map(str, first)) or "-"
+        keys = list(first) or "-"
         raise StokerError("STK303", f"{file.label}:{number}", keys=keys, known=layouts.recognised_keys())
     return found
 
@@ -438,6 +438,7 @@ def _finish(job: PreparePass) -> None:
         length=run.data.length,
         packed=run.data.pack,
         vocab=job.tokenizer.vocab,
+        highest_token=max(counted.highest_token, shards.highest_token(job.data / "eval", held) if held else 0),
         objective=run.train.objective,
         detected=state.detected,
         rows_read=state.rows_read,

@@ -81,7 +81,8 @@ def _step(opened: Opened, trainer: ExactTrainer, micro: MicroBatch, *, first: bo
         # The gradients of a backward pass would stay in DeepSpeed's own accumulation.
         trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
     else:
-        trainer.forward_backward(trainer.model_wrapped, micro, micro["labels"].numel())
+        divisor = torch.tensor(micro["labels"].numel(), device=trainer.args.device)
+        trainer.forward_backward(trainer.model_wrapped, micro, divisor)
         trainer.model_wrapped.zero_grad()
     del reserved
 

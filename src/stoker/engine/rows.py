@@ -6,6 +6,9 @@ from stoker import messages
 
 Row = dict[str, Any]
 
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Keys of what is no text."""
+
 
 class BadRow(Exception):
     """A row that cannot be used, and why."""
@@ -19,6 +22,13 @@ class BadRow(Exception):
     def text(self) -> str:
         """The reason in the user's language."""
         return messages.text(self.reason, **self.fields)
+
+
+def refuse_media(given: Row) -> None:
+    """A row or message with anything but text in it: what is ignored would be missed in the answer."""
+    for key in MEDIA:
+        if given.get(key):
+            raise BadRow("row.media", key=key)
 
 
 def value(row: Row, key: str, kind: type, expected: str) -> Any:

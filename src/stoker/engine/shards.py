@@ -128,20 +128,34 @@ class Statistics:
 
     length_histogram: dict[str, int]
     unigram_entropy: float
+    highest_token: int
+    """The largest id, trained or not."""
 
 
 def statistics(data: Path, split: Split, vocab: int) -> Statistics:
-    """Lengths of segments in powers of two, and the entropy of trained tokens, from the written shards."""
+    """Lengths of segments in powers of two, entropy of trained tokens and highest id, in one pass over the shards."""
     counts = np.zeros(vocab, dtype=np.int64)
     lengths = np.zeros(64, dtype=np.int64)
+    highest = 0
     for name in split.shards:
         folder = data / "train" / name
         tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")
         counts += np.bincount(tokens[tokens >= 0], minlength=vocab)
+        highest = max(highest, _highest(tokens))
         sizes = np.diff(np.memmap(folder / "segments.bin", dtype="<i8", mode="r"))
         lengths += np.bincount(np.searchsorted(2 ** np.arange(63), sizes), minlength=64)
     histogram = {str(2**power): int(count) for power, count in enumerate(lengths) if count}
-    return Statistics(histogram, _entropy(counts[counts > 0]))
+    return Statistics(histogram, _entropy(counts[counts > 0]), highest)
+
+
+def highest_token(folder: Path, split: Split) -> int:
+    """The largest token id of a split's shards, trained or not."""
+    return max(_highest(np.memmap(folder / name / "tokens.bin", dtype="<i4", mode="r")) for name in split.shards)
+
+
+def _highest(tokens: np.ndarray) -> int:
+    """Of ids as shards hold them: those that are not trained, by their complement."""
+    return int(max(tokens.max(), ~tokens.min()))
 
 
 def _entropy(counts: np.ndarray) -> float:

@@ -33,7 +33,7 @@ def from_first(folder: Path, found: Checkpoint | None, ranks: Ranks) -> Checkpoi
     """
     if ranks.world == 1:
         return found
-    said = json.loads(ranks.hear(json.dumps(_told(folder, found))))
+    said = json.loads(ranks.hear(json.dumps(_described(folder, found))))
     if said is None:
         return None
     commit = checkpoints.parse_commit(said["commit"])
@@ -59,7 +59,7 @@ def newer(folder: Path, found: Checkpoint | None, ranks: Ranks) -> list[str]:
     return [one for leader in range(ranks.world) for one in json.loads(ranks.hear(own, leader))]
 
 
-def _told(folder: Path, found: Checkpoint | None) -> dict[str, Any] | None:
+def _described(folder: Path, found: Checkpoint | None) -> dict[str, Any] | None:
     """What the other ranks need: the commit record, and the digests of the first rank's checkpoints."""
     if found is None:
         return None

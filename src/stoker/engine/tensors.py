@@ -86,7 +86,7 @@ def expected(model: Any, dtype: str) -> dict[str, Expected]:
     modules = dict(inner.named_modules())
     found: dict[str, Expected] = {}
     for name, parameter in inner.named_parameters(remove_duplicate=False):
-        path, _, field = name.rpartition(".")
+        path, field = _place(name)
         plain, adapted, _ = path.partition(".base_layer")
         if ".lora_" in name or _is_transposed(modules[path]):
             continue
@@ -98,11 +98,18 @@ def expected(model: Any, dtype: str) -> dict[str, Expected]:
             outer, _, rest = name.partition(".modules_to_save.")
             found[f"{outer}.{rest.partition('.')[2]}"] = Expected(safetensors_headers.DTYPES[dtype], _whole(parameter))
         elif not any(word in name for word in (".base_layer.", ".original_module.", ".token_adapter.")):
-            found[name] = Expected(_stored(parameter, dtype), _whole(parameter))
+            found[f"{path}.{field}" if path else field] = Expected(_stored(parameter, dtype), _whole(parameter))
     for name, buffer in inner.named_buffers():  # such as the corrections of a router
         if buffer.is_floating_point():
             found[name] = Expected(_stored(buffer, dtype), _whole(buffer))
     return found
+
+
+def _place(name: str) -> tuple[str, str]:
+    """A parameter's module and its name there; of experts in 4 bits, the name they are read by."""
+    path, _, field = name.rpartition(".")
+    owner, packed, read_by = path.partition(".parametrizations.")
+    return (owner, read_by) if packed else (path, field)
 
 
 def _without_adapter(model: Any) -> Any:

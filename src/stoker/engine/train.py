@@ -19,7 +19,7 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
-from stoker.engine import callbacks, guard, models, parallel, program, pulse, reading, rehearsal, saving, spread
+from stoker.engine import callbacks, guard, models, muon, parallel, program, pulse, reading, rehearsal, saving, spread
 from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
 from stoker.engine.saving import SaveJob, Saver
@@ -63,6 +63,8 @@ def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
 
 def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
     torch.set_num_threads(plan.threads)
+    if plan.deterministic and plan.device == "cuda":
+        _use_deterministic_kernels()
     # Only the first rank reads the stop file: other machines may not have it.
     stop = callbacks.StopRequest(run_dir.stop_file if rank == 0 else None)
     with (
@@ -77,6 +79,17 @@ def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
         return _train(open_run(run_dir, plan, ranks, beat), stop)
 
 
+def _use_deterministic_kernels() -> None:
+    """With the variables that the plan sets.
+
+    `full_determinism` of transformers would also wait for every kernel (CUDA_LAUNCH_BLOCKING) and give cuBLAS a smaller
+    workspace than the plan's; neither adds to determinism.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def _log_apart(run_dir: RunDir, rank: int) -> None:
     """Give every rank but the first a log of its own; the first inherits the attempt's."""
     if rank and env.read(env.ATTEMPT):
@@ -86,7 +99,11 @@ def _log_apart(run_dir: RunDir, rank: int) -> None:
 
 
 def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
-    found, total = _newest(opened), opened.plan.steps.total
+    total = opened.plan.steps.total
+    if any(opened.ranks.follow([opened.ranks.first and _is_finished(opened)])):
+        opened.events.write("end", status="done", step=total)
+        return EXIT_DONE
+    found = _newest(opened)
     best = checkpoints.best_step(found) if found else None
     if found is None or found.step < total or found.commit.due:
         step, best, due = _fit(opened, stop, found)
@@ -96,6 +113,15 @@ def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
         return _stopped(opened, total)
     opened.events.write("end", status="done", step=total)
     return EXIT_DONE
+
+
+def _is_finished(opened: Opened) -> bool:
+    """Whether the run is done and its model there, while its checkpoints were deleted."""
+    run_dir = opened.run_dir
+    if checkpoints.committed(run_dir.checkpoints) or not run_dir.final.is_dir():
+        return False
+    ends = [event for event in events.skim(run_dir.events_file) if event["event"] == "end"]
+    return bool(ends) and (ends[-1]["status"], ends[-1]["step"]) == ("done", opened.plan.steps.total)
 
 
 def _stopped(opened: Opened, step: int) -> int:
@@ -156,7 +182,7 @@ def _newest(opened: Opened) -> Checkpoint | None:
     folder = opened.run_dir.checkpoints
     found = _look(opened, folder) if opened.ranks.first else None
     found = spread.from_first(folder, found, opened.ranks)
-    reason = f"newer than step {found.step if found else 0}, which the head goes on from; it stays there"
+    reason = messages.text("rejected.newer", step=found.step if found else 0)
     for path in spread.newer(folder, found, opened.ranks):
         opened.events.write("rejected", path=path, reason=reason)
     return found
@@ -174,7 +200,7 @@ def _look(opened: Opened, folder: Path) -> Checkpoint | None:
     found, rejected = checkpoints.newest_verified(folder)
     for one in rejected:
         opened.events.write("rejected", path=one.path.name, reason=one.reason)
-    if found is None and not all(checkpoints.is_foreign(one.path) for one in rejected):
+    if found is None and (not all(checkpoints.is_foreign(one.path) for one in rejected) or _had_one(opened)):
         raise StokerError("STK403", folder=folder)
     for one in rejected:
         with suppress(OSError):  # a read-only disk is reported by the first write that matters
@@ -182,6 +208,12 @@ def _look(opened: Opened, folder: Path) -> Checkpoint | None:
     if found is not None:
         _require_tier(opened, found)
     return found
+
+
+def _had_one(opened: Opened) -> bool:
+    """Whether a checkpoint was ever committed, by its events; a fork starts from one."""
+    committed = any(event["event"] == "checkpoint" for event in events.skim(opened.run_dir.events_file))
+    return committed or opened.run_dir.manifest().forked_from is not None
 
 
 def _require_tier(opened: Opened, found: Checkpoint) -> None:
@@ -192,20 +224,22 @@ def _require_tier(opened: Opened, found: Checkpoint) -> None:
         raise StokerError("STK410", reason=other)
     tier, changed = _tier(opened, found), _changed(opened, found)
     if allowed == "exact" and tier not in ("EXACT", "FORK"):
-        raise StokerError("STK420", tier=tier, changed=", ".join(changed) or moves.unprovable(opened.plan))
+        raise StokerError("STK420", tier=tier, changed=changed or moves.unprovable(opened.plan))
 
 
 def _other_training(opened: Opened, found: Checkpoint) -> str:
     """Why resuming would be another training than the one begun; empty if it is the same."""
     commit = found.commit
+    changes = training_words.differing(commit.words, opened.words) if commit.words is not None else []
+    other_words = messages.text("other.words", step=commit.step, changes=changes) if changes else ""
     if commit.forked_from and commit.forked_from["weights_only"]:
-        return ""
+        return other_words
     if commit.data_digest != opened.report.digest:
         return messages.text("other.data")
     if commit.order_version != order.VERSION:
         return messages.text("other.order")
-    if commit.words is not None and (changes := training_words.differing(commit.words, training_words.of(opened.run))):
-        return messages.text("other.words", step=commit.step, changes=", ".join(changes))
+    if other_words:
+        return other_words
     differs = commit.fingerprint.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
     if differs and models.is_other_base(commit.fingerprint, opened.run, opened.run_dir.folder()):
         return messages.text("other.base")
@@ -260,6 +294,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
     sequence_order = Order(report.digest, run.train.seed, report.train.sequences, plan.batch.effective)
+    arguments = _arguments(opened)
     steps_guard = guard.StepGuard(plan.guard, past)
     recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
     around = [callbacks.Schedule(plan, stop, opened.ranks, saver), recorder]
@@ -267,8 +302,9 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         around.append(callbacks.Best())
     trainer = ExactTrainer(
         model=model,
-        args=_arguments(opened),
+        args=arguments,
         processing_class=tokenizer,
+        optimizer_cls_and_kwargs=muon.for_trainer(arguments) if run.train.optimizer == "muon" else None,
         callbacks=around,
         steps=Steps(
             PreparedSplit(data / "train", report.train), sequence_order, arrangement, plan.steps.total, opened.ranks
@@ -282,8 +318,9 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     )
     trainer.tokens = found.commit.tokens if found else 0
     # Some classes with a vision tower deny it and do it all the same.
-    trainer.model_accepts_loss_kwargs = trainer.model_accepts_loss_kwargs or models.divides_by_tokens(model)
-    if not trainer.model_accepts_loss_kwargs:
+    accepts = trainer.model_accepts_loss_kwargs or models.divides_by_tokens(model, plan.attention)
+    trainer.model_accepts_loss_kwargs = accepts
+    if not accepts:
         raise StokerError("STK414", model=type(model).__name__)
     recorder.trainer = trainer
     trainer.passed_over = frozenset(past.passed_over)

@@ -146,26 +146,28 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         if inputs.step + 1 in self.passed_over:
             return self._pass_over(inputs)
         model.train()
+        inputs = inputs.to(self.args.device)
+        micro_batches, divisor = inputs.micro_batches, inputs.divisor
         ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
         losses = torch.zeros(inputs.leaves, device=self.args.device)
         self.pulse.begin()
-        for turn, micro in enumerate(inputs.micro_batches):
+        for turn, micro in enumerate(micro_batches):
             self.pulse.mark = f"micro {turn + 1}"
             own = turn < len(inputs.numbers)
             number = inputs.numbers[turn] if own else inputs.leaves
             exact.seed_stream(self.args.seed, inputs.step, number)
             if self._reduction is not None:
                 self._reduction.leaves = min(ranks.world, inputs.leaves - turn * ranks.world)
-            last = turn == len(inputs.micro_batches) - 1
+            last = turn == len(micro_batches) - 1
             with self._together(model, last=last and tree is None):
-                loss = self.forward_backward(model, micro, inputs.trained_tokens, weight=float(own))
+                loss = self.forward_backward(model, micro, divisor, weight=float(own))
             if own:
                 losses[number] = loss
             if tree is not None and (own or ranks.interleaved):
                 node = (turn * ranks.world, ranks.world.bit_length() - 1) if ranks.interleaved else (number, 0)
                 tree.add(*node, exact.take_gradients(self._trainable))
         if tree is not None and not ranks.interleaved:
-            self.pulse.computed(len(inputs.micro_batches))
+            self.pulse.computed(len(micro_batches))
         self.pulse.mark = "sum"
         if tree is not None:
             exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
@@ -191,9 +193,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return tree.total()
         return exact.reduce_nodes(tree, self._ranks.ranges(leaves), [p.data for p in self._trainable])
 
-    def forward_backward(self, model: Any, micro: MicroBatch, trained_tokens: int, weight: float = 1.0) -> torch.Tensor:
+    def forward_backward(
+        self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1.0
+    ) -> torch.Tensor:
         """One micro batch's share of the step's loss, and its gradients."""
-        loss = self._loss(model, micro, trained_tokens)
+        loss = self._loss(model, micro, divisor)
         self.accelerator.backward(loss * (weight * self._averaged))
         return loss.detach()
 
@@ -203,12 +207,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         means = self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact
         return self._ranks.world if means else 1
 
-    def _loss(self, model: Any, micro: MicroBatch, trained_tokens: int) -> torch.Tensor:
-        """Sum of a micro batch's token losses over `trained_tokens`."""
+    def _loss(self, model: Any, micro: MicroBatch, divisor: torch.Tensor) -> torch.Tensor:
+        """Sum of a micro batch's token losses over `divisor`, a number on the device: nobody waits for it."""
         self.heartbeat.beat()
-        items = torch.tensor(trained_tokens, device=self.args.device)
         with self.compute_loss_context_manager():
-            return self.compute_loss(model, self._prepare_inputs(dict(micro)), num_items_in_batch=items)
+            return self.compute_loss(model, self._prepare_inputs(dict(micro)), num_items_in_batch=divisor)
 
     @functools.cached_property
     def _trainable(self) -> list[torch.nn.Parameter]:
@@ -268,7 +271,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def token_loss(self, items: Iterable[StepItem]) -> float:
         """Mean loss over all trained tokens of some items, without gradients."""
         with models.evaluating(self.model):
-            return mean_loss(items, lambda micro: self._loss(self.model_wrapped, micro, 1), self._ranks)
+            one = torch.ones((), dtype=torch.int64, device=self.args.device)
+            there = (item.to(self.args.device) for item in items)
+            return mean_loss(there, lambda micro: self._loss(self.model_wrapped, micro, one), self._ranks)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Pass figures to the loggers; a full disk there does not end the training."""

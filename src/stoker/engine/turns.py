@@ -27,6 +27,8 @@ _ROLES = {
 _THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _MARKS = ("weight", "train", "loss")
 """Keys by which a message says whether it is trained."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of parts that OpenAI's interfaces give to text."""
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -91,6 +93,7 @@ def exchange(user: str, assistant: str) -> list[dict[str, str]]:
 def _turn(given: Any) -> Turn:
     if not isinstance(given, dict):
         raise rows.wrong_type("messages[]", "mapping")
+    rows.refuse_media(given)
     role_key, content_key = ("from", "value") if "from" in given and "role" not in given else ("role", "content")
     spelled = rows.value(given, role_key, str, "text")
     role = _ROLES.get(spelled.lower())
@@ -112,9 +115,19 @@ def _content(given: Row, key: str) -> str:
     """A message's text; a list of text parts, as OpenAI writes it, is joined."""
     content = given.get(key)
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        return "".join(rows.checked(key, part) for part in parts)
+        return "".join(rows.checked(key, _part(key, part)) for part in content)
     return rows.checked(key, rows.value(given, key, str, "text"))
+
+
+def _part(key: str, part: Any) -> Any:
+    """The text of one part of a message."""
+    if not isinstance(part, dict):
+        return part
+    rows.refuse_media(part)
+    kind = part.get("type") or "text"
+    if kind not in _TEXT_PARTS:
+        raise BadRow("row.media", key=f"{key}[].type: {kind}")
+    return part.get("text")
 
 
 def _thinking(given: Row, content: str) -> tuple[str, str, str]:

@@ -4,6 +4,7 @@
 FOLDER/parts.json. What is quantised is decided by transformers' quantiser, what an adapter gets by PEFT.
 """
 
+import copy
 import re
 import sys
 from collections import Counter
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, BitsAndBytesConfig
+from transformers import AutoConfig
 from transformers.initialization import no_tie_weights
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 
-from stoker.engine import adapters, models
+from stoker.engine import adapters, experts, models
 from stoker.errors import EXIT_DONE
 from stoker.facts import model_parts
 from stoker.facts.model_parts import TEXT, ModelParts, Reach, Role, WeightGroup
@@ -42,6 +43,7 @@ _EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 _MIXERS = (
+    ("mamba", "mamba"),
     ("mixer", "mamba"),
     ("deltanet", "linear"),
     ("deltaattention", "linear"),
@@ -74,17 +76,18 @@ def weigh(config: Any) -> ModelParts:
                 adapter=reached.get(name),
             )
         ] += 1
-    experts = _first(text, _EXPERTS) if "expert" in roles.values() else 0
+    routed = _first(text, _EXPERTS) if "expert" in roles.values() else 0
     tied = tuple(sorted({(_numberless(left), _numberless(right)) for left, right in _tied(model)}))
     return ModelParts(
         family=text["model_type"],
         model_class=type(model).__name__,
-        sizes=tuple({**_sizes(text, experts=bool(experts)), "tie_embeddings": bool(tied)}.items()),
+        sizes=tuple({**_sizes(text, experts=bool(routed)), "tie_embeddings": bool(tied)}.items()),
         groups=tuple(_counted(group, count) for group, count in groups.items()),
         mixers=tuple(_mixers(model, text).items()),
         tied=tied,
-        experts=experts,
-        experts_per_token=_first(text, _PER_TOKEN) if experts else 0,
+        experts=routed,
+        experts_per_token=_first(text, _PER_TOKEN) if routed else 0,
+        attention=_kernels(config, model),
         no_adapter=refused,
         made_with=tuple((package, metadata.version(package)) for package in _PACKAGES),
     )
@@ -96,11 +99,28 @@ def build(config: Any) -> Any:
         return models.auto_class(config).from_config(config, trust_remote_code=False)
 
 
+def _kernels(config: Any, model: Any) -> tuple[str, ...]:
+    """Attention kernels that transformers takes for this class; for some it has flash attention of its own only."""
+    flash = model._supports_flash_attn and not model._compatible_flash_implementations
+    able = {"flash_attention_2": flash, "sdpa": _takes_sdpa(config), "eager": True}
+    return tuple(kernel for kernel in model_parts.KERNELS if able[kernel])
+
+
+def _takes_sdpa(config: Any) -> bool:
+    """Whether it is refused: by the class itself, or by the class of a tower."""
+    try:
+        with torch.device("meta"):
+            models.auto_class(config).from_config(copy.deepcopy(config), attn_implementation="sdpa")
+    except ValueError:
+        return False
+    return True
+
+
 def _quantised(config: Any) -> set[str]:
     """Tensors that the quantiser takes, once it has replaced the layers."""
     with no_tie_weights():  # as `from_pretrained` does: the quantiser leaves the last tensor alone
         model = build(config)
-    quantizer = AutoHfQuantizer.from_config(BitsAndBytesConfig(load_in_4bit=True), pre_quantized=False)
+    quantizer = AutoHfQuantizer.from_config(experts.ExpertsConfig(load_in_4bit=True), pre_quantized=False)
     quantizer.preprocess_model(model, device_map=None)
     return {name for name, _ in model.named_parameters() if quantizer.param_needs_quantization(model, name)}
 
@@ -163,7 +183,7 @@ def _role(model: Any, path: str, module: Any, weight: Any) -> Role:
         return "embedding"
     if "router" in kind or "router" in last or last == "gate":
         return "router"
-    if re.search(r"\bexperts\b", path):
+    if re.search(r"\bexperts\b", path) or "experts" in kind:
         return "expert"
     if isinstance(module, torch.nn.Linear | Conv1D):
         return "linear"
@@ -195,7 +215,8 @@ def _tied(model: Any) -> Iterator[tuple[str, str]]:
 
 def _stated(text: Any) -> dict[str, Any]:
     """A configuration as a dictionary, with the general names next to its family's own."""
-    stated = text.to_dict()
+    # Some configurations have the number of blocks as a property of their list, and do not write it.
+    stated = {"num_hidden_layers": text.num_hidden_layers, **text.to_dict()}
     return {**stated, **{word: stated[own] for word, own in text.attribute_map.items() if own in stated}}
 
 

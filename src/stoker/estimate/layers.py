@@ -84,14 +84,12 @@ def quantised(shape: ModelShape) -> list[Linear]:
     return linear_layers(shape)
 
 
-def unquantised(shape: ModelShape) -> tuple[list["Parameter"], list["Parameter"]]:
-    """Weights that `qlora` does not quantise: experts, which stay in 16 bits, and all others."""
+def unquantised(shape: ModelShape) -> list["Parameter"]:
+    """Weights that `qlora` does not quantise."""
     if shape.parts:
-        left = [one for one in shape.parts.groups if not one.quantised]
-        experts = [_parameter(one) for one in left if one.role == "expert"]
-        return experts, [_parameter(one) for one in left if one.role != "expert"]
+        return [_parameter(one) for one in shape.parts.groups if not one.quantised]
     packed = {(one.outputs, one.inputs) for one in linear_layers(shape)}
-    return [], [one for one in trained(shape, None) if (one.rows, one.columns) not in packed]
+    return [one for one in trained(shape, None) if (one.rows, one.columns) not in packed]
 
 
 def adapted(shape: ModelShape, adapter: Adapter) -> list[Linear]:
@@ -109,12 +107,18 @@ def adaptable(shape: ModelShape) -> set[str]:
     return {one.name for one in linear_layers(shape)}
 
 
-def adapted_copies(shape: ModelShape, adapter: Adapter) -> tuple[int, int]:
-    """Elements of bare parameters with an adapter: PEFT adds both into a copy at each use. Of one block, of all."""
-    groups = shape.parts.groups if shape.parts else ()
-    bare = [one for one in groups if one.adapter and one.adapter.by == "parameter"]
-    named = [one for one in bare if not adapter.targets or one.layer in adapter.targets]
-    return sum(one.elements for one in named), sum(one.elements * one.count for one in named)
+def expert_copies(shape: ModelShape, adapter: Adapter, *, packed: bool) -> tuple[int, int]:
+    """Elements of experts that are computed at each use: unpacked, or added to their adapter. Of one block, of all.
+
+    The largest tensor is there twice: while it is unpacked and added, and with its gradient.
+    """
+    used = [
+        one
+        for one in (shape.parts.fused_experts if shape.parts else [])
+        if (packed and one.quantised) or (one.adapter and (not adapter.targets or one.layer in adapter.targets))
+    ]
+    largest = max((one.elements for one in used), default=0)
+    return sum(one.elements for one in used) + largest, sum(one.elements * one.count for one in used) + largest
 
 
 def trainable_parameters(shape: ModelShape, adapter: Adapter | None) -> int:
@@ -136,6 +140,10 @@ class Parameter:
     count: int
     table: bool = False
     """Whether it is the embedding or the output layer."""
+    embedding: bool = False
+    """Whether rows of it are looked up."""
+    matrix: bool = True
+    """Whether it has two dimensions, where it has several columns; fused experts have three."""
 
     @property
     def elements(self) -> int:
@@ -147,8 +155,10 @@ class Parameter:
 def trained(shape: ModelShape, adapter: Adapter | None) -> tuple[Parameter, ...]:
     """Every weight that gets a gradient, by form."""
     tables = {"embed_tokens", "lm_head"} if adapter is None else {"embed_tokens", "lm_head"} & set(adapter.whole)
-    count = 1 if shape.tie_embeddings else len(tables)
-    found = [Parameter(shape.vocab, shape.hidden, count, table=True)] if tables else []
+    looked_up = "embed_tokens" in tables or (shape.tie_embeddings and bool(tables))
+    found = [Parameter(shape.vocab, shape.hidden, 1, table=True, embedding=True)] if looked_up else []
+    if "lm_head" in tables and not shape.tie_embeddings:
+        found.append(Parameter(shape.vocab, shape.hidden, 1, table=True))
     if adapter is not None:
         for one in adapted(shape, adapter):
             rank = adapter.rank * one.ranks
@@ -157,7 +167,7 @@ def trained(shape: ModelShape, adapter: Adapter | None) -> tuple[Parameter, ...]
     if shape.parts:
         return tuple(_parameter(one) for one in shape.parts.groups)
     if shape.learned_positions:
-        found.append(Parameter(shape.learned_positions, shape.hidden, 1))
+        found.append(Parameter(shape.learned_positions, shape.hidden, 1, table=True, embedding=True))
     for one in linear_layers(shape):
         found.append(Parameter(one.outputs, one.inputs, one.count))
         if one.bias:
@@ -175,8 +185,6 @@ class Sizes:
     """Of embedding, norms, biases and output layer."""
     linear: float
     adapter: float
-    expert: float
-    """Of experts that the quantiser leaves alone."""
 
 
 def gathered_bytes(shape: ModelShape, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
@@ -194,7 +202,7 @@ def gathered_bytes(shape: ModelShape, adapter: Adapter | None, sizes: Sizes) -> 
 def _gathered_parts(shape: ModelShape, parts: ModelParts, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
     inside, outside = 0.0, 0.0
     for one in parts.groups:
-        size = sizes.linear if one.quantised else sizes.expert if one.role == "expert" else sizes.outer
+        size = sizes.linear if one.quantised else sizes.outer
         if one.count > 1:
             inside += one.elements * one.count * size
         else:
@@ -235,4 +243,11 @@ def _reached(group: WeightGroup) -> Linear:
 
 def _parameter(group: WeightGroup) -> Parameter:
     rows = group.shape[0] if group.shape else 1
-    return Parameter(rows, group.elements // rows, group.count, table=group.role in ("embedding", "head"))
+    return Parameter(
+        rows,
+        group.elements // rows,
+        group.count,
+        table=group.role in ("embedding", "head"),
+        embedding=group.role == "embedding",
+        matrix=len(group.shape) == 2,
+    )

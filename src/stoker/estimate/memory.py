@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stoker.estimate import layers
+from stoker.estimate import layers, optimizer_state
 from stoker.estimate.fragmentation import Tensors, lost_bytes
 from stoker.estimate.layers import Linear as Linear
 from stoker.estimate.layers import Parameter
@@ -26,14 +26,10 @@ _CUBLAS_WORKSPACES = 2 * ((4096 * 2 + 16 * 8) << 10)
 _CONTEXT_BYTES = {"cuda": 500_000_000, "mps": 300 << 20, "cpu": 400 << 20}
 """The CUDA context, with the kernels a training run loads."""
 _NCCL_BYTES = 200 << 20
-_FULL_STATE_BELOW = 4096
-"""Elements up to which an 8-bit optimizer keeps fp32 states."""
-_PAGED_FROM = 100_000
 _LIVE_PARAMETERS = 10**9
 """Weights that ZeRO-3 keeps gathered (`stage3_max_live_parameters`)."""
 _SUB_GROUP = 10**9
 """Weights that DeepSpeed's ZeRO-3 updates together (`sub_group_size`)."""
-_STATE_BLOCK = 256
 _WEIGHT_BLOCK = 64
 _GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero in GPTQ's form."""
@@ -94,7 +90,7 @@ def estimate(step: Step, device: str = "cuda") -> Estimate:
     moments = {**_walk(step).moments, "optimizer": _optimizer_moment(step, waiting)}
     if step.gradient_sets > 1:
         moments["adding"] = Moment(complete, gradients=complete)
-    copies = _adapted_copy_bytes(step)
+    copies = _expert_copy_bytes(step)
     held = weights + states + waiting + buffers + copies + _CUBLAS_WORKSPACES
     peaks = {name: held + one.live for name, one in moments.items()}
     name = max(peaks, key=lambda one: peaks[one])
@@ -176,8 +172,7 @@ def whole_weight_bytes(step: Step) -> int:
     if step.weights in BYTES:
         return _copies(every, BYTES[step.weights]) + adapter
     packed = sum(_packed_bytes(step, one) * one.count for one in layers.quantised(step.shape))
-    experts, outer = layers.unquantised(step.shape)
-    return packed + _copies(experts, BYTES[step.compute]) + _copies(outer, BYTES[step.outer]) + adapter
+    return packed + _copies(layers.unquantised(step.shape), BYTES[step.outer]) + adapter
 
 
 def _held_weight_bytes(step: Step) -> int:
@@ -194,11 +189,11 @@ def _held_weight_bytes(step: Step) -> int:
     return (whole - scales) // step.weight_parts + scales
 
 
-def _adapted_copy_bytes(step: Step) -> int:
-    """Adapted expert tensors, kept for the backward pass: of one block where blocks are recomputed."""
+def _expert_copy_bytes(step: Step) -> int:
+    """Adapted or unpacked experts, kept for the backward pass: of one block where blocks are recomputed."""
     if step.adapter is None:
         return 0
-    once, every = layers.adapted_copies(step.shape, step.adapter)
+    once, every = layers.expert_copies(step.shape, step.adapter, packed=step.weights not in BYTES)
     return (once if step.recompute == "full" else every) * BYTES[step.compute]
 
 
@@ -272,7 +267,8 @@ def gradient_sets(micro_batches: int, *, exact: bool) -> int:
 
 def checkpoint_bytes(step: Step) -> int:
     """Bytes of one checkpoint: trained weights and the optimizer's state."""
-    states = sum(_state_bytes(step, one) * one.count for one in layers.trained(step.shape, step.adapter))
+    trained = layers.trained(step.shape, step.adapter)
+    states = sum((_master_bytes(step, one) + _moment_bytes(step, one, on_disk=True)) * one.count for one in trained)
     return trainable_parameters(step.shape, step.adapter) * _FP32 + states + (16 << 20)
 
 
@@ -283,9 +279,8 @@ def _weight_tensors(step: Step) -> list[int]:
     every = layers.trained(step.shape, None)
     if step.weights in BYTES:
         return _each(every, BYTES[step.weights], parts) + adapter
-    experts, outer = layers.unquantised(step.shape)
     packed = [one.weights // 2 // parts for one in layers.quantised(step.shape)]
-    return packed + _each(experts, BYTES[step.compute], parts) + _each(outer, BYTES[step.outer], parts) + adapter
+    return packed + _each(layers.unquantised(step.shape), BYTES[step.outer], parts) + adapter
 
 
 def _each(parameters: Iterable[Parameter], size: int, parts: int) -> list[int]:
@@ -313,18 +308,10 @@ def _master_bytes(step: Step, one: Parameter) -> int:
     return block(one.elements * _FP32) if step.foreign.master and _size(step, one) < _FP32 else 0
 
 
-def _moment_bytes(step: Step, one: Parameter) -> int:
-    if step.optimizer == "sgd":
-        return 0
-    if step.optimizer == "adafactor":
-        return (one.rows + one.columns if one.columns > 1 else one.rows) * _FP32
-    if step.optimizer in ("adamw", "adamw_fused"):
-        return 2 * block(one.elements * _updated_size(step, one))
-    if one.elements < _FULL_STATE_BELOW:
-        return 2 * block(one.elements * _FP32)
-    scales = 2 * block(-(-one.elements // _STATE_BLOCK) * _FP32)
-    paged = step.optimizer == "paged_adamw_8bit" and one.elements >= _PAGED_FROM
-    return scales if paged else scales + 2 * block(one.elements)
+def _moment_bytes(step: Step, one: Parameter, *, on_disk: bool = False) -> int:
+    width = _updated_size(step, one)
+    kept = optimizer_state.state_tensors(step.optimizer, one, width, step.extra_moments, on_disk=on_disk)
+    return sum(map(block, kept))
 
 
 def _optimizer_moment(step: Step, waiting: int) -> Moment:
@@ -350,18 +337,30 @@ def _scratch_tensors(step: Step) -> list[int]:
     if step.optimizer == "adafactor":
         # The squared gradient twice; of 16-bit weights also the gradient and the weight in fp32.
         return [largest.elements * _FP32] * (2 if _size(step, largest) == _FP32 else 4)
+    if step.optimizer == "muon":
+        return _orthogonalised(trained)
     if step.gradient_sets == 0:
         trained = (dataclasses.replace(largest, count=1),)
-    return _parts(step, trained) if step.optimizer == "adamw" else []
+    return _parts(step, trained) if optimizer_state.KEPT[step.optimizer].temporaries else []
+
+
+def _orthogonalised(trained: Iterable[Parameter]) -> list[int]:
+    """Muon's temporaries of the largest hidden matrix: the update, three copies in 16 bits, two of its square."""
+    hidden = [(one.elements, min(one.rows, one.columns)) for one in trained if optimizer_state.hidden_matrix(one)]
+    elements, side = max(hidden, default=(0, 0))
+    return [elements * _FP32, *[elements * 2] * 3, *[side * side * 2] * 2]
 
 
 def _state_tensors(step: Step) -> list[int]:
     trained = layers.trained(step.shape, step.adapter)
-    if step.optimizer in ("adamw", "adamw_fused"):
-        return _parts(step, trained) * (3 if step.foreign.master else 2)
-    if step.optimizer == "adamw_8bit":
-        return 2 * [one.elements // step.state_parts for one in trained for _ in range(one.count)]
-    return []
+    kept = optimizer_state.KEPT[step.optimizer]
+    if kept.bits == 0:
+        moments = 1 if step.optimizer == "muon" else kept.moments + step.extra_moments
+        return _parts(step, trained) * (moments + (1 if step.foreign.master else 0) if moments else 0)
+    if kept.paged:
+        return []
+    width = 1 if kept.bits == 8 else _FP32
+    return kept.moments * [one.elements * width // step.state_parts for one in trained for _ in range(one.count)]
 
 
 def _parts(step: Step, trained: Iterable[Parameter]) -> list[int]:

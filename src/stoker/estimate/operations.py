@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from stoker.estimate import layers
+from stoker.estimate.optimizer_state import KEPT, hidden_matrix
 from stoker.estimate.step import BYTES, Step
 
 Precision = Literal["half", "single", "narrow", "experts"]
@@ -18,15 +19,8 @@ _QUANTISED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1.03 / 64, "int8": 
 """Bytes of one weight with its constants: NF4 in blocks of 64, GPTQ in groups of 128."""
 _UNPACKING = {"nf4": (5.0, 1), "nf4_double": (5.0, 3), "int8": (3.0, 2), "int4": (24.0, 8)}
 """Bytes and kernels to dequantise a weight to 16 bits. GPTQ's is a chain of elementwise operations."""
-_OPTIMIZER_WORDS = {
-    "adamw": 23.0,
-    "adamw_fused": 10.0,
-    "adamw_8bit": 7.0,
-    "paged_adamw_8bit": 7.0,
-    "adafactor": 17.0,
-    "sgd": 8.0,
-}
-"""Reads and writes per trained weight, clipping included: foreach AdamW makes a pass for each operation."""
+_MUON_ROUNDS = 5
+"""Newton-Schulz iterations of torch's Muon, three products each."""
 _LOSS_BYTES = {"logits_fp32": (22.0, 30.0), "logits": (8.0, 12.0), "chunked": (14.0, 18.0), "fused": (4.0, 4.0)}
 """Bytes per logit, forward and backward: an fp32 copy, a softmax, its gradient and its cast back."""
 _COMPILED_LOSS_BYTES = (6.0, 8.0)
@@ -409,9 +403,22 @@ def _update(sizes: _Sizes) -> Pass:
     step = sizes.step
     if step.foreign.offload != "none":
         return Pass()
-    words = _OPTIMIZER_WORDS[step.optimizer] * (4 if step.foreign.master else sizes.trained_width)
+    words = KEPT[step.optimizer].words * (4 if step.foreign.master else sizes.trained_width)
     kernels = 0.5 if step.optimizer in ("adamw", "adamw_fused") else 3.0
-    return _pass([], 0.0, sizes.trained / step.state_parts * words, 0.0, sizes.tensors * kernels)
+    products = _orthogonalising(step) if step.optimizer == "muon" else []
+    return _pass(products, 0.0, sizes.trained / step.state_parts * words, 0.0, sizes.tensors * kernels)
+
+
+def _orthogonalising(step: Step) -> list[Product]:
+    """Muon's products: of each hidden matrix the square of its short side, that squared, and applied."""
+    found = []
+    for one in layers.trained(step.shape, step.adapter):
+        if hidden_matrix(one):
+            short, long = sorted((float(one.rows), float(one.columns)))
+            times = float(_MUON_ROUNDS * one.count)
+            sides = ((short, long, short), (short, short, short), (short, short, long))
+            found += [Product(*side, times, times) for side in sides]
+    return found
 
 
 def _gathered(sizes: _Sizes) -> float:

@@ -16,7 +16,11 @@ Attention = Literal["flash", "efficient", "eager"]
 Storage = Literal["fp32", "bf16", "fp16", "nf4_double"] | Literal["nf4", "int8", "int4"]
 Recompute = Literal["none", "full"] | Literal["selective"]
 Loss = Literal["logits_fp32", "fused"] | Literal["logits", "chunked"]
-Optimizer = Literal["adamw_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor"] | Literal["adamw", "sgd"]
+Optimizer = (
+    Literal["adamw_fused", "adamw", "sgd", "adagrad", "rmsprop", "adafactor", "muon"]
+    | Literal["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
+    | Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit"]
+)
 Strategy = Literal["single", "ddp", "fsdp2", "zero2", "zero3"] | Literal["zero1"]
 Offload = Literal["none", "optimizer", "all"]
 
@@ -101,6 +105,8 @@ class Step:
     """Whole logits with or without an fp32 copy, logits in chunks, or fused with the output layer (Liger)."""
     optimizer: Optimizer = "adamw"
     """`adamw` is torch's foreach form, which makes temporaries; `adamw_fused` makes none."""
+    extra_moments: int = 0
+    """Moments that options add to the optimizer's own: momentum of SGD and RMSprop, a mean of RMSprop."""
     gradient_sets: int = 1
     """Gradient copies that live together: one, the canonical tree's, or none (optimizer in the backward pass)."""
     strategy: Strategy = "single"

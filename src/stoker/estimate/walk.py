@@ -286,5 +286,4 @@ def _sizes(step: Step, *, mixed: bool) -> layers.Sizes:
         outer=BYTES[step.compute] if mixed else BYTES[stored],
         linear=0.5 if packed else BYTES[step.compute] if mixed else BYTES[stored],
         adapter=BYTES[step.adapter.dtype] if step.adapter else 0,
-        expert=BYTES[step.compute] if mixed or packed else BYTES[stored],
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from stoker import __version__
+from stoker import __version__, messages
 
 _TIMEOUT_SECONDS = 3.0
 PIP = "pip"
@@ -29,7 +29,8 @@ class Answer:
 
 def ask(urls: Iterable[str]) -> dict[str, Answer]:
     """Probe all addresses at once. A name server may hang beyond any timeout, so threads are abandoned."""
-    answers = {url: Answer(problem=f"{_TIMEOUT_SECONDS:g} s") for url in urls}
+    late = messages.text("reason.no_response", seconds=_TIMEOUT_SECONDS)
+    answers = {url: Answer(problem=late) for url in urls}
 
     def one(url: str) -> None:
         answers[url] = _ask(url)

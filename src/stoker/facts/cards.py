@@ -62,6 +62,12 @@ class Card(BaseModel):
         """Speed in 16 bits: bf16 where the card has it, else fp16."""
         return self.bf16_tflops or self.fp16_tflops
 
+    def slice(self, share: float) -> "Card":
+        """A part of the card that computes on its own: its speed and bandwidth, in proportion."""
+        speeds = ("memory_bandwidth_gb_per_second", "fp32_tflops", "bf16_tflops", "fp16_tflops", "fp8_tflops")
+        whole = {name: value for name, value in self.model_dump(include=set(speeds)).items() if value is not None}
+        return self.model_copy(update={name: value * share for name, value in whole.items()})
+
     @property
     def kind(self) -> str:
         """`cuda` or `mps`."""
@@ -82,7 +88,7 @@ def find(name: str) -> Card:
         return spellings[wanted]
     near = difflib.get_close_matches(wanted, spellings, n=3, cutoff=0)
     nearest = dict.fromkeys(spellings[spelling].name for spelling in near)
-    raise StokerError("STK203", card=name, nearest=", ".join(nearest))
+    raise StokerError("STK203", card=name, nearest=list(nearest))
 
 
 def identify(device_name: str, memory_bytes: int) -> Card | None:

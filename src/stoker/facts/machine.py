@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,17 @@ PACKAGES = (
     "tensorboard",
 )
 _PROBE_SECONDS = 20
-_QUERY = "index,name,memory.total,compute_cap,uuid,driver_version"
+_QUERY = "index,name,memory.total,memory.used,compute_cap,uuid,driver_version"
+_IDLE_BYTES = 1 << 30
+"""What the driver and a desktop may hold of an idle card; plans leave room for that anyway."""
+_DIVISIBLE = (8.0, 9.0, 10.0, 10.3)
+"""Compute capabilities of cards that can be divided into slices (MIG)."""
+_WHOLE = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[\w-]+)\)")
+_SLICE = re.compile(r"^\s+MIG ((\d+)g\.(\d+)gb\S*)\s.*\(UUID: (MIG-[\w-]+)\)")
+_SLICES = 7
+"""A whole card has so many slices of computation."""
+_SLICE_MEMORY = 0.95 * (1 << 30)
+"""Bytes per gigabyte of a slice's name: 4,864 MiB of `1g.5gb`, 9,728 of `1g.10gb` (NVIDIA's MIG guide)."""
 _ASSUMED_CPUS_PER_DEVICE = 8
 """For a machine that is not here: three in four of the offers behind `prices.csv` bring at least as many per card."""
 _ASSUMED_MEMORY_BYTES_PER_DEVICE = 32 << 30
@@ -56,6 +67,10 @@ class Device(BaseModel):
     """None for Apple."""
     index: int
     uuid: str
+    held_bytes: int = 0
+    """Memory that other programs held when it was looked at."""
+    share: float = 1.0
+    """Of its card's speed: less for a slice (MIG)."""
 
 
 class Machine(BaseModel):
@@ -79,6 +94,8 @@ class Machine(BaseModel):
     """Version of the GPU driver; empty without one."""
     packages: dict[str, str]
     """Installed packages of those a plan asks for, with versions."""
+    broken: dict[str, str] = {}
+    """Packages that are installed and do not run on these cards, each with the reason."""
     python: str
     nodes: int = 1
     """How many such machines train together. Devices, processors and memory are those of one."""
@@ -131,13 +148,13 @@ class Machine(BaseModel):
 
     @property
     def memory_per_device(self) -> int:
-        """Memory of the smallest GPU, or main memory where the processor trains."""
-        return min((device.memory_bytes for device in self.devices), default=self.memory_bytes)
+        """Memory that a training can have of each GPU, or main memory where the processor trains."""
+        return min((device.memory_bytes - device.held_bytes for device in self.devices), default=self.memory_bytes)
 
     @property
     def card(self) -> Card | None:
-        """The slowest card; None where the processor trains."""
-        kinds = {(device.card, device.compute_capability) for device in self.devices}
+        """The slowest card, or slice of one; None where the processor trains."""
+        kinds = {(device.card, device.compute_capability, device.share) for device in self.devices}
         return min((_card(*kind) for kind in kinds), key=_tflops, default=None)
 
 
@@ -204,12 +221,12 @@ def _version(package: str) -> str | None:
 
 
 @functools.cache
-def _card(name: str | None, capability: float | None) -> Card:
+def _card(name: str | None, capability: float | None, share: float) -> Card:
     """A device's card; one without figures in the catalogue is taken for the slowest of its generation."""
     known = [card for card in cards.cards() if card.half_tflops]
     own = [card for card in known if card.name == name]
     generation = [card for card in known if card.compute_capability == capability]
-    return min(own or generation or known, key=_tflops)
+    return min(own or generation or known, key=_tflops).slice(share)
 
 
 def _tflops(card: Card) -> float:
@@ -228,28 +245,54 @@ def _nvidia_devices() -> tuple[list[Device], str]:
     answer = _output("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
     lines = list(csv.reader(answer.splitlines(), skipinitialspace=True))
     driver = lines[0][-1] if lines else ""
-    return _visible([_nvidia_device(*line[:-1]) for line in lines]), driver
+    devices = [_nvidia_device(*line[:-1]) for line in lines]
+    return _visible(devices, _slices(devices)), driver
 
 
-def _nvidia_device(index: str, name: str, mebibytes: str, capability: str, uuid: str) -> Device:
+def _nvidia_device(index: str, name: str, mebibytes: str, used: str, capability: str, uuid: str) -> Device:
     # A chip that shares main memory (GB10) reports `[N/A]` of its own.
     memory = int(mebibytes) << 20 if mebibytes.isdigit() else _physical_memory_bytes()
+    held = int(used) << 20 if used.isdigit() else 0
     card = cards.identify(name, memory)
     return Device(
         name=name,
         card=card.name if card else None,
         memory_bytes=memory,
+        held_bytes=held if held > _IDLE_BYTES else 0,
         compute_capability=float(capability),
         index=int(index),
         uuid=uuid,
     )
 
 
-def _visible(devices: list[Device]) -> list[Device]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, it stops at the first name it does not know."""
+def _slices(devices: list[Device]) -> list[Device]:
+    """The slices (MIG) of the GPUs that are divided; asked only where a card can be."""
+    if not any(device.compute_capability in _DIVISIBLE for device in devices):
+        return []
+    found: list[Device] = []
+    of: Device | None = None
+    for line in _output("nvidia-smi", "-L").splitlines():
+        whole, slice_ = _WHOLE.search(line), _SLICE.search(line)
+        if whole:
+            of = next((device for device in devices if device.uuid == whole[1]), None)
+        elif slice_ and of is not None:
+            name, parts, gigabytes, uuid = slice_.groups()
+            size = {"memory_bytes": int(int(gigabytes) * _SLICE_MEMORY), "held_bytes": 0}
+            share = int(parts) / _SLICES
+            found.append(of.model_copy(update={"name": f"{of.name} MIG {name}", "uuid": uuid, "share": share, **size}))
+    return found
+
+
+def _visible(devices: list[Device], slices: list[Device]) -> list[Device]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, it stops at the first name it does not know.
+
+    Of slices a process gets one: the first that is named, or the first of all.
+    """
     setting = env.child_environment({}).get(env.CUDA_VISIBLE_DEVICES.name)
     if setting is None:
-        return devices
+        return slices[:1] or devices
+    if setting.strip().startswith("MIG-"):
+        return [one for one in slices if one.uuid == setting.partition(",")[0].strip()]
     chosen: list[Device] = []
     for word in filter(None, (part.strip() for part in setting.split(","))):
         named = [d for d in devices if str(d.index) == word or (word.startswith("GPU-") and d.uuid.startswith(word))]

@@ -30,6 +30,12 @@ class FoundConfig:
     stored_parameters: int | None = None
     """Weights in the model's files, by the index's `total_size` and the configuration's type."""
 
+    @property
+    def quantised(self) -> str:
+        """How its files hold the weights in fewer bits, by transformers' name of it; empty where they do not."""
+        stated = self.config.get("quantization_config") or {}
+        return str(stated.get("quant_method", "?")) if stated else ""
+
 
 def here(model: str, folder: Path) -> FoundConfig | None:
     """The configuration of a local folder, else of the snapshot that `main` points to in the cache, else of any."""

@@ -8,8 +8,12 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-FORMAT = 1
+FORMAT = 2
 TEXT = "text"
+KERNELS = ("flash_attention_2", "sdpa", "eager")
+"""Ways to compute attention, fastest first; every class has the last one."""
+_FUSED = 3
+"""Dimensions of a tensor with one matrix for each expert."""
 _RECURRENT = ("mamba", "linear", "conv")
 
 Role = Literal["embedding", "head", "linear", "expert", "router", "norm", "other"]
@@ -77,6 +81,8 @@ class ModelParts:
     experts: int = 0
     """Routed experts of a block."""
     experts_per_token: int = 0
+    attention: tuple[str, ...] = KERNELS
+    """Attention kernels that the class takes."""
     no_adapter: str = ""
     """Why PEFT refuses an adapter on all linear layers; empty if it does not."""
     made_with: tuple[tuple[str, str], ...] = ()
@@ -101,6 +107,11 @@ class ModelParts:
     def recurrent(self) -> tuple[str, ...]:
         """Kinds of layers that carry a state along the row."""
         return tuple(kind for kind, _ in self.mixers if kind in _RECURRENT)
+
+    @property
+    def fused_experts(self) -> list[WeightGroup]:
+        """Tensors that hold all experts of a layer."""
+        return [group for group in self.groups if group.role == "expert" and len(group.shape) == _FUSED]
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of an adapter on all linear layers."""
@@ -139,22 +150,33 @@ def from_json(stored: dict[str, Any]) -> ModelParts:
             **words,
             **{word: tuple(stored[word].items()) for word in ("sizes", "mixers", "made_with")},
             "tied": tuple((left, right) for left, right in stored["tied"]),
+            "attention": tuple(stored.get("attention", KERNELS)),
             "groups": tuple(_group_from_json(group) for group in stored["groups"]),
         }
     )
 
 
 def _group_to_json(group: WeightGroup) -> dict[str, Any]:
-    stored: dict[str, Any] = {"name": group.name, "shape": list(group.shape), "count": group.count, "role": group.role}
+    stored: dict[str, Any] = {"name": group.name, "shape": list(group.shape), "count": group.count}
+    if group.role != "linear":
+        stored["role"] = group.role
     if group.tower != TEXT:
         stored["tower"] = group.tower
     if group.quantised:
         stored["quantised"] = True
     if group.adapter:
-        stored["adapter"] = asdict(group.adapter)
+        usual = {"ranks": 1, "by": "module"}
+        stored["adapter"] = {word: value for word, value in asdict(group.adapter).items() if usual.get(word) != value}
     return stored
 
 
 def _group_from_json(stored: dict[str, Any]) -> WeightGroup:
     adapter = stored.get("adapter")
-    return WeightGroup(**{**stored, "shape": tuple(stored["shape"]), "adapter": Reach(**adapter) if adapter else None})
+    return WeightGroup(
+        **{
+            "role": "linear",
+            **stored,
+            "shape": tuple(stored["shape"]),
+            "adapter": Reach(**adapter) if adapter else None,
+        }
+    )

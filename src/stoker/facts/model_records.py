@@ -35,7 +35,7 @@ def stored(config: dict[str, Any]) -> ModelParts | None:
     return model_parts.from_json(record) if record.get("format") == FORMAT else None
 
 
-def keep(config: dict[str, Any], parts: ModelParts) -> None:
+def save(config: dict[str, Any], parts: ModelParts) -> None:
     """Keep a record for later plans."""
     file = _file(config)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import stoker
 
 DECIDES_BITS = (
+    *("engine/_compat", "engine/experts", "engine/muon"),
     *("engine/adapters", "engine/checkpoint", "engine/dataset", "engine/exact", "engine/guard", "engine/models"),
     *("engine/paged", "engine/parallel", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero"),
     *("plan/order", "rundir/prepared"),

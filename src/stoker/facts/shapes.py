@@ -16,7 +16,7 @@ from stoker.config.run import Shape, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.facts import model_configs, model_records
 from stoker.facts.model_configs import FoundConfig
-from stoker.facts.model_parts import ModelParts
+from stoker.facts.model_parts import KERNELS, ModelParts
 
 Origin = Literal["local", "cache", "hub", "shipped", "run_file"]
 Weigh = Callable[[dict[str, Any]], ModelParts]
@@ -58,6 +58,8 @@ class ModelShape:
     """Rows of a learned position table; 0 for rotary positions."""
     context: int | None = None
     """Longest sequence the model was made for, where known."""
+    attention: tuple[str, ...] = KERNELS
+    """Attention kernels that its class in transformers takes."""
     parts: ModelParts | None = None
     """Its tensors, where no formula of ours counts them; the sizes above then describe activations only."""
 
@@ -112,6 +114,8 @@ class ResolvedShape:
     origin: Origin
     stored_parameters: int | None = None
     """Weights in the model's files by their index, where there is one."""
+    quantised: str = ""
+    """How the files hold the weights in fewer bits (`fp8`, `mxfp4`, `awq`); empty where they hold 16 or 32."""
 
 
 _GPT_LIKE = {"gated_mlp": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True, "norm_weights": 2}
@@ -124,7 +128,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": "head"},
     "qwen3_moe": {"qk_norm": "head"},
     "gemma": {"tie_embeddings": True},
-    "gemma2": {"tie_embeddings": True, "norms_per_layer": 4},
+    "gemma2": {"tie_embeddings": True, "norms_per_layer": 4, "attention": ("flash_attention_2", "eager")},
     "gemma3_text": {"tie_embeddings": True, "norms_per_layer": 4, "qk_norm": "head"},
     "phi": {**_GPT_LIKE, "norms_per_layer": 1, "head_bias": True},
     "phi3": {},
@@ -195,7 +199,7 @@ def resolve(
         return ResolvedShape(from_run(model, vocab, length), "run_file")
     found = model_configs.here(model, folder)
     if found is None and (shape := _shipped(model)):
-        return ResolvedShape(shape, "shipped")
+        return ResolvedShape(shape, "shipped", quantised=published_quantised(model)[0])
     found = found or model_configs.hub(model)
     if found is None:
         raise StokerError("STK205", model=model)
@@ -209,7 +213,7 @@ def _described(model: str, found: FoundConfig, weigh: Weigh | None) -> ResolvedS
         if parts is None:
             raise StokerError("STK231", model=model, family=_family(found.config))
         shape = from_parts(parts)
-    return ResolvedShape(shape, found.origin, found.stored_parameters)
+    return ResolvedShape(shape, found.origin, found.stored_parameters, found.quantised)
 
 
 def from_run(shape: Shape, vocab: int, length: int) -> ModelShape:
@@ -256,7 +260,7 @@ def from_parts(parts: ModelParts) -> ModelShape:
     sizes.setdefault("head_dim", hidden // sizes["heads"])
     sizes.setdefault("intermediate", 4 * hidden)
     experts = {"experts": parts.experts, "experts_per_token": parts.experts_per_token}
-    known = {**_FAMILIES.get(parts.family, {}), **sizes, **experts}
+    known = {**_FAMILIES.get(parts.family, {}), **sizes, **experts, "attention": parts.attention}
     return ModelShape(family=parts.family, parts=parts, **known)
 
 
@@ -269,10 +273,21 @@ def _family(config: dict[str, Any]) -> str:
     return str(config.get("model_type", "?"))
 
 
+def published_quantised(model: str) -> tuple[str, str]:
+    """How a hub model's own files hold its weights in fewer bits, and a copy of it in 16; empty where not known."""
+    kind, copy = {name.lower(): row for name, row in _data()["quantised"].items()}.get(model.lower(), ("", ""))
+    return kind, copy
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    return dict(json.loads(resources.files("stoker.facts").joinpath("data/shapes.json").read_text(encoding="utf-8")))
+
+
 @functools.cache
 def shipped() -> dict[str, ModelShape]:
     """The shapes that ship with Stoker, by hub id."""
-    data = json.loads(resources.files("stoker.facts").joinpath("data/shapes.json").read_text(encoding="utf-8"))
+    data = _data()
     known = {field.name for field in fields(ModelShape)}
     shapes = {}
     for model, row in data["models"].items():

@@ -23,6 +23,7 @@ from stoker.facts.prices import Offer
 from stoker.hosts import known, no_redirect
 from stoker.hosts.known import Host
 from stoker.hosts.shell import SILENT, Ssh
+from stoker.messages import MessageCallback
 
 BASE = "https://api.autodl.com"
 CURRENCY = "CNY"
@@ -59,9 +60,6 @@ _PRO_NAME = re.compile(r"pro-[0-9a-z]{6,}")
 
 NOT_SERVED = ("STK760", "STK761", "STK762", "STK765")
 """Errors that do not concern the machine: no token, a bad one, another kind of instance, no answer."""
-
-Tell = Callable[..., None]
-"""Says a sentence of the catalogue: `tell(key, **fields)`."""
 
 
 class _ApiRecord(BaseModel):
@@ -227,7 +225,7 @@ def account() -> Api:
     return Api(token)
 
 
-def power_on(host: Host, *, card: bool = True, tell: Tell | None = None, api: Api | None = None) -> Host:
+def power_on(host: Host, *, card: bool = True, tell: MessageCallback | None = None, api: Api | None = None) -> Host:
     """Switch a host on and wait for it; its new address, as the port changes each time.
 
     Args:
@@ -308,7 +306,7 @@ class Woken:
     host is used as it is.
     """
 
-    def __init__(self, host: Host, tell: Tell, *, api: Api | None = None) -> None:
+    def __init__(self, host: Host, tell: MessageCallback, *, api: Api | None = None) -> None:
         self.host = host
         """The host with its address of now."""
         self.has_card = True
@@ -347,7 +345,7 @@ class Woken:
             self.has_card = True
         return self.host
 
-    def keep(self) -> None:
+    def leave_on(self) -> None:
         """Leave it on: the run on it stops the meter itself."""
         self._is_ours = False
 
@@ -409,7 +407,7 @@ def _has_card(uuid: str, api: Api) -> bool:
     return all(one.start_mode != _NO_CARD_MODE for one in api.instances() if one.uuid == uuid)
 
 
-def _switch_on(host: Host, api: Api, *, card: bool, tell: Tell | None) -> None:
+def _switch_on(host: Host, api: Api, *, card: bool, tell: MessageCallback | None) -> None:
     """Retry for a while until a card of its machine is free."""
     waited = 0.0
     while True:

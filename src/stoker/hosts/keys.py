@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from stoker import env
+from stoker import env, messages
 from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.hosts import known
@@ -157,6 +157,7 @@ def _ssh(host: Host, settings: dict[str, str], *command: str) -> "subprocess.Com
             ssh, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        raise StokerError("STK723", host=host.url, reason=f"{_SECONDS:g} s") from error
+        reason = messages.text("reason.no_response", seconds=_SECONDS)
+        raise StokerError("STK723", host=host.url, reason=reason) from error
     except OSError as error:
         raise StokerError("STK700", reason=error) from error

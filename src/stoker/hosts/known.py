@@ -95,7 +95,7 @@ def find(name: str) -> Host:
     """The host of this name."""
     path = _folder() / f"{name}.json"
     if not _NAME.fullmatch(name) or not path.is_file():
-        raise StokerError("STK720", name=name, known=", ".join(host.name for host in every()) or "-")
+        raise StokerError("STK720", name=name, known=[host.name for host in every()] or "-")
     return _read(path)
 
 

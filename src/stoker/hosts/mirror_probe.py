@@ -16,6 +16,25 @@ from stoker.store import address
 
 _SECONDS = 4
 
+INDEX = r"""
+# The index that pip of Python $1 uses. `config get` reads one file of several; before pip 10 there is no `config`.
+stoker_index() {
+ if said=$("$1" -m pip config list 2>/dev/null); then
+  for section in install global; do
+   index=$(printf '%s\n' "$said" | sed -n "s/^$section\.index-url='\(.*\)'\$/\1/p" | tail -n 1)
+   [ -z "$index" ] || break
+  done
+ else
+  index=
+  for file in "${PIP_CONFIG_FILE:-}" "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf" \
+   /etc/xdg/pip/pip.conf /etc/pip.conf; do
+   [ -n "$index" ] || [ ! -r "$file" ] || index=$(sed -n 's/^ *index[-_]url *[=:] *//p' "$file" | tail -n 1)
+  done
+ fi
+ [ -z "$index" ] || echo "$index"
+}
+"""
+"""A function for a POSIX shell."""
 _ASK = r"""
 stoker_now() {
  now=$(date +%s%N 2>/dev/null); case "$now" in *N|'') now=$(date +%s)000000000;; esac
@@ -54,10 +73,10 @@ def script() -> str:
     probes = "\n".join(f"( {_question(way)} ) &" for way in mirrors.ways())
     given = (
         '[ -z "${HF_ENDPOINT:-}" ] || echo "given HF_ENDPOINT $HF_ENDPOINT"\n'
-        "index=${PIP_INDEX_URL:-$( (pip config get global.index-url || true) 2>/dev/null)}\n"
+        'index=${PIP_INDEX_URL:-$( (stoker_index "$stoker_python" || true) 2>/dev/null)}\n'
         '[ -z "$index" ] || echo "given PIP_INDEX_URL $index"'
     )
-    return f"{_ASK.replace('SECONDS', str(_SECONDS))}{probes}\n{given}\nwait"
+    return f"{INDEX}{_ASK.replace('SECONDS', str(_SECONDS))}{probes}\n{given}\nwait"
 
 
 def _question(way: MirrorRoute) -> str:
@@ -81,7 +100,7 @@ def of(facts: BoxFacts, run: Run | None) -> Network:
     )
 
 
-def told() -> Network:
+def inherited() -> Network:
     """The choice of the machine that started this one, with its variables as they are set here."""
     network = mirrors.from_text(env.read(env.NETWORK))
     names = {one.name for one in network.choices}

@@ -12,10 +12,10 @@ from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.facts.platforms import Verb
 from stoker.hosts import autodl
-from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import Disk, Kept
 from stoker.hosts.known import Host
 from stoker.hosts.shell import SILENT, Ssh
+from stoker.messages import MessageCallback
 
 _GONE_SECONDS = 120.0
 _LOOK_SECONDS = 4.0
@@ -26,7 +26,7 @@ _ASK_SECONDS = 30.0
 _LOST = ("nothing", "hours")
 
 
-def on(host: Host, *, card: bool = True, tell: Tell | None = None) -> Host:
+def on(host: Host, *, card: bool = True, tell: MessageCallback | None = None) -> Host:
     """Switch it on, with its card or without; the host with its new address."""
     _require_api(host)
     return autodl.power_on(host, card=card, tell=tell)

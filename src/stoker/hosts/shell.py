@@ -20,15 +20,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from stoker import env
+from stoker import env, messages
 from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.hosts import known
 from stoker.hosts.known import Host
 from stoker.rundir.files import sha256
 from stoker.store.address import Address
-from stoker.store.shelf import Bandwidth, Fault, Patience
 from stoker.store.ssh import SshStore
+from stoker.store.store_protocol import Bandwidth, Fault, Patience
 
 _ALIVE_SECONDS = 10
 _OPEN_SECONDS = 60
@@ -107,7 +107,8 @@ class _LoginShell:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise StokerError("STK701", host=self.name, reason=f"{seconds:g} s") from error
+            reason = messages.text("reason.no_response", seconds=seconds)
+            raise StokerError("STK701", host=self.name, reason=reason) from error
         except OSError as error:
             raise StokerError("STK700", reason=error) from error
         said, code = _between(done.stdout.decode("utf-8", "replace"), mark)

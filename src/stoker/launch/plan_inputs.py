@@ -15,7 +15,7 @@ from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.shapes import ResolvedShape
 from stoker.hosts import mirror_probe
-from stoker.launch import weighing
+from stoker.launch import attention_probe, weighing
 from stoker.launch.deadline import deadline
 from stoker.plan import choices, data, money
 from stoker.plan.data import DataFacts
@@ -33,7 +33,8 @@ def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machin
     if card is not None:
         return Machine.of_card(cards.find(card), _last(run.where.gpus), nodes=choices.nodes(run))
     together = nodes.read(run_dir.nodes_file) if run_dir else None
-    return examine().model_copy(update={"nodes": len(together.present) if together else 1})
+    here = attention_probe.tried(examine()) if run.where.attention in ("auto", "flash_attention_2") else examine()
+    return here.model_copy(update={"nodes": len(together.present) if together else 1})
 
 
 def _last(gpus: int | str) -> int:
@@ -76,7 +77,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
     shape = _shape(run_file)
     card = on.devices[0].card if on.devices else None
     offer = money.offer(run, card, max(1, _count(run.where.gpus, len(on.devices))))
-    vocab = report.vocab if report else None
+    vocab, highest = (report.vocab, report.highest_token) if report else (None, None)
     return Inputs(
         run=run,
         machine=on,
@@ -84,12 +85,13 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         data=_data(run_file, report),
         offer=offer,
         vocab=vocab,
+        highest_token=highest,
         earlier=_earlier(begun, run_file.run),
         out_of_memory=_out_of_memory(begun),
         deadline=deadline() if run_dir is not None and not elsewhere else None,
         place=_place(run, platform),
         platform=platform,
-        network=elsewhere.network if elsewhere else mirror_probe.told(),
+        network=elsewhere.network if elsewhere else mirror_probe.inherited(),
         setup=elsewhere.setup if elsewhere else (),
         nodes=_names(run_dir) if not elsewhere else (),
         elsewhere=elsewhere is not None,
@@ -176,10 +178,10 @@ def _begun(run_file: RunFile) -> RunDir | None:
 def _earlier(run_dir: RunDir | None, run: Run) -> Earlier | None:
     """The newest checkpoint; the trainer verifies it, a plan does not."""
     found = checkpoints.next_found(run_dir.checkpoints) if run_dir is not None else None
-    if found is None:
+    if run_dir is None or found is None:
         return None
     commit = found.commit
-    other = commit.words not in (None, training_words.of(run))
+    other = commit.words not in (None, run_dir.words(run))
     forked = commit.forked_from is not None
     return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, other, forked)
 

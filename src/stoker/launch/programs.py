@@ -7,7 +7,7 @@ terminal, is in `training.py`.
 import importlib.util
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,23 +15,22 @@ from typing import Any, NoReturn
 from stoker import env, messages
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError, StokerErrors
 from stoker.rundir import events, files, in_place
+from stoker.rundir.events import EventCallback
 from stoker.rundir.layout import RunDir
 from stoker.supervise import starting
 
 _NEEDED = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
 _LOOK_SECONDS = 0.1
 
-Event = dict[str, Any]
-
 
 def check_engine() -> None:
     """Check that the packages of the heavy world are installed here."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise StokerError("STK406", missing=", ".join(missing))
+        raise StokerError("STK406", missing=missing)
 
 
-def run_engine(program: str, run_dir: RunDir, on_event: Callable[[Event], None], *arguments: str) -> int:
+def run_engine(program: str, run_dir: RunDir, on_event: EventCallback, *arguments: str) -> int:
     """Run `stoker.engine.<program>` to its end; its output goes to `logs/<program>.log`.
 
     Returns:
@@ -129,7 +128,7 @@ def _log(program: str, run_dir: RunDir) -> Path:
     return run_dir.logs / f"{program}.log"
 
 
-def _relay(run_dir: RunDir, seen: int, on_event: Callable[[Event], None]) -> int:
+def _relay(run_dir: RunDir, seen: int, on_event: EventCallback) -> int:
     """Pass on new events; the offset behind them."""
     for event, behind in events.follow(run_dir.events_file, seen):
         on_event(event)

@@ -20,7 +20,8 @@ from stoker.rundir import files, in_place, lock
 from stoker.rundir.layout import RunDir
 from stoker.supervise import limits, processes, starting
 
-_SUPERVISOR_SECONDS = 10.0
+_SUPERVISOR_SECONDS = 60.0
+"""A busy machine with a slow disk takes this long to start a Python."""
 _LOOK_SECONDS = 0.05
 _LAUNCH_TRIES = 5
 _PROGRAMS = {"stoker.engine.train", "stoker.supervise.supervisor"}
@@ -44,7 +45,7 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
 def keep_lease(run_dir: RunDir) -> None:
     """Start the program that renews the run's lease on its store, where it has one; a second one ends at once."""
     if run_dir.run().save.store is not None:
-        command = starting.command("stoker.store.keep", run_dir.path.resolve())
+        command = starting.command("stoker.store.lease_keeper", run_dir.path.resolve())
         starting.start(command, run_dir.logs / "store.log", detached=True)
 
 
@@ -148,10 +149,22 @@ def _pid(path: Path) -> int | None:
 
 
 def require_idle(run_dir: RunDir) -> None:
-    """Refuse to touch a run that is being trained."""
+    """Refuse to touch a run that is being trained, here, in another container, or on a machine that shares its folder.
+
+    A process of another container has no pid here, and one that has just started is in no file: both hold their locks.
+    """
     running = running_pid(run_dir)
-    if running:
-        raise StokerError("STK411", pid=running, name=run_dir.name)
+    if running or _is_locked(run_dir) or _is_shared(run_dir):
+        raise StokerError("STK411", pid=running or "?", name=run_dir.name)
+
+
+def _is_locked(run_dir: RunDir) -> bool:
+    return lock.is_held(run_dir.supervisor_lock) or lock.is_held(run_dir.lock_file)
+
+
+def _is_shared(run_dir: RunDir) -> bool:
+    """Whether another machine trains in this very folder; of a run that was sent away the heartbeat was pulled."""
+    return _beats_elsewhere(run_dir) and not run_dir.place_file.exists()
 
 
 def newest_log(run_dir: RunDir) -> Path:
@@ -169,7 +182,7 @@ def _is_training(pid: int, run_dir: RunDir) -> bool:
     Linux shows the command line of a process at once; elsewhere the trainer's lock is taken a few seconds later.
     """
     if not Path("/proc/self/cmdline").exists():
-        return lock.is_held(run_dir.lock_file) or lock.is_held(run_dir.supervisor_lock)
+        return _is_locked(run_dir)
     return bool(_PROGRAMS & _words(pid, run_dir))
 
 

@@ -36,5 +36,5 @@ def weigh(config: dict[str, Any]) -> ModelParts:
         version = metadata.version("transformers")
         raise StokerError("STK232", family=config.get("model_type"), version=version, reason=record["problem"])
     parts = model_parts.from_json(record)
-    model_records.keep(config, parts)
+    model_records.save(config, parts)
     return parts

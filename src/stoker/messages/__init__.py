@@ -5,6 +5,8 @@ Changes when a sentence changes. Callers name a key and give fields; they never 
 
 import functools
 import locale
+import string
+from collections.abc import Callable
 from typing import Any
 
 from stoker import env
@@ -12,6 +14,8 @@ from stoker.messages.en import ENGLISH
 from stoker.messages.zh import CHINESE
 
 CATALOGUES: dict[str, dict[str, str]] = {"en": ENGLISH, "zh": CHINESE}
+MessageCallback = Callable[..., None]
+"""Called with a key of the catalogue and its fields, by functions that print nothing themselves."""
 
 
 @functools.cache
@@ -36,4 +40,25 @@ def known(key: str) -> bool:
 
 def text(key: str, /, **fields: Any) -> str:
     """The sentence for `key` in the user's language, with its fields filled in."""
-    return CATALOGUES[language()][key].format(**fields)
+    return in_language(language(), key, **fields)
+
+
+def in_language(language: str, key: str, /, **fields: Any) -> str:
+    """The sentence for `key` in a language, with its fields filled in."""
+    catalogue = CATALOGUES[language]
+    return _Filled(catalogue["list.comma"]).vformat(catalogue[key], (), fields)
+
+
+class _Filled(string.Formatter):
+    """As `str.format`; `{count:file|files}` is the form for a count, and a list is joined as the language does."""
+
+    def __init__(self, comma: str) -> None:
+        self._comma = comma
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if "|" in format_spec:
+            one, _, many = format_spec.partition("|")
+            return one if str(value) == "1" else many
+        if isinstance(value, list | tuple):
+            return self._comma.join(str(item) for item in value)
+        return str(super().format_field(value, format_spec))

@@ -22,24 +22,27 @@ from stoker.facts import platforms
 from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
 from stoker.hosts import autodl, box_environment, mirror_probe, power, probe
-from stoker.hosts.autodl import Tell, Woken
+from stoker.hosts.autodl import Woken
 from stoker.hosts.box_environment import BoxEnvironment
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Shell, Ssh
 from stoker.launch.plan_inputs import Elsewhere
+from stoker.messages import MessageCallback
 from stoker.places import box_pull, box_scripts, box_setup, wheel
 from stoker.places import package as packages
 from stoker.places.box_setup import BoxInstallation
 from stoker.places.package import Package
-from stoker.places.place import Place
+from stoker.places.place import Place, Terminal
 from stoker.plan.plan import Reason
-from stoker.rundir import checkpoints, layout
+from stoker.rundir import checkpoints, layout, training_words
 from stoker.rundir.layout import RunDir
 
 _SETUP_SECONDS = 3600.0
 _PREPARE_SECONDS = 24 * 3600.0
 START_SECONDS = 60.0
+_LOCK_SECONDS = 10.0
+"""Until a launch holds its lock."""
 LOOK_SECONDS = 0.5
 
 
@@ -58,8 +61,7 @@ class Box(Place):
         """Whether it is on without its card: time is cheap then, so data is prepared there first."""
         self._woken: Woken | None = None
         self._kept_data = False
-        self._mark = ""
-        self._launched = ""
+        self._mark = self._launched = ""
         self.node = ""
         """Its name among several machines that train together."""
 
@@ -94,11 +96,8 @@ class Box(Place):
         return Elsewhere(self.network(), platforms.find(self.probed().platform), (reason,))
 
     @contextlib.contextmanager
-    def awake(self, tell: Tell) -> Iterator[None]:
-        """Switch it on by its provider's API, without its card where that is possible, while a run is sent.
-
-        If nothing was started on it, it is switched off again.
-        """
+    def powered_on(self, tell: MessageCallback) -> Iterator[None]:
+        """Switch it on by its provider's API, without its card where possible; off again if nothing was started."""
         with contextlib.ExitStack() as stack:
             if power.has_api(self.host):
                 self._woken = stack.enter_context(autodl.Woken(self.host, tell))
@@ -178,10 +177,7 @@ class Box(Place):
         self.shell.run("\n".join(parts), secrets=self.environment(), seconds=_SETUP_SECONDS)
 
     def _missing(self, package: Package) -> dict[str, Path]:
-        """Files to send: all but prepared data that is there already, or that checkpoints there belong to.
-
-        A checkpoint is sent where it is newer than those there. A running run and its data are not touched.
-        """
+        """Files to send, see `_left_out`; a running run and its data are not touched."""
         if (pid := self._launching(package.name)) is not None or _is_training(
             self.shell, self.base, self.run_folder(package.name)
         ):
@@ -189,15 +185,9 @@ class Box(Place):
         said = self.shell.run(box_scripts.INSPECT.format(run=quote(self.run_folder(package.name))))
         words = [line.split() for line in said.splitlines()]
         self._launched = next(line[1] for line in words if line[0] == "now")
-        there = next((line[1] for line in words if line[0] == "report"), None)
-        committed = max((line[1] for line in words if line[0] == "committed"), default="")
-        data, saved = (f"runs/{package.name}/{folder}/" for folder in ("data", "checkpoints"))
-        comparable = there is not None and f"{data}report.json" in package.files
-        same = comparable and there == package.digest(f"{data}report.json")
-        self._kept_data = comparable and not same and committed != ""
-        left_out = [data] if same or self._kept_data else []
-        left_out += [saved] if self._kept_data or committed >= package.newest_step else []
-        left_out += [f"runs/{package.name}/{name}" for name in packages.PAST] if ["events"] in words else []
+        if package.training and any(line[0] in ("committed", "steps") for line in words):
+            _require_same_training(self, package)
+        left_out, self._kept_data = _left_out(words, package)
         return {name: path for name, path in package.files.items() if not name.startswith(tuple(left_out))}
 
     @property
@@ -217,7 +207,7 @@ class Box(Place):
         """Start `stoker train` there in a session of its own, and wait a little for early errors."""
         self.launch(package, package.words)
         self._await_start(package.name)
-        self.keep()
+        self.leave_on()
 
     def launch(self, package: Package, words: Sequence[str]) -> None:
         """Start `stoker WORDS` there in a session of its own."""
@@ -234,10 +224,10 @@ class Box(Place):
         ]
         self.shell.run("\n".join(lines), secrets={**self.environment(), **self._secrets()})
 
-    def keep(self) -> None:
+    def leave_on(self) -> None:
         """Leave it on: the run has started."""
         if self._woken is not None:
-            self._woken.keep()
+            self._woken.leave_on()
 
     def is_launched(self, run: str) -> bool:
         """Whether the last launch there still runs."""
@@ -293,14 +283,27 @@ class Box(Place):
             shlex.join(self._python("-m", "stoker", *words)), secrets=self.environment(), seconds=seconds
         )
 
-    def follow(self, words: Sequence[str]) -> int:
-        """`stoker WORDS` there, with the user's terminal."""
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:  # noqa: ARG002  # it is asked there
+        """`stoker watch` there, with the user's terminal."""
+        return self._forward("watch", run, *(["--once"] if once else []), *(["--json"] if as_json else []))
+
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:
+        """`stoker logs` there, with the user's terminal."""
+        count = [] if lines is None else ["--lines", str(lines)]
+        return self._forward("logs", run, *(["--follow"] if follow else []), *count)
+
+    def runs(self) -> int:
+        """`stoker runs` there, with the user's terminal."""
+        return self._forward("runs")
+
+    def stop(self, run: str) -> int:
+        """`stoker stop` there, with the user's terminal; a launch is asked, too, before it holds its lock."""
+        _stop_launch(self, run)
+        return self._forward("stop", run)
+
+    def _forward(self, *words: str) -> int:
         exports = " ".join(f"{name}={quote(value)}" for name, value in self.environment().items())
         return self.shell.talk(f"{exports} exec {shlex.join(self._python('-m', 'stoker', *words))}")
-
-    def stop(self, run: str) -> None:
-        """Ask the run to commit and end."""
-        self.follow(["stop", run])
 
     def _prepare(self, package: Package) -> None:
         """Prepare the data there, before the card is paid for."""
@@ -345,12 +348,54 @@ class Box(Place):
         return [f"{self.base}/env/bin/python", "-X", "utf8", *words]
 
 
+def _require_same_training(box: Box, package: Package) -> None:
+    """Refuse what `stoker train` there would refuse, before anything is put into that run."""
+    there = box_pull.words_of(box.shell, box.run_folder(package.name))
+    if there is not None and (changes := training_words.differing(there, package.training)):
+        folder = f"{box.name}:{box.run_folder(package.name)}"
+        raise StokerError("STK401", name=package.name, folder=folder, changes=changes)
+
+
+def _left_out(words: list[list[str]], package: Package) -> tuple[list[str], bool]:
+    """What is not sent, by the answer to `INSPECT`; and whether other data there is kept.
+
+    Not sent: prepared data that is there or that checkpoints there belong to, and a checkpoint that is not newer.
+    """
+    there = next((line[1:] for line in words if line[0] == "report"), None)
+    committed = max((line[1] for line in words if line[0] == "committed"), default="")
+    data, saved = (f"runs/{package.name}/{folder}/" for folder in ("data", "checkpoints"))
+    equal = same = kept = False
+    if there is not None and package.report in package.files:
+        equal = there[0] == package.digest(package.report)
+        # Another version, or another name of a source, makes another report of the same set.
+        same = equal or there[1:] == [package.set_digest]
+        kept = not same and committed != ""
+    left_out = [data] if equal or kept else []
+    left_out += [f"{data}{split}/" for split in ("train", "eval")] if same else []
+    left_out += [saved] if kept or committed >= package.newest_step else []
+    left_out += [f"runs/{package.name}/{name}" for name in packages.PAST] if ["events"] in words else []
+    return left_out, kept
+
+
 def _send(shell: Shell, base: str, sent: dict[str, Path]) -> None:
-    """Send files; a checkpoint's record goes last: a broken line then leaves no checkpoint instead of half of one."""
+    """Send files; a record goes last: a broken line then leaves no checkpoint and no set instead of half of one."""
+    reports = [name for name in sent if name.endswith("/data/report.json")]
     records = {name: path for name, path in sent.items() if name.endswith(f"/{checkpoints.COMMIT_NAME}")}
+    records |= {name: sent[name] for name in reports}
+    if reports:
+        shell.run(f"cd {quote(base)} 2>/dev/null || exit 0\nrm -f -- {shlex.join(reports)}")
     shell.send({name: path for name, path in sent.items() if name not in records}, base)
     if records:
         shell.send(records, base)
+
+
+def _stop_launch(box: Box, run: str) -> None:
+    """Leave a request for a launch that still runs, and wait until it must hold its lock."""
+    if box.is_launched(run):
+        box.shell.run(f"touch {quote(box.run_folder(run))}/stop")
+    until = time.monotonic() + _LOCK_SECONDS
+    while box.is_launched(run) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
 
 
 def _tensorboard_link(host: Host, run_folder: str) -> str:

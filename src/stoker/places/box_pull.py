@@ -4,11 +4,14 @@ import re
 import shutil
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.hosts.shell import Shell
-from stoker.rundir import artifacts, checkpoints, files, in_place, pulled, segments
-from stoker.rundir.layout import RunDir
+from stoker.launch import training
+from stoker.rundir import artifacts, checkpoints, files, in_place, layout, pulled, segments, training_words
+from stoker.rundir.layout import Manifest, RunDir
 
 _NEWEST = 3
 """Checkpoints that are tried: a running training may rotate one away while it is copied."""
@@ -16,6 +19,7 @@ _SECONDS = 600.0
 _RECORDS = ("plan.json", "supervisor.json", "manifest.json", "run.yaml")
 _COMMITTED = re.compile(r"checkpoints/step-(\d{8,18})/COMMIT\.json")
 _CUTS = 5
+_OTHER_TRAINING = "STK663"
 _EVENTS = """
 before=$(ls events 2>/dev/null || true)
 for one in events/*.jsonl; do
@@ -35,6 +39,8 @@ if [ "$before" = "$(ls events 2>/dev/null || true)" ]; then echo whole; else ech
 
 def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
     """Copy the run directory `folder` of the box, and write there what arrived here."""
+    training.require_idle(run_dir)
+    _require_same_run(shell, folder, run_dir)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     listed = shell.run(
         f"cd {quote(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
@@ -48,6 +54,25 @@ def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
         _pull_final(shell, folder, run_dir)
     record, target = pulled.text(pulled.standing(run_dir)), f"{folder}/{pulled.NAME}"
     shell.run(f"cat > {quote(target)}.part <<'END'\n{record}\nEND\nmv {quote(target)}.part {quote(target)}")
+
+
+def words_of(shell: Shell, folder: str) -> dict[str, Any] | None:
+    """The words of the training in a run directory of the box; None where it has none that can be read."""
+    said = shell.run(f"cd {quote(folder)} 2>/dev/null || exit 0; cat manifest.json 2>/dev/null || true")
+    try:
+        manifest = Manifest.model_validate(files.parse_json(said))
+        text = "" if manifest.text else shell.run(f"cat {quote(folder)}/run.yaml")
+        return layout.words_of(manifest, text)
+    except (ValueError, StokerError):
+        return None
+
+
+def _require_same_run(shell: Shell, folder: str, run_dir: RunDir) -> None:
+    """A run of this name that is here stays as it is, unless it is the same training."""
+    there = words_of(shell, folder) if run_dir.manifest_file.exists() else None
+    if there is not None and (changes := training_words.differing(run_dir.words(), there)):
+        source = messages.text("other.run_on", name=run_dir.name, host=shell.name)
+        raise StokerError("STK663", source=source, name=run_dir.name, folder=run_dir.path, changes=changes)
 
 
 def _steps(listed: list[str]) -> list[int]:
@@ -86,8 +111,11 @@ def _pull_checkpoint(shell: Shell, folder: str, run_dir: RunDir, steps: list[int
         source = f"{folder}/checkpoints/{name}"
         try:
             _fetch(shell, source, aside)
-            checkpoints.adopt(run_dir.checkpoints, aside)
+            layout.adopt(run_dir, aside)
         except (StokerError, OSError) as error:
+            if isinstance(error, StokerError) and error.code == _OTHER_TRAINING:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
             if "there" in shell.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
                 raise StokerError("STK707", host=shell.name, reason=error) from error
             shutil.rmtree(aside, ignore_errors=True)
@@ -101,8 +129,15 @@ def _pull_final(shell: Shell, folder: str, run_dir: RunDir) -> None:
     source = f"{folder}/artifacts/final"
     said = shell.run(f"cd {quote(source)}; find . -type f -exec sha256sum {{}} +", seconds=_SECONDS)
     wanted = {line[66:].removeprefix("./"): line[:64] for line in said.splitlines() if line}
-    if run_dir.final.is_dir() and _digests(run_dir.final) == wanted:
-        return
+    same = run_dir.final.is_dir() and _digests(run_dir.final) == wanted
+    if run_dir.final.is_dir() and not same and not artifacts.is_as_brought(run_dir, "final"):
+        raise StokerError("STK664", name=run_dir.name, host=shell.name, folder=run_dir.final)
+    if not same:
+        _take_final(shell, source, run_dir, wanted)
+    artifacts.note_brought(run_dir, "final")
+
+
+def _take_final(shell: Shell, source: str, run_dir: RunDir, wanted: dict[str, str]) -> None:
     aside = artifacts.aside(run_dir, "final")
     _fetch(shell, source, aside)
     if _digests(aside) != wanted:

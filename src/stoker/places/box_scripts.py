@@ -33,7 +33,11 @@ date -u +'now %Y-%m-%dT%H:%M:%S+00:00'
 cd {run} 2>/dev/null || exit 0
 for one in checkpoints/step-*; do if [ -e "$one/COMMIT.json" ]; then echo "committed $(basename "$one")"; fi; done
 if [ -e events.jsonl ]; then echo events; fi
-if [ -e data/report.json ]; then echo "report $(sha256sum < data/report.json)"; fi
+if grep -q '"event": "step"' events.jsonl events/*.jsonl 2>/dev/null; then echo steps; fi
+if [ -e data/report.json ]; then
+  digest=$(sed -n 's/^ "digest": "\\([0-9a-f]*\\)".*/\\1/p' data/report.json)
+  echo "report $(sha256sum < data/report.json | cut -d ' ' -f 1) $digest"
+fi
 """
 SWEEP = """
 import json, os

@@ -12,6 +12,7 @@ from shlex import quote
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import mirrors
+from stoker.hosts import mirror_probe
 from stoker.hosts.box_environment import EXTRAS, OWN_PYTHON, BoxEnvironment
 from stoker.hosts.shell import Shell
 from stoker.places.package import Package
@@ -56,9 +57,10 @@ $new/bin/python -m pip install -q --disable-pip-version-check --constraint $new/
 AROUND_IMAGE = _BEGIN + _IMAGE + _END
 _OWN = """
 mkdir -p tools
-# uv does not read pip's configuration. `pip config get` does not read all of its files.
+# uv does not read pip's configuration.
+{stoker_index}
 index=${{UV_DEFAULT_INDEX:-${{PIP_INDEX_URL:-}}}}
-[ -n "$index" ] || index=$({pip} -m pip config list 2>/dev/null | sed -n "s/^global.index-url='\\(.*\\)'$/\\1/p")
+[ -n "$index" ] || index=$(stoker_index {pip} || true)
 [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
 [ -z "${{PIP_FIND_LINKS:-}}" ] || export UV_FIND_LINKS="$PIP_FIND_LINKS"
 uv=$(command -v uv || true)
@@ -120,6 +122,7 @@ class BoxInstallation:
             mark=self.mark,
             python=quote(self.decided.python or OWN_PYTHON),
             pip=quote(self.decided.pip or "false"),
+            stoker_index=mirror_probe.INDEX,
             torch=quote(self.decided.torch),
             fetch=fetch,
             wheel=quote(self.wheel),

@@ -14,13 +14,13 @@ from stoker.cluster import interfaces
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts.prices import Offer
-from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
 from stoker.launch.plan_inputs import Elsewhere
+from stoker.messages import MessageCallback
 from stoker.places.box import LOOK_SECONDS, START_SECONDS, Box
 from stoker.places.package import Package
-from stoker.places.place import Place
+from stoker.places.place import Place, Terminal
 from stoker.rundir import files, nodes
 from stoker.rundir.layout import RunDir
 from stoker.rundir.nodes import Node, Nodes
@@ -30,6 +30,8 @@ _FREE_PORT = "import socket, sys; s = socket.socket(); s.bind((sys.argv[1], 0));
 
 class Fleet(Place):
     """Machines with sshd and a Python, owned or rented."""
+
+    takes_checkpoint = True
 
     def __init__(self, boxes: Sequence[Box], interface: str | None) -> None:
         """Take machines.
@@ -78,11 +80,11 @@ class Fleet(Place):
             box.check(run_file)
 
     @contextlib.contextmanager
-    def awake(self, tell: Tell) -> Iterator[None]:
+    def powered_on(self, tell: MessageCallback) -> Iterator[None]:
         """Switch all of them on."""
         with contextlib.ExitStack() as stack:
             for box in self.boxes:
-                stack.enter_context(box.awake(tell))
+                stack.enter_context(box.powered_on(tell))
             yield
 
     def price(self) -> Offer | None:
@@ -103,12 +105,13 @@ class Fleet(Place):
         self._rejoining = self._missing(package.name) if self._is_running(package.name) else None
         if self._rejoining is not None:
             for box in self._rejoining:
-                box.put(package)
+                box.put(package.without_past)
             return
         for box in self.others:
             box.end_launch(package.name)  # it waits for a head that did not start
-        for box in self.boxes:
-            box.put(package)
+        self.head.put(package)
+        for box in self.others:
+            box.put(package.without_past)  # the trainer of the head gives them its checkpoint
 
     def start(self, package: Package) -> None:
         """Write the addresses of all to each, have the others join, then start the head, which reports errors.
@@ -119,7 +122,7 @@ class Fleet(Place):
             record = self.head.shell.run(f"cat {quote(self._record(self.head, package.name))}")
             self._join(package, record, self._rejoining)
             for box in self._rejoining:
-                box.keep()
+                box.leave_on()
             return
         record = files.json_text(self._nodes().model_dump())
         self.head.write(self._record(self.head, package.name), record)
@@ -132,7 +135,7 @@ class Fleet(Place):
                 box.end_launch(package.name)
             raise
         for box in self.boxes:
-            box.keep()
+            box.leave_on()
 
     def _join(self, package: Package, record: str, boxes: Sequence[Box]) -> None:
         for box in boxes:
@@ -179,13 +182,21 @@ class Fleet(Place):
             return {**found, "state": "short"}
         return found
 
-    def follow(self, words: Sequence[str]) -> int:
-        """`stoker WORDS` on the head, with the user's terminal."""
-        return self.head.follow(words)
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:
+        """`stoker watch` on the head."""
+        return self.head.watch(run, terminal, once=once, as_json=as_json)
 
-    def stop(self, run: str) -> None:
-        """Ask the run to commit and end."""
-        self.head.stop(run)
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:
+        """`stoker logs` on the head."""
+        return self.head.logs(run, follow=follow, lines=lines)
+
+    def runs(self) -> int:
+        """`stoker runs` on the head."""
+        return self.head.runs()
+
+    def stop(self, run: str) -> int:
+        """`stoker stop` on the head."""
+        return self.head.stop(run)
 
     def get(self, run: str) -> RunDir:
         """Copy newest checkpoint, finished model and records from the head."""

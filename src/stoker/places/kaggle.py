@@ -12,7 +12,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,23 +112,23 @@ class KernelChain(Place):
         state = {"pushed": "running", "lost": "failed"}.get(link.state, link.state)
         return {"name": run, "state": state, "step": link.step, "total_steps": link.total_steps, "kernel": link.kernel}
 
-    def follow(self, words: Sequence[str]) -> int:
-        """`logs`: the log of the newest kernel. `watch`: push segments until the run is done."""
-        run = words[1] if len(words) > 1 else ""
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:  # noqa: ARG002  # Kaggle prints all of it
+        """The log of the newest kernel."""
         chain = self._chain(run)
-        if words[0] == "logs" and chain.last:
-            return self._cli.show_logs(chain.last.kernel, *(["--follow"] if "--follow" in words else []))
-        if words[0] == "watch":
-            return self.finish(run, lambda _: None)
-        raise StokerError("STK756", command=words[0])
+        if chain.last is None:
+            raise StokerError("STK756", command="logs")
+        return self._cli.show_logs(chain.last.kernel, *(["--follow"] if follow else []))
 
-    def watch(self, words: Sequence[str], terminal: Terminal) -> int:
-        """Attend the chain, or with `--once` show its state now."""
-        run = words[1]
-        if "--once" not in words and "--json" not in words:
+    def runs(self) -> int:
+        """Kaggle knows kernels, not runs."""
+        raise StokerError("STK756", command="runs")
+
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:
+        """Attend the chain, or show its state now."""
+        if not once and not as_json:
             return self.attend(run, terminal)
         found = self.status(run)
-        if "--json" in words:
+        if as_json:
             terminal.data_json(found)
         elif found is not None:
             fields = {"name": run, "state": messages.text(f"state.{found['state']}"), "step": found["step"]}
@@ -150,7 +150,7 @@ class KernelChain(Place):
             terminal.talk("remote.pulled", name=run, path=layout.named(run).final)
         return code
 
-    def stop(self, run: str) -> None:  # noqa: ARG002  # the protocol's
+    def stop(self, run: str) -> int:  # noqa: ARG002  # the protocol's
         """Kaggle's command line cannot stop a kernel."""
         raise StokerError("STK756", command="stop")
 
@@ -402,7 +402,7 @@ def _take(source: RunDir, run_dir: RunDir, report: SegmentReport, kernel: str) -
     if standing is not None and standing.step is not None:
         if newest is None or newest.commit.digest != standing.commit:
             raise StokerError("STK754", kernel=kernel, reason=wrong[0].reason if wrong else "checkpoint")
-        checkpoints.adopt(run_dir.checkpoints, newest.path)
+        layout.adopt(run_dir, newest.path)
     if standing is not None and standing.final:
         if not source.final.is_dir() or artifacts.digest(source.final) != standing.final:
             raise StokerError("STK754", kernel=kernel, reason="artifacts/final")

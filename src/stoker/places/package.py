@@ -5,10 +5,13 @@ File names are relative to Stoker's folder there:
     runs/<name>/data/    the prepared set, if it was prepared here; its sources are not sent then
 """
 
+import dataclasses
 import os
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from stoker import env
 from stoker.config import load
@@ -43,6 +46,8 @@ class Package:
     """SHA-256 of files whose digest is known already."""
     prepared: bool
     """Whether the data is prepared."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """The words of its training, see `training_words`; empty where they are not known."""
     checkpoint_bytes: int = 0
     """Size of one checkpoint of the run, as planned; 0 where no plan was made."""
 
@@ -56,12 +61,31 @@ class Package:
         return self.digests.get(name) or digests.of(self.files[name])
 
     @property
+    def report(self) -> str:
+        """Name of the prepared set's report."""
+        return f"runs/{self.name}/data/report.json"
+
+    @property
+    def set_digest(self) -> str:
+        """Digest of the prepared set, by its report; empty where that is none of ours."""
+        text = self.files[self.report].read_text(encoding="utf-8")
+        found = re.search(r'^ "digest": "([0-9a-f]+)"', text, re.MULTILINE)
+        return found[1] if found else ""
+
+    @property
     def newest_step(self) -> str:
         """The name of its checkpoint's folder; empty where it has none."""
         saved = f"runs/{self.name}/checkpoints/"
         return max(
             (name.removeprefix(saved).split("/")[0] for name in self.files if name.startswith(saved)), default=""
         )
+
+    @property
+    def without_past(self) -> "Package":
+        """The same for a machine that joins the run: neither its checkpoint nor its events."""
+        past = (f"runs/{self.name}/checkpoints/", *(f"runs/{self.name}/{name}" for name in PAST))
+        kept = {name: path for name, path in self.files.items() if not name.startswith(past)}
+        return dataclasses.replace(self, files=kept)
 
     @property
     def total_bytes(self) -> int:
@@ -103,6 +127,7 @@ def make(name: str, run_file: RunFile, overrides: list[str], *, moving: bool = F
         words=("train", called, *sets, "--detach"),
         digests={f"runs/{run_name}/data/{inner}": digest for inner, digest in digests.items()},
         prepared=bool(data),
+        training=layout.named(run_name).words(run_file.run),
     )
 
 

@@ -14,10 +14,10 @@ from stoker.config.load import RunFile
 from stoker.config.run import NativeBlock, Run
 from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
-from stoker.hosts.autodl import Tell
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
 from stoker.launch.plan_inputs import Elsewhere
+from stoker.messages import MessageCallback
 from stoker.places.package import Package
 from stoker.rundir.layout import RunDir
 
@@ -58,7 +58,8 @@ class Place(abc.ABC):
     first_state: str = "running"
     """State of a run that was just started."""
     takes_checkpoint: bool = False
-    """Whether `put` leaves out a checkpoint and events that are there already: only then they are in the package."""
+    """Whether `put` leaves out a checkpoint and events that are there already: only then they are in the package. A run
+    whose newest checkpoint is here, and neither there nor in its store, is refused elsewhere."""
     known_options: frozenset[str] | None = frozenset()
     """Names of options it reads from `native.<name>`; None for any."""
     package: str = ""
@@ -103,12 +104,20 @@ class Place(abc.ABC):
         """
 
     @abc.abstractmethod
-    def follow(self, words: Sequence[str]) -> int:
-        """`stoker WORDS` there, with the user's terminal; its exit code."""
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:
+        """Show the run's progress until the user leaves; `once`: now. The command's exit code."""
 
     @abc.abstractmethod
-    def stop(self, run: str) -> None:
-        """Ask the run to commit and end."""
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:
+        """Print the log of the run's newest attempt, of it the last `lines`. The command's exit code."""
+
+    @abc.abstractmethod
+    def runs(self) -> int:
+        """Print the list of runs there. The command's exit code."""
+
+    @abc.abstractmethod
+    def stop(self, run: str) -> int:
+        """Ask the run to commit and end. The command's exit code."""
 
     @abc.abstractmethod
     def get(self, run: str) -> RunDir:
@@ -144,7 +153,7 @@ class Place(abc.ABC):
         """Refuse a run that cannot go there, before anything is written."""
 
     @contextlib.contextmanager
-    def awake(self, tell: Tell) -> Iterator[None]:  # noqa: ARG002  # for machines that are switched on
+    def powered_on(self, tell: MessageCallback) -> Iterator[None]:  # noqa: ARG002  # for machines that are switched on
         """Keep it reachable while a run is sent and started."""
         yield
 
@@ -167,10 +176,6 @@ class Place(abc.ABC):
     def attend(self, run: str, terminal: Terminal) -> int | None:  # noqa: ARG002  # for runs that need this machine
         """Stay with a run that needs this machine now and then; its exit code. None where it never does."""
         return None
-
-    def watch(self, words: Sequence[str], terminal: Terminal) -> int:  # noqa: ARG002  # where Stoker cannot be asked
-        """`stoker watch RUN ...`; its exit code."""
-        return self.follow(words)
 
     def settle(self, run: str) -> None:  # noqa: B027  # most places have no meter
         """Have the meter of a finished run stopped, where the process that would do so is gone."""

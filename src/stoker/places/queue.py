@@ -23,6 +23,7 @@ from stoker.hosts.shell import LocalShell, Shell
 from stoker.places import package as packages
 from stoker.places.box import Box
 from stoker.places.package import Package
+from stoker.places.place import Terminal
 
 _LEAST_NOTICE_SECONDS, _MOST_NOTICE_SECONDS = 120, 600
 _NOTICE_SHARE = 0.05
@@ -160,23 +161,30 @@ class Queue(Box):
         names = ("id", "state", "reason", "starts", "ends", "nodes")
         return [dict(zip(names, line.split("|"), strict=True)) for line in said.splitlines() if line.count("|") == 5]
 
-    def stop(self, run: str) -> None:
+    def stop(self, run: str) -> int:
         """Ask the run to commit and end without a further job; a pending job is cancelled."""
         folder, name = quote(self.run_folder(run)), quote(_job_name(run))
         self.shell.run(
             f"mkdir -p {folder}/slurm; touch {folder}/slurm/end {folder}/stop\n"
             f'scancel --state=PENDING --user="$(id -un)" --name={name}'
         )
+        return super().stop(run) if self._has_begun(run) else EXIT_DONE
 
-    def follow(self, words: Sequence[str]) -> int:
-        """`stoker WORDS` there; but `stop` goes through the queue, and a pending job has nothing to watch yet."""
-        if words[0] == "stop":
-            self.stop(words[1])
-            return super().follow(words) if self._has_begun(words[1]) else EXIT_DONE
-        if words[0] in ("watch", "logs") and not self._has_begun(words[1]):
-            for job in self._jobs(words[1]):
-                raise StokerError("STK745", name=words[1], host=self.name, **job)
-        return super().follow(words)
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:
+        """`stoker watch` there, once a job has started."""
+        self._require_begun(run)
+        return super().watch(run, terminal, once=once, as_json=as_json)
+
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:
+        """`stoker logs` there, once a job has started."""
+        self._require_begun(run)
+        return super().logs(run, follow=follow, lines=lines)
+
+    def _require_begun(self, run: str) -> None:
+        """A pending job has nothing to show yet."""
+        if not self._has_begun(run):
+            for job in self._jobs(run):
+                raise StokerError("STK745", name=run, host=self.name, **job)
 
     def _has_begun(self, run: str) -> bool:
         """Whether any job of the run has started."""

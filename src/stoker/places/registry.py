@@ -48,7 +48,7 @@ def by_name(on: str, run: Run | None = None) -> Place:
     if on in offered:
         return _load(offered[on], run)
     names = [*(host.name for host in known.every()), *(one.title for one in offered.values())]
-    raise StokerError("STK720", name=on, known=", ".join(names) or "-")
+    raise StokerError("STK720", name=on, known=names or "-")
 
 
 def recorded(run_dir: RunDir) -> str | None:
@@ -75,7 +75,7 @@ def _load(plugin: Plugin, run: Run | None) -> Place:
         for option in place.options:
             if option not in place.known_options:
                 near = difflib.get_close_matches(option, sorted(place.known_options), n=3, cutoff=0)
-                nearest = ", ".join(f"`{one}`" for one in near) or "-"
+                nearest = [f"`{one}`" for one in near] or "-"
                 where = f"native.{plugin.name}.{option} ({place.package})"
                 raise StokerError("STK111", where, option=option, block=plugin.name, nearest=nearest)
     return place

@@ -18,16 +18,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker import env
+from stoker import env, messages
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.rundir import checkpoints, events, files, pulled
+from stoker.rundir import checkpoints, events, files, layout, pulled
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 from stoker.rundir.pulled import Pulled
 from stoker.store import fetch, opening
-from stoker.store.shelf import Fault
+from stoker.store.store_protocol import Fault
 from stoker.supervise import starting
 
 REPORT = "stoker-segment.json"
@@ -116,11 +116,11 @@ def main(text: str) -> int:
         code = _train(request)
         error = _last_error(run_dir) if code not in (EXIT_DONE, EXIT_STOPPED) else None
     except Exception as problem:  # noqa: BLE001  # see above
-        error = _told(problem)
+        error = _error_record(problem)
     try:
         stands = _standing(run_dir)
     except Exception as problem:  # noqa: BLE001  # the next segment verifies the checkpoints itself
-        code, error = EXIT_STOPPED if code == EXIT_DONE else code, error or _told(problem)
+        code, error = EXIT_STOPPED if code == EXIT_DONE else code, error or _error_record(problem)
     report = SegmentReport(
         chain=request.chain,
         number=request.number,
@@ -139,7 +139,7 @@ def main(text: str) -> int:
     return 0
 
 
-def _told(problem: Exception) -> dict[str, Any]:
+def _error_record(problem: Exception) -> dict[str, Any]:
     if not isinstance(problem, StokerError):
         traceback.print_exception(problem)
         problem = StokerError("STK900", reason=f"{type(problem).__name__}: {problem}")
@@ -171,7 +171,7 @@ def bring(request: SegmentRequest, run_dir: RunDir, rejected: list[dict[str, str
         return newest.step
     if not report.step and not wrong:
         return 0
-    return _from_store(request, run_dir, report.step, "; ".join(f"{one.path.name}: {one.reason}" for one in wrong))
+    return _from_store(request, run_dir, report.step, _listed(wrong))
 
 
 def _before(request: SegmentRequest) -> tuple[SegmentReport, RunDir]:
@@ -199,7 +199,11 @@ def _adopt(one: Checkpoint, run_dir: RunDir) -> None:
     aside = run_dir.checkpoints / f".{one.path.name}.taken.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(one.path, aside, copy_function=shutil.copyfile)
-    checkpoints.adopt(run_dir.checkpoints, aside)
+    layout.adopt(run_dir, aside)
+
+
+def _listed(wrong: list[checkpoints.Rejected]) -> str:
+    return messages.text("list.semicolon").join(f"{one.path.name}: {one.reason}" for one in wrong)
 
 
 def _from_store(request: SegmentRequest, run_dir: RunDir, step: int, reason: str) -> int:

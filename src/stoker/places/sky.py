@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from importlib import resources as data
 from pathlib import Path
 from typing import Any
@@ -119,11 +118,19 @@ class Task(Place):
         """See `hand_over`."""
         raise StokerError("STK769", words=_words("launch", package.name, FILE))
 
-    def follow(self, words: Sequence[str]) -> int:
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:  # noqa: ARG002  # the protocol's
         """SkyPilot follows its machines."""
-        raise StokerError("STK769", words=_words("logs", words[-1] if len(words) < 2 else words[1]))
+        raise StokerError("STK769", words=_words("logs", run))
 
-    def stop(self, run: str) -> None:
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:  # noqa: ARG002  # the protocol's
+        """SkyPilot follows its machines."""
+        raise StokerError("STK769", words=_words("logs", run))
+
+    def runs(self) -> int:
+        """SkyPilot lists its machines."""
+        raise StokerError("STK769", words="sky status")
+
+    def stop(self, run: str) -> int:
         """SkyPilot stops its machines."""
         raise StokerError("STK769", words=_words("cancel", run))
 

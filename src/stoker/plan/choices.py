@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.facts import families
 from stoker.facts.machine import Device, Machine
 from stoker.facts.shapes import ModelShape
 from stoker.plan import strategy
@@ -109,18 +110,34 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
     return _because("fp16", "precision", "why.precision.fp16", capability=capability)
 
 
-def attention(run: Run, machine: Machine, precision: str) -> Choice[str]:
-    """The attention kernel, by what is installed and supported by the card."""
+def attention(run: Run, machine: Machine, precision: str, shape: ModelShape) -> Choice[str]:
+    """The attention kernel, by what the model's class takes, what is installed and what the card supports."""
     able = machine.kind == "cuda" and machine.compute_capability >= _BF16_CAPABILITY and precision != "fp32"
     asked = run.where.attention
     missing = machine.examined and "flash_attn" not in machine.packages
+    broken = machine.broken.get("flash_attn")
+    if asked == "flash_attention_2" and broken:
+        raise StokerError("STK213", card=machine.name, reason=broken)
     if asked == "flash_attention_2" and (missing or not able):
         raise StokerError("STK212", card=machine.name, precision=precision)
+    if asked not in ("auto", *shape.attention):
+        raise StokerError("STK150", family=shape.family, asked=asked, able=list(shape.attention))
     if asked != "auto":
         return _because(asked, "attention", "why.asked", word="where.attention")
-    if able and "flash_attn" in machine.packages:
+    if able and "flash_attn" in machine.packages and "flash_attention_2" in shape.attention:
         return _because("flash_attention_2", "attention", "why.attention.flash")
+    if "sdpa" not in shape.attention:
+        return _because("eager", "attention", "why.attention.eager", family=shape.family)
+    if repeats_keys(machine, "sdpa"):
+        return _because("sdpa", "attention", "why.attention.repeated", capability=machine.compute_capability)
+    if able and broken:
+        return _because("sdpa", "attention", "why.attention.broken", reason=broken)
     return _because("sdpa", "attention", "why.attention.sdpa")
+
+
+def repeats_keys(machine: Machine, attention: str) -> bool:
+    """Whether keys must be repeated for each head: older cards have no kernel for grouped heads but the slowest."""
+    return attention == "sdpa" and machine.kind == "cuda" and machine.compute_capability < _BF16_CAPABILITY
 
 
 def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
@@ -128,7 +145,9 @@ def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
     if run.where.arrange != "auto":
         return _because(run.where.arrange, "arrange", "why.asked", word="where.arrange")
     if shape.parts and (kinds := shape.parts.recurrent):
-        return _because("grouped", "arrange", "why.arrange.recurrent", kinds=", ".join(kinds))
+        return _because("grouped", "arrange", "why.arrange.recurrent", kinds=list(kinds))
+    if seen := families.leaks(shape):
+        return _because("grouped", "arrange", "why.arrange.leaks", family=shape.family, date=seen.date)
     if attention == "flash_attention_2":
         return _because("rows", "arrange", "why.arrange.rows")
     return _because("grouped", "arrange", "why.arrange.grouped")
@@ -183,7 +202,7 @@ def micro_candidates(run: Run, machine: Machine, share: int, earlier: int | None
     divisors = sorted({*small, *(share // size for size in small)}, reverse=True)
     if run.where.micro != "auto":
         if run.where.micro not in divisors:
-            raise StokerError("STK207", micro=run.where.micro, share=share, choices=", ".join(map(str, divisors)))
+            raise StokerError("STK207", micro=run.where.micro, share=share, choices=divisors)
         return [int(run.where.micro)]
     if machine.kind == "cpu":
         divisors = [size for size in divisors if size * run.data.length <= _CPU_TOKENS_PER_MICRO] or [1]

@@ -9,15 +9,9 @@ from typing import Any
 
 from stoker.config import values
 from stoker.config.run import Run, Shape
-from stoker.plan import strategy
+from stoker.plan import optimizers, strategy
 from stoker.plan.plan import BatchSplit, EngineOptions, StepCounts
 
-_OPTIMIZERS = {
-    "adamw": "adamw_torch_fused",
-    "adamw_8bit": "adamw_8bit",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-}
 _FAMILIES: dict[str, dict[str, str]] = {
     "gpt2": {
         "layers": "n_layer",
@@ -89,9 +83,8 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "warmup_steps": steps.warmup,
         "weight_decay": run.train.weight_decay,
         "max_grad_norm": run.train.clip,
-        "optim": _optimizer(run, decisions),
+        "optim": optimizers.trainer_name(run, decisions.device),
         "seed": run.train.seed,
-        "full_determinism": run.train.deterministic and cuda,
         "bf16": decisions.precision == "bf16",
         "fp16": decisions.precision == "fp16",
         "gradient_checkpointing": decisions.gradient_checkpointing,
@@ -111,16 +104,6 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "average_tokens_across_devices": False,
         "ddp_find_unused_parameters": False,
     }
-
-
-def _optimizer(run: Run, decisions: Decisions) -> str:
-    """The Trainer's name; on a CPU the fused AdamW rounds the tail of a shard differently from its middle.
-
-    The same for all strategies: the result must not depend on sharding.
-    """
-    if run.train.optimizer == "adamw" and decisions.device == "cpu":
-        return "adamw_torch"
-    return _OPTIMIZERS[run.train.optimizer]
 
 
 def _model(run: Run, decisions: Decisions) -> dict[str, Any]:

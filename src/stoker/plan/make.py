@@ -12,7 +12,7 @@ from stoker.estimate import memory, ranges
 from stoker.facts import failures
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
-from stoker.facts.model_parts import WeightGroup
+from stoker.facts.model_parts import ModelParts, WeightGroup
 from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
@@ -55,6 +55,8 @@ class Inputs:
     offer: Offer | None = None
     vocab: int | None = None
     """Vocabulary size of the tokenizer, once known; else the run file's or the shape's."""
+    highest_token: int | None = None
+    """The largest token id of the prepared set, once known."""
     earlier: Earlier | None = None
     """The checkpoint to resume from: its way to cut steps is kept while it fits, because the bits depend on it."""
     out_of_memory: tuple[Rung, ...] = ()
@@ -136,12 +138,14 @@ def find(inputs: Inputs) -> Found:
     """Decide how to run on this machine."""
     run, data = inputs.run, inputs.data
     trains = choices.machine(run, inputs.machine)
+    checks.check_stored(run, inputs.shape)
     checks.check(run, trains.value, inputs.shape.shape, elsewhere=inputs.elsewhere)
     inputs = dataclasses.replace(inputs, machine=trains.value, shape=_with_vocab(inputs))
+    checks.check_tokens(inputs.shape.shape, inputs.highest_token)
     machine, devices = trains.value, choices.processes(run, trains.value)
     share = _share(run.train.batch, devices)
     precision = choices.precision(run, machine)
-    attention = choices.attention(run, machine, precision.value)
+    attention = choices.attention(run, machine, precision.value, inputs.shape.shape)
     arrange = choices.arrangement(run, attention.value, inputs.shape.shape)
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
@@ -162,6 +166,7 @@ def find(inputs: Inputs) -> Found:
     )
     way = search.find(constraints)
     strategy.check(run, machine, way.strategy, devices, precision.value)
+    checks.check_packed(run, way.strategy, inputs.shape.shape)
     _check_host(machine, way)
     exact = choices.exact(run, way.strategy)
     background = choices.background(machine, memory.checkpoint_bytes(way.step))
@@ -216,6 +221,7 @@ def make_plan(inputs: Inputs) -> Plan:
         strategy=way.strategy,
         gradient_checkpointing=way.checkpointing,
         attention=constraints.attention,
+        repeat_keys=choices.repeats_keys(machine, constraints.attention),
         arrange=constraints.arrange,
         exact=strategy.exact(run, way.strategy),
         deterministic=run.train.deterministic,
@@ -250,6 +256,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *_way_reasons(inputs, constraints, way),
             strategy.reason(run, way.strategy, kept=search.keeps_bits(constraints, way)),
             *_model_reasons(run, inputs.shape),
+            *checks.family_reasons(run, machine, inputs.shape.shape),
             *_machine_reasons(machine),
             *budget.reasons(run, limits, cost),
             *ending.reasons(run, inputs.platform),
@@ -273,7 +280,7 @@ def _share(batch: int, devices: int) -> int:
     if batch % devices:
         below = batch - batch % devices
         nearest = [b for b in (below, below + devices) if b > 0]
-        raise StokerError("STK201", batch=batch, devices=devices, nearest=", ".join(map(str, nearest)))
+        raise StokerError("STK201", batch=batch, devices=devices, nearest=nearest)
     return batch // devices
 
 
@@ -390,11 +397,9 @@ def _model_reasons(run: Run, found: ResolvedShape) -> list[Reason]:
     """What is approximate about a model without a formula, and where its files disagree with the count."""
     reasons, parts = [], found.shape.parts
     if parts:
-        left = [one for one in parts.groups if one.role == "expert" and not one.quantised]
-        left = left if run.tune.method == "qlora" else []
         fields = {"family": parts.family, "model_class": parts.model_class, "groups": len(parts.groups)}
         reasons.append(Reason(about="model", key="why.weighed", fields=fields))
-        reasons += [Reason(about="model", key="why.experts", fields={"layers": _names(left)})] if left else []
+        reasons += _expert_reasons(run, parts)
     stored, counted = found.stored_parameters, found.shape.parameters()
     if stored and abs(counted - stored) > _AGREES * stored:
         fields = {"counted": f"{counted / 1e9:.3f}", "stored": f"{stored / 1e9:.3f}"}
@@ -402,14 +407,31 @@ def _model_reasons(run: Run, found: ResolvedShape) -> list[Reason]:
     return reasons
 
 
-def _names(groups: list[WeightGroup]) -> str:
-    return ", ".join(sorted({f"`{group.layer}`" for group in groups}))
+def _expert_reasons(run: Run, parts: ModelParts) -> list[Reason]:
+    """How the experts are held, and that nothing but the rows decides the loss."""
+    if not parts.experts:
+        return []
+    reasons = [Reason(about="model", key="why.balance", fields={})]
+    if run.tune.method == "qlora":
+        fused = parts.fused_experts
+        for key, groups in (
+            ("why.experts.packed", [one for one in fused if one.quantised]),
+            ("why.experts", [one for one in fused if not one.quantised]),
+        ):
+            reasons += [Reason(about="model", key=key, fields={"layers": _names(groups)})] if groups else []
+    return reasons
+
+
+def _names(groups: list[WeightGroup]) -> list[str]:
+    return sorted({f"`{group.layer}`" for group in groups})
 
 
 def _machine_reasons(machine: Machine) -> list[Reason]:
-    """Threads, and whether memory is pinned."""
+    """Threads, whether memory is pinned, and what other programs hold of it."""
     pinned = "why.pinned.cuda" if machine.kind == "cuda" else "why.pinned.none"
+    held = {str(device.index): f"{device.held_bytes / 2**30:.1f}" for device in machine.devices if device.held_bytes}
     return [
+        *(Reason(about="memory", key="why.held", fields={"index": index, "held": gib}) for index, gib in held.items()),
         Reason(about="threads", key="why.threads", fields={"threads": machine.threads, "cpus": machine.cpu_count}),
         Reason(about="native.trainer.dataloader_pin_memory", key=pinned, fields={}),
     ]
@@ -465,7 +487,8 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         # Rows differ in length: with fixed segments, memory freed by a shorter row cannot hold a longer one.
         settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if run.train.deterministic and machine.kind == "cuda":
-        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        # Read by cuBLAS and by transformers when the first kernel runs (engine/train.py switches the rest).
+        settings |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
     if run.where.gpus == 0 or (machine.kind == "cuda" and machine.examined and machine.nodes == 1):
         # torch uses every visible card. By UUID: CUDA may number cards differently from the driver.
         settings[env.CUDA_VISIBLE_DEVICES.name] = ",".join(device.uuid for device in machine.devices)

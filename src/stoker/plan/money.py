@@ -33,7 +33,7 @@ def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None,
         currency=price.currency,
         price_per_hour=price.price_per_hour,
         billed_devices=billed,
-        source=OWN if own else f"{price.cloud}, {price.date.isoformat()}",
+        source=OWN if own else f"{price.cloud} {price.date.isoformat()}",
         age_days=0 if own else price.age_days(),
     )
 

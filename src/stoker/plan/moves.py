@@ -23,7 +23,7 @@ _PACKAGES = ("torch", *LIBRARIES, "deepspeed")
 
 _ELSEWHERE = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "bf16", "fp16", "full_determinism", "use_cpu"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "bf16", "fp16", "use_cpu"),
     *("dataloader_num_workers", "dataloader_pin_memory", "torch_compile", "attn_implementation"),
     *("logging_steps", "report_to", "disable_tqdm"),
 }
@@ -182,4 +182,4 @@ def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
             keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
     if found.tier == "EXACT":
         keys.append("why.resume.unseen")
-    return [Reason(about="resume", key=key, fields={"unseen": ", ".join(found.unseen)}) for key in keys]
+    return [Reason(about="resume", key=key, fields={"unseen": found.unseen}) for key in keys]

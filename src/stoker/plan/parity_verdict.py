@@ -215,8 +215,8 @@ def _text_problems(name: str, reference: Reference, seen: Observation) -> list[S
         expected, got = (_excerpt(text, at) for text in (reference.template, seen.template))
         problems.append(StokerError("STK641", name=name, position=at, expected=expected, got=got))
     if seen.stops is not None and set(seen.stops) != set(reference.stops):
-        expected, got = (_shown_stops(reference, ids) for ids in (reference.stops, seen.stops))
-        problems.append(StokerError("STK642", name=name, expected=expected, got=got))
+        wanted, found = (_shown_stops(reference, ids) for ids in (reference.stops, seen.stops))
+        problems.append(StokerError("STK642", name=name, expected=wanted, got=found))
     elif seen.ended_elsewhere:
         prompt = reference.prompts[seen.ended_elsewhere[0]]
         stop = _shown_token(reference, prompt.answer[-1])
@@ -395,8 +395,8 @@ def _shown_token(reference: Reference, token: int) -> str:
     return f"{reference.texts[token]!r} ({token})" if token in reference.texts else str(token)
 
 
-def _shown_stops(reference: Reference, ids: list[int]) -> str:
-    return ", ".join(_shown_token(reference, token) for token in sorted(ids)) or messages.text("parity.none")
+def _shown_stops(reference: Reference, ids: list[int]) -> list[str]:
+    return [_shown_token(reference, token) for token in sorted(ids)] or [messages.text("parity.none")]
 
 
 def _first_difference(expected: str, got: str) -> int:

@@ -262,6 +262,8 @@ class Plan(_PlanPart):
     gradient_checkpointing: bool
     """Whether activations are computed again in the backward pass."""
     attention: Literal["flash_attention_2", "sdpa", "eager"]
+    repeat_keys: bool = False
+    """Whether keys and values are repeated for each head before `sdpa`."""
     """Attention kernel."""
     arrange: Literal["rows", "grouped"]
     """How a step's sequences form micro batches."""

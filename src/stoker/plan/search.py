@@ -15,11 +15,11 @@ from stoker.errors import StokerError
 from stoker.estimate import layers, memory, ranges, speed
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
-from stoker.estimate.step import Adapter, Attention, Dtype, Optimizer, Step, Strategy
+from stoker.estimate.step import Adapter, Attention, Dtype, Step, Strategy
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import choices, moves, strategy
+from stoker.plan import checks, choices, moves, optimizers, strategy
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
 
@@ -197,6 +197,8 @@ def _ways(constraints: Constraints) -> Iterator[Way]:
         run, machine, constraints.share, constraints.earlier.micro if constraints.earlier else None
     )
     strategies = strategy.candidates(run, machine, constraints.devices, constraints.precision)
+    if run.where.strategy == "auto" and checks.packs_experts(run, constraints.shape):
+        strategies = [one for one in strategies if one != "fsdp2"]
     earlier = _comparable(constraints)
     if strategies == ["single"] and run.where.strategy == "auto" and earlier and earlier.keeps(_SHARDED):
         strategies = ["single", "fsdp2"]  # FSDP on one device keeps the bits of FSDP on several
@@ -248,7 +250,8 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         masked=constraints.attention != "flash_attention_2" and constraints.arrange == "rows" and run.data.pack,
         recompute="full" if checkpointing else "none",
         loss="fused" if run.native.trainer.get("use_liger_kernel") else "logits_fp32",
-        optimizer=_OPTIMIZERS[run.train.optimizer],
+        optimizer=optimizers.step_name(run),
+        extra_moments=optimizers.extra_moments(run),
         gradient_sets=sets,
         strategy=_STRATEGIES[chosen],
         devices=constraints.devices,
@@ -266,12 +269,6 @@ _STRATEGIES: dict[str, Strategy] = {
     "fsdp2": "fsdp2",
     "zero2": "zero2",
     "zero3": "zero3",
-}
-_OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw": "adamw_fused",
-    "adamw_8bit": "adamw_8bit",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
 }
 
 

@@ -31,7 +31,7 @@ def compare(
         price_per_hour=offer.spot_price_per_hour,
         time_seconds=lasts,
         restarts=round(lasts / between, 2),
-        source=f"{offer.cloud}, {offer.date.isoformat()}",
+        source=f"{offer.cloud} {offer.date.isoformat()}",
         cheaper=amount * prices.usd(offer.currency) < cost.amount * prices.usd(cost.currency),
     )
 

@@ -66,6 +66,23 @@ def files_record(entries: dict[str, FileEntry]) -> bytes:
     return files.json_text({name: entry.model_dump() for name, entry in entries.items()}).encode()
 
 
+def note_brought(run_dir: RunDir, name: str) -> None:
+    """Write down what an artifact holds that was brought from elsewhere: one that was made here is not replaced."""
+    note_file(run_dir, name).parent.mkdir(exist_ok=True)
+    files.write_text(note_file(run_dir, name), files_record(entries_of(folder(run_dir, name))).decode("utf-8"))
+
+
+def is_as_brought(run_dir: RunDir, name: str) -> bool:
+    """Whether an artifact was brought from elsewhere and is as it was then."""
+    note = note_file(run_dir, name)
+    return note.exists() and files_record(entries_of(folder(run_dir, name))) == note.read_bytes()
+
+
+def note_file(run_dir: RunDir, name: str) -> Path:
+    """What an artifact held when it was brought."""
+    return run_dir.store_folder / f"brought-{name}.json"
+
+
 def digest(folder: Path) -> str:
     """One digest of all files of an artifact: of the list of them."""
     return hashlib.sha256(files_record(entries_of(folder))).hexdigest()

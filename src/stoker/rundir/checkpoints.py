@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker import messages
 from stoker.rundir import files, in_place
 
 FORMAT = 2
@@ -142,8 +143,8 @@ def writing(checkpoints: Path, step: int, *, renames: bool = True, **facts: Any)
 
 
 def adopt(checkpoints: Path, aside: Path) -> Checkpoint:
-    """Commit a complete folder, such as a copy downloaded from the store into `aside` on the same disk."""
-    commit = _read_commit(aside)
+    """Commit a complete folder in `aside` on the same disk, whatever training it is of: see `layout.adopt`."""
+    commit = read_commit(aside)
     wrong = commit if isinstance(commit, str) else verify(Checkpoint(aside, commit))
     if isinstance(commit, str) or wrong:
         raise OSError(errno.EIO, wrong, str(aside))
@@ -208,7 +209,7 @@ def _put(folder: Path, final: Path) -> None:
 
 
 def _holds_the_same(final: Path, folder: Path) -> bool:
-    there, new = _read_commit(final), _read_commit(folder)
+    there, new = read_commit(final), read_commit(folder)
     same = isinstance(there, Commit) and isinstance(new, Commit) and there.files == new.files
     return same and _is_whole(final)
 
@@ -249,7 +250,7 @@ def _rendered(commit: dict[str, Any]) -> str:
 
 def committed(checkpoints: Path) -> list[Checkpoint]:
     """Checkpoints with a readable COMMIT.json, oldest first. Their files are not yet checked: see `verify`."""
-    read = ((path, _read_commit(path)) for path in _folders(checkpoints))
+    read = ((path, read_commit(path)) for path in _folders(checkpoints))
     return [Checkpoint(path, commit) for path, commit in read if isinstance(commit, Commit)]
 
 
@@ -257,7 +258,7 @@ def next_found(checkpoints: Path) -> Checkpoint | None:
     """The checkpoint the next start continues from, if it verifies: the newest, also one that `sweep` will rename."""
     inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
     unnamed = (path for path in inner if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1]))
-    whole = ((path, _read_commit(path)) for path in unnamed)
+    whole = ((path, read_commit(path)) for path in unnamed)
     lacking = [Checkpoint(path, commit) for path, commit in whole if isinstance(commit, Commit)]
     return max([*committed(checkpoints), *lacking], key=lambda one: one.step, default=None)
 
@@ -279,14 +280,14 @@ def verify(checkpoint: Checkpoint, *, from_disk: bool = False) -> str:
         path = checkpoint.path / name
         try:
             if not path.is_file():
-                return f"{name} is missing"
+                return messages.text("damage.missing", name=name)
             size = path.stat().st_size
             if size != entry.bytes:
-                return f"{name} has {size} bytes instead of {entry.bytes}"
+                return messages.text("damage.size", name=name, found=size, expected=entry.bytes)
             if files.sha256(path, from_disk=from_disk) != entry.sha256:
-                return f"{name} has another digest"
+                return messages.text("damage.digest", name=name)
         except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
+            return messages.text("damage.unreadable", name=name, reason=error.strerror)
     return ""
 
 
@@ -331,7 +332,7 @@ def examine(checkpoints: Path) -> list[Examined]:
 
 def examined(path: Path) -> Examined:
     """One folder, read through."""
-    commit = _read_commit(path)
+    commit = read_commit(path)
     if isinstance(commit, str):
         return Examined(path, None, commit)
     return Examined(path, commit, verify(Checkpoint(path, commit)))
@@ -437,20 +438,20 @@ def newest_stored(checkpoints: Path, present: list[Checkpoint]) -> set[int]:
 
 
 def _is_whole(path: Path) -> bool:
-    commit = _read_commit(path)
+    commit = read_commit(path)
     return isinstance(commit, Commit) and not verify(Checkpoint(path, commit))
 
 
-def _read_commit(path: Path) -> Commit | str:
+def read_commit(path: Path) -> Commit | str:
     """The commit record, or why there is none."""
     try:
         commit = parse_commit((path / COMMIT_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return f"{COMMIT_NAME} is missing"
+        return messages.text("damage.missing", name=COMMIT_NAME)
     except (ValueError, OSError) as error:
-        return f"{COMMIT_NAME} cannot be read: {str(error).splitlines()[0]}"
+        return messages.text("damage.unreadable", name=COMMIT_NAME, reason=str(error).splitlines()[0])
     if isinstance(commit, Commit) and _NAME.fullmatch(path.name) and commit.step != int(path.name[5:]):
-        return f"the record is of step {commit.step}"
+        return messages.text("damage.step", step=commit.step)
     return commit
 
 
@@ -460,13 +461,13 @@ def parse_commit(text: str) -> Commit | str:
         said = files.parse_json(text)
         commit = Commit.model_validate(said)
     except ValueError as error:
-        return f"{COMMIT_NAME} cannot be read: {str(error).splitlines()[0]}"
+        return messages.text("damage.unreadable", name=COMMIT_NAME, reason=str(error).splitlines()[0])
     if commit.format != FORMAT:
-        return f"format {commit.format} instead of {FORMAT}"
+        return messages.text("damage.format", found=commit.format, expected=FORMAT)
     if text != _rendered(said) or commit.digest != _digest(said):
-        return f"{COMMIT_NAME} was changed"
+        return messages.text("damage.changed", name=COMMIT_NAME)
     if any(not is_inside(name) for name in commit.files):
-        return "a file outside the folder is named"
+        return messages.text("damage.outside")
     return commit
 
 

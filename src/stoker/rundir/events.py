@@ -48,13 +48,17 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from stoker.errors import StokerError
 from stoker.rundir import files, in_place, segments
 
+Event = dict[str, Any]
+"""One line of the log."""
+EventCallback = Callable[[Event], None]
+"""Called with every event as it comes."""
 _FIGURE = (int, float)
 _LOSS = (int, float, str, type(None))
 """Also what is no number, as it was written, and nothing where a step was passed over."""

@@ -18,7 +18,14 @@ SHIPPED = "recipe:"
 ADAPTER_NAME = "adapter_config.json"
 """A folder with it holds an adapter."""
 _GLOB = set("*?[")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_NOT_TOKENIZER = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index.json"),
+    *(".md", ".png", ".jpg", "generation_config.json", "adapter_config.json"),
+)
+"""Ends of names of a model's files that tokenising does not depend on: weights, pages, how it is sampled.
+
+Which files a tokenizer reads is up to its class (`vocab.json`, `merges.txt`, `tokenizer.model`): all others count.
+"""
 
 
 def train_sources(run: Run) -> list[Source]:
@@ -125,7 +132,9 @@ def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
     name = model_path(name, folder)
     if not (folder / name).is_dir():
         return []
-    return [file for file in (folder / name / one for one in _TOKENIZER_FILES) if file.is_file()]
+    inner = [*(folder / name).glob("*"), *(folder / name).glob("additional_chat_templates/*")]
+    counted = (path for path in inner if not path.name.startswith(".") and not path.name.endswith(_NOT_TOKENIZER))
+    return sorted(path for path in counted if path.is_file())
 
 
 def _matches(pattern: str, folder: Path) -> list[Path]:

@@ -13,7 +13,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 
-_UNDER_WAY = ("sent", "queued", "running", "short")
+UNDER_WAY = ("queued", "running", "short")
+"""States of a run that a place is about to train, or trains."""
 
 Word = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
@@ -55,6 +56,8 @@ class LastKnown(_Figures):
 
     on: str
     """The place, or the host."""
+    store: str = ""
+    """The store it was sent with; empty for none."""
     rented: dict[str, str] = {}
     """Names of its machines that are billed while they are on, each with its platform."""
     price: _HourlyPrice | None = None
@@ -71,7 +74,7 @@ class LastKnown(_Figures):
     @property
     def shown_state(self) -> str:
         """The state; `unreachable` for a run under way at a place that no longer responds."""
-        return "unreachable" if self.silent and self.state in _UNDER_WAY else self.state
+        return "unreachable" if self.silent and self.state in ("sent", *UNDER_WAY) else self.state
 
 
 def read(run_dir: RunDir) -> LastKnown | None:
@@ -82,15 +85,14 @@ def read(run_dir: RunDir) -> LastKnown | None:
         return None
 
 
-def sent(run_dir: RunDir, on: str, rented: Mapping[str, str], price: tuple[float, str] | None) -> None:
-    """Note where a run was sent to, and what is billed there: price by the hour and currency."""
+def sent(
+    run_dir: RunDir, on: str, rented: Mapping[str, str], price: tuple[float, str] | None, store: str | None = None
+) -> None:
+    """Note where a run was sent to, with which store, and what is billed there: price by the hour and currency."""
     costs = _HourlyPrice(per_hour=price[0], currency=price[1]) if price else None
-    _write(run_dir, LastKnown(on=on, rented=dict(rented), price=costs, at=_now()))
-
-
-def restore(run_dir: RunDir, last: LastKnown) -> None:
-    """Put an earlier record back: the run did not start where it was sent."""
-    _write(run_dir, last)
+    last = read(run_dir)
+    so_far = last.model_dump(include={"step", "total_steps"}) if last else {}
+    _write(run_dir, LastKnown(on=on, store=store or "", rented=dict(rented), price=costs, at=_now(), **so_far))
 
 
 def seen(run_dir: RunDir, on: str, found: Mapping[str, Any]) -> None:
@@ -102,6 +104,7 @@ def seen(run_dir: RunDir, on: str, found: Mapping[str, Any]) -> None:
         return
     if last is not None and last.on == on:
         figures = said.model_dump(include=said.model_fields_set & _Figures.model_fields.keys())
+        figures["step"] = said.step or last.step  # a launch has done no step yet
         settled = said.settled.state if said.settled else ""
         answered = {"price": said.price or last.price, "settled": settled, "silent": None, "is_off": False}
         _write(run_dir, last.model_copy(update={**figures, **answered, "at": _now()}))

@@ -3,6 +3,7 @@
 The light and the heavy world meet here: one writes the directory, the other is started with its path.
 """
 
+import contextlib
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker import __version__, env
+from stoker import __version__, env, messages
 from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, events, files, in_place, training_words
+from stoker.rundir.checkpoints import Checkpoint, Commit
 
 FORMAT = 1
 _LASTING = {"created", "forked_from", "versions", "machine", "data_digest", "git"}
@@ -187,6 +189,15 @@ class RunDir:
         text = manifest.text or reader.read_text(self.run_file)
         return load.again(text, "run.yaml", Path(manifest.folder), manifest.overrides, self.name)
 
+    def words(self, run: Run | None = None) -> dict[str, Any]:
+        """The words of its training, as every one of its checkpoints has them.
+
+        Args:
+            run: Another run file to train here by; it stays the fork that it is.
+        """
+        origin = self.manifest().forked_from if self.manifest_file.exists() else None
+        return training_words.of(run or self.run(), origin)
+
     def folder(self) -> Path:
         """Where the run file's relative paths start."""
         return Path(self.manifest().folder)
@@ -203,6 +214,14 @@ def find(name: str) -> RunDir:
         if (path / "manifest.json").is_file():
             return checked(RunDir(path))
     raise StokerError("STK501", name=name, folder=runs_folder())
+
+
+def use_folder_of(name: str) -> None:
+    """The folder of a run that is named by its path is the runs folder, from now on and for this process."""
+    with contextlib.suppress(StokerError):
+        path = find(name).path.absolute()
+        if path.parent != runs_folder().absolute():
+            env.put(env.RUNS, str(path.parent))
 
 
 def named(name: str) -> RunDir:
@@ -241,11 +260,18 @@ def create(run_file: RunFile) -> RunDir:
     run_dir = named(run_file.run.name)
     if run_dir.manifest_file.exists():
         if was_trained(run_dir) and (changes := training_words.changed(run_dir.run(), run_file.run)):
-            raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=", ".join(changes))
-        write(run_dir, run_file, **run_dir.manifest().model_dump(include=_LASTING))
+            raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=changes)
+        lasting = run_dir.manifest().model_dump(include=_LASTING)
+        write(run_dir, run_file, **{**lasting, "forked_from": lasting["forked_from"] or _origin(run_dir)})
     else:
-        write(run_dir, run_file)
+        write(run_dir, run_file, forked_from=_origin(run_dir))
     return run_dir
+
+
+def _origin(run_dir: RunDir) -> dict[str, Any] | None:
+    """What the run was forked from, by a checkpoint that was sent here before its manifest was written."""
+    sent = checkpoints.committed(run_dir.checkpoints)
+    return training_words.origin(sent[-1].commit.words) if sent else None
 
 
 def write(run_dir: RunDir, run_file: RunFile, **facts: Any) -> None:
@@ -268,6 +294,38 @@ def write(run_dir: RunDir, run_file: RunFile, **facts: Any) -> None:
 def was_trained(run_dir: RunDir) -> bool:
     """Whether a step was ever done or committed here."""
     return events.has_steps(run_dir.events_file) or bool(checkpoints.committed(run_dir.checkpoints))
+
+
+def words_of(manifest: Manifest, text: str) -> dict[str, Any]:
+    """The words of a training by the manifest of another machine.
+
+    Args:
+        manifest: As it is there.
+        text: `run.yaml` there, for a manifest that has no text.
+    """
+    run = load.parse(manifest.text or text, "run.yaml", manifest.overrides)
+    return training_words.of(run, manifest.forked_from)
+
+
+def adopt(run_dir: RunDir, aside: Path) -> Checkpoint:
+    """Commit a complete folder that was brought from elsewhere, on the same disk; one of another training is refused.
+
+    Raises:
+        StokerError: STK663 where it is of another training.
+        OSError: Where it is not whole.
+    """
+    if isinstance(commit := checkpoints.read_commit(aside), Commit):
+        require_same_training(run_dir, commit)
+    return checkpoints.adopt(run_dir.checkpoints, aside)
+
+
+def require_same_training(run_dir: RunDir, commit: Commit) -> None:
+    """Refuse a checkpoint of another training. One of an older Stoker does not say; the trainer compares its data."""
+    if commit.words is None or not run_dir.manifest_file.exists():
+        return
+    if changes := training_words.differing(run_dir.words(), commit.words):
+        source = messages.text("other.checkpoint", step=commit.step)
+        raise StokerError("STK663", source=source, name=run_dir.name, folder=run_dir.path, changes=changes)
 
 
 def record(run_dir: RunDir, **facts: Any) -> None:

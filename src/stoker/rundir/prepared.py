@@ -18,11 +18,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker import plugins
+from stoker import messages, plugins
 from stoker.config import layouts
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import files, inputs, layout
+from stoker.rundir import checkpoints, files, inputs, layout
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
@@ -68,6 +68,9 @@ class Report(BaseModel):
     length: int
     packed: bool
     vocab: int
+    """Tokens the tokenizer has."""
+    highest_token: int | None = None
+    """The largest token id of the set; not in reports of earlier versions."""
     objective: str
     detected: list[dict[str, Any]]
     """Per source: path, format, reason, rows, bad_rows."""
@@ -110,7 +113,9 @@ def read_report(data: Path) -> Report | None:
     except ValueError as error:
         raise StokerError("STK311", str(report_file(data)), reason=error, folder=data) from error
     if text != files.json_text(said) or report.seal != _seal(said):
-        raise StokerError("STK311", str(report_file(data)), reason="it was changed", folder=data)
+        raise StokerError(
+            "STK311", str(report_file(data)), reason=messages.text("damage.changed", name="report.json"), folder=data
+        )
     return report
 
 
@@ -177,7 +182,7 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     """The report of a whole set that was prepared for this run, or None where there is something to prepare.
 
     A set whose sources are not on this machine (it was prepared elsewhere) counts: nothing else can be had. Once a step
-    was done the set is sealed: it counts whatever became of its sources (`changed_sources`).
+    was done on it the set is sealed: it counts whatever became of its sources (`changed_sources`).
     """
     report = read_report(run_dir.data)
     if report is None:
@@ -190,8 +195,15 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     except StokerError:
         wanted = ""
     same = report.words in ("", words(run))
-    sealed = same and (not wanted or layout.was_trained(run_dir))
+    sealed = same and (not wanted or (layout.was_trained(run_dir) and is_trained_on(run_dir, report)))
     return report if report.key == wanted or sealed else None
+
+
+def is_trained_on(run_dir: RunDir, report: Report) -> bool:
+    """Whether the newest checkpoint is of this set; also where there is none but the weights of another run."""
+    commits = [one.commit for one in checkpoints.committed(run_dir.checkpoints)]
+    own = [commit for commit in commits if not (commit.forked_from and commit.forked_from["weights_only"])]
+    return not own or own[-1].data_digest == report.digest
 
 
 def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
@@ -220,10 +232,15 @@ def check_sizes(data: Path, split_name: str, split: Split) -> None:
         paths = [data / split_name / shard / name for shard in split.shards]
         missing = [path for path in paths if not path.is_file()]
         if missing:
-            raise StokerError("STK311", str(missing[0]), reason=f"{name} is missing", folder=data)
+            raise StokerError("STK311", str(missing[0]), reason=messages.text("damage.missing", name=name), folder=data)
         found = sum(path.stat().st_size for path in paths)
         if found != size:
-            raise StokerError("STK311", str(paths[0]), reason=f"{found} bytes instead of {size}", folder=data)
+            raise StokerError(
+                "STK311",
+                str(paths[0]),
+                reason=messages.text("damage.size", name=name, found=found, expected=size),
+                folder=data,
+            )
 
 
 def check_digests(data: Path, report: Report) -> None:
@@ -231,6 +248,6 @@ def check_digests(data: Path, report: Report) -> None:
     for name, wanted in report.files.items():
         path = data / name
         if not path.is_file():
-            raise StokerError("STK311", str(path), reason=f"{path.name} is missing", folder=data)
+            raise StokerError("STK311", str(path), reason=messages.text("damage.missing", name=path.name), folder=data)
         if files.sha256(path) != wanted:
-            raise StokerError("STK311", str(path), reason=f"{path.name} has another digest", folder=data)
+            raise StokerError("STK311", str(path), reason=messages.text("damage.digest", name=path.name), folder=data)

@@ -15,11 +15,25 @@ _LEFT_OUT = {
 }
 """Sizes that only plans use, what to do about a bad step, how the model is served; options of places come on top."""
 
+_ORIGIN = "forked_from."
 
-def of(run: Run) -> dict[str, Any]:
-    """Values by dotted key: `{"train.epochs": 3, ...}`."""
+
+def of(run: Run, origin: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Values by dotted key: `{"train.epochs": 3, ...}`.
+
+    Args:
+        run: The run file.
+        origin: What a fork starts from (`forked_from` of its manifest): two forks of equal words are two trainings.
+    """
     left_out = {**_LEFT_OUT, "native": _LEFT_OUT["native"] | run.native.place_blocks}
-    return dict(_flat(run.model_dump(mode="json", include=_BLOCKS, exclude=left_out), ""))
+    words = dict(_flat(run.model_dump(mode="json", include=_BLOCKS, exclude=left_out), ""))
+    return words | {f"{_ORIGIN}{key}": value for key, value in (origin or {}).items()}
+
+
+def origin(words: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the fork with these words starts from; None for a run that is none."""
+    said = (words or {}).items()
+    return {key.removeprefix(_ORIGIN): value for key, value in said if key.startswith(_ORIGIN)} or None
 
 
 def changed(before: Run, after: Run) -> list[str]:

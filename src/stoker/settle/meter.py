@@ -213,7 +213,7 @@ class Settling:
         word, verb = self._verb(outcome)
         expanded = verb.expanded(env.of_machine()) if verb else None
         if verb is None or expanded is None:
-            names = ", ".join(verb.variables) if verb else ""
+            names = list(verb.variables) if verb else ""
             self._say("trouble", "settle.variable" if verb else "settle.no_verb", names=names)
             return self._end("stayed", "variable" if verb else "no_verb")
         self._tell_stopping(outcome, word)
@@ -273,7 +273,7 @@ class Settling:
 
     def _tell_needed(self, others: list[str]) -> None:
         if self._is_time_to_tell():
-            self._say("waiting", "settle.needed", state=self._state_words(), names=", ".join(others))
+            self._say("waiting", "settle.needed", state=self._state_words(), names=others)
 
     def _tell_waiting(self) -> None:
         if not self._is_time_to_tell():

@@ -14,7 +14,7 @@ from stoker.rundir.checkpoints import Commit
 from stoker.rundir.layout import RunDir
 from stoker.rundir.pulled import Pulled
 from stoker.store import address, opening, push, verification
-from stoker.store.shelf import Fault
+from stoker.store.store_protocol import Fault
 
 Where = Literal["nowhere", "store", "pulled", "nothing"]
 """`nothing`: the run has nothing to copy."""
@@ -70,7 +70,7 @@ class VerifiedCopy:
         if self._wanted is None:
             record, damaged = pulled.examined(self._run_dir)
             there = checkpoints.committed(self._run_dir.checkpoints)
-            damage = ", ".join(f"{one.path.name}: {one.reason}" for one in damaged)
+            damage = messages.text("list.comma").join(f"{one.path.name}: {one.reason}" for one in damaged)
             newest = [one.commit for one in there if (one.path == damaged[0].path if damaged else True)][-1:]
             self._wanted = Wanted(record, newest[0] if newest else None, damage)
         return self._wanted

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, files
 from stoker.rundir.checkpoints import COMMIT_NAME, Commit, FileEntry
-from stoker.store.shelf import LARGEST_SMALL_BYTES, Patient
+from stoker.store.store_protocol import LARGEST_SMALL_BYTES, Patient
 
 FILES_NAME = "FILES.json"
 _DIGEST_LETTERS = 12

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from stoker.errors import StokerError
 from stoker.rundir import files
-from stoker.store.shelf import Bandwidth, Fault, Patience, bounded, require_small
+from stoker.store.store_protocol import Bandwidth, Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 

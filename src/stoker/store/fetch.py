@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from stoker.config import load
+from stoker import messages
 from stoker.config.run import Run
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import artifacts, checkpoints, events, files, prepared, training_words
+from stoker.rundir import artifacts, checkpoints, events, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
 from stoker.store import copies
 from stoker.store.copies import Copy
-from stoker.store.shelf import Patient
+from stoker.store.store_protocol import Patient
 
 RECORDS = ("run.yaml", "plan.json", "events.jsonl")
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL)
@@ -35,18 +35,29 @@ class Passed:
     reason: str
 
 
-def require_same_run(store: Patient, run_dir: RunDir, run: Run) -> bool:
-    """Whether the store has copies of this run; STK659 where they are of another one of the same name."""
+def require_same_run(store: Patient, run_dir: RunDir, run: Run, address: str | None = None) -> bool:
+    """Whether the store has copies of this run; STK659 where they are of another one of the same name.
+
+    A run that was never trained here and is a fork in the store is that fork: its manifest says so from now on.
+
+    Args:
+        store: Where.
+        run_dir: Whose.
+        run: Its run file.
+        address: The store's, where it is not that of the run file.
+    """
     try:
         manifest = _manifest(store, run_dir)
-        text = manifest.text or store.read(f"{run_dir.name}/run.yaml").decode("utf-8")
-        there = load.parse(text, "run.yaml", manifest.overrides)
+        text = "" if manifest.text else store.read(f"{run_dir.name}/run.yaml").decode("utf-8")
+        there = layout.words_of(manifest, text)
     except FileNotFoundError:
         return False
     except (UnicodeDecodeError, StokerErrors) as error:
         raise StokerError("STK658", file=f"{run_dir.name}/run.yaml", reason=files.reason(error)) from error
-    if changes := training_words.changed(there, run):
-        raise StokerError("STK659", name=run_dir.name, store=run.save.store, changes=", ".join(changes))
+    if manifest.forked_from and not layout.was_trained(run_dir) and not run_dir.manifest().forked_from:
+        layout.record(run_dir, forked_from=manifest.forked_from)
+    if changes := training_words.differing(there, run_dir.words(run)):
+        raise StokerError("STK659", name=run_dir.name, store=address or run.save.store, changes=changes)
     return True
 
 
@@ -67,6 +78,7 @@ def newer_checkpoint(
         if here is not None and copy.commit.step <= here.step:
             break
         _require_same_data(run_dir, copy)
+        layout.require_same_training(run_dir, copy.commit)  # before it is brought
         found(copy)
         checkpoint = _fetched(store, run_dir, copy, passed)
         if checkpoint is not None:
@@ -101,7 +113,7 @@ def fetch_checkpoint(store: Patient, run_dir: RunDir, copy: Copy) -> Checkpoint:
     aside = run_dir.store_folder / "fetch" / PurePosixPath(copy.folder).name
     fetch_files(store, copy.folder, aside, copy.commit.files)
     files.write_text(aside / COMMIT_NAME, copy.record.decode("utf-8"))
-    checkpoint = checkpoints.adopt(run_dir.checkpoints, aside)
+    checkpoint = layout.adopt(run_dir, aside)
     checkpoints.mark_stored(run_dir.checkpoints, checkpoint.step, checkpoint.commit.digest)
     return checkpoint
 
@@ -110,7 +122,7 @@ def fetch_files(store: Patient, folder: str, aside: Path, entries: dict[str, Fil
     """Bring files; those that an earlier attempt brought whole are not brought again, and no others are left."""
     for name in entries:
         if not checkpoints.is_inside(name) or name == COMMIT_NAME:
-            raise StokerError("STK658", file=f"{folder}/{name}", reason="a name that no file of ours has")
+            raise StokerError("STK658", file=f"{folder}/{name}", reason=messages.text("damage.name"))
     needed = sum(entry.bytes for entry in entries.values())
     files.require_room(_existing(aside), max(0, needed - files.folder_bytes(aside)))
     for name, entry in entries.items():
@@ -141,13 +153,13 @@ def _fetch_file(store: Patient, name: str, target: Path, entry: FileEntry) -> No
         try:
             store.download(name, part, entry.bytes)
         except FileNotFoundError as error:
-            raise StokerError("STK658", file=name, reason="missing") from error
+            raise StokerError("STK658", file=name, reason=messages.text("damage.absent")) from error
         if files.sha256(part) == entry.sha256:
             files.sync_file(part)
             part.replace(target)
             return
         part.unlink()
-    raise StokerError("STK658", file=name, reason="another digest")
+    raise StokerError("STK658", file=name, reason=messages.text("damage.other"))
 
 
 def fetch_records(store: Patient, run_dir: RunDir, wanted: tuple[str, ...]) -> None:
@@ -218,8 +230,9 @@ def fetch_artifact(store: Patient, run_dir: RunDir, name: str, names: dict[str, 
     if f"{folder}/{copies.FILES_NAME}" not in names:
         return final.is_dir()
     record = store.read(f"{folder}/{copies.FILES_NAME}")
-    note = run_dir.store_folder / f"brought-{name}.json"
-    if final.is_dir() and not _is_outdated(final, note, record):
+    note = artifacts.note_file(run_dir, name)
+    outdated = note.exists() and note.read_bytes() != record and artifacts.is_as_brought(run_dir, name)
+    if final.is_dir() and not outdated:
         return True
     aside, old = (run_dir.store_folder / "fetch" / f"artifact-{name}{end}" for end in ("", ".old"))
     fetch_files(store, folder, aside, copies.parse_files(record, folder))
@@ -234,12 +247,6 @@ def fetch_artifact(store: Patient, run_dir: RunDir, name: str, names: dict[str, 
     files.sync_folder(run_dir.artifacts)
     shutil.rmtree(old, ignore_errors=True)
     return True
-
-
-def _is_outdated(final: Path, note: Path, record: bytes) -> bool:
-    """Whether the model here was brought before, is as it was, and the store has another one now."""
-    brought = note.read_bytes() if note.exists() else b""
-    return brought not in (b"", record) and artifacts.files_record(artifacts.entries_of(final)) == brought
 
 
 def _require_same_data(run_dir: RunDir, copy: Copy) -> None:

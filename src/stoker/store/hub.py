@@ -15,7 +15,7 @@ from stoker import env
 from stoker.errors import StokerError
 from stoker.rundir import files
 from stoker.store.address import Address
-from stoker.store.shelf import Fault, Patience, bounded, require_small
+from stoker.store.store_protocol import Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 _REFUSED = (401, 403)

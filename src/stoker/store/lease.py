@@ -20,7 +20,7 @@ from typing import Any
 
 from stoker.errors import StokerError
 from stoker.rundir import files, filesystem
-from stoker.store.shelf import Fault, Patient
+from stoker.store.store_protocol import Fault, Patient
 
 NAME = "lease.json"
 SECONDS = 120.0

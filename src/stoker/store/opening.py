@@ -17,8 +17,8 @@ from stoker.store.address import Address
 from stoker.store.directory import DirectoryStore, disk_of
 from stoker.store.hub import HubStore
 from stoker.store.s3 import S3Store
-from stoker.store.shelf import Bandwidth, Fault, Patience, Patient, Store
 from stoker.store.ssh import SshStore
+from stoker.store.store_protocol import Bandwidth, Fault, Patience, Patient, Store
 
 
 def open_store(text: str, folder: Path, bandwidth: str | None = None, patience: Patience | None = None) -> Patient:
@@ -60,7 +60,7 @@ def _open_plugin(plugin: Plugin, where: Address, patience: Patience, rate: Bandw
     store_class = plugin.load()
     missing = [f"`{name}`" for name in _members() if not hasattr(store_class, name)]
     if missing:
-        raise plugin.broken(messages.text("plugin.lacks", missing=", ".join(missing)))
+        raise plugin.broken(messages.text("plugin.lacks", missing=missing))
     try:
         opened: Store = store_class(where, patience, rate)
     except StokerError:

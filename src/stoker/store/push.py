@@ -20,7 +20,7 @@ from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.store import copies, fetch, lease, opening
 from stoker.store.lease import Lease, Renewing
-from stoker.store.shelf import Fault, Patient
+from stoker.store.store_protocol import Fault, Patient
 
 _RECORDS = ("run.yaml", "plan.json", "events.jsonl", "manifest.json")
 """The manifest last: a run without one is not in the store."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from stoker import env
 from stoker.errors import StokerError
 from stoker.store.address import Address
-from stoker.store.shelf import Bandwidth, Fault, Patience, bounded, require_small
+from stoker.store.store_protocol import Bandwidth, Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 _MOST_PARTS = 9000

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from stoker.store.shelf import Fault, Patience
+from stoker.store.store_protocol import Fault, Patience
 
 INIT, VERSION, OPEN, CLOSE, READ, WRITE, REMOVE, MKDIR, RMDIR, STAT = 1, 2, 3, 4, 5, 6, 13, 14, 15, 17
 OPENDIR, READDIR = 11, 12

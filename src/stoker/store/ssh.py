@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.store import sftp
 from stoker.store.address import Address
 from stoker.store.sftp import Connection
-from stoker.store.shelf import Bandwidth, Fault, Patience, require_small
+from stoker.store.store_protocol import Bandwidth, Fault, Patience, require_small
 
 T = TypeVar("T")
 _REFUSALS = ("Permission denied", "Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")

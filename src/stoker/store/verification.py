@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.rundir import artifacts
 from stoker.rundir.checkpoints import COMMIT_NAME, Commit, FileEntry
 from stoker.store import copies
 from stoker.store.copies import FILES_NAME, Copy
-from stoker.store.shelf import Patient, sha256_of
+from stoker.store.store_protocol import Patient, sha256_of
 
 
 def examine(store: Patient, run_name: str) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def wrong_copy(store: Patient, run_name: str, commit: Commit | None, final: dict
         folder = f"{run_name}/artifacts/final"
         record = f"{folder}/{FILES_NAME}"
         if record not in names or store.read(record) != artifacts.files_record(final):
-            return "artifacts/final is missing"
+            return messages.text("damage.missing", name="artifacts/final")
         return wrong_file(store, folder, final, names)
     return ""
 

@@ -25,6 +25,8 @@ _UNREACHABLE = "STK423"
 _FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
 """Signals a program causes itself; others come from outside."""
 _DEVICE = re.compile(r"CUDA error|NCCL error|ECC error|fallen off the bus|device lost|hipError")
+_LIBRARY_MEMORY = re.compile(r"^Error out of memory at line \d+ in file ", re.MULTILINE)
+"""What bitsandbytes prints before it exits with 1, so that nothing is recorded."""
 _RANK_SIGNAL = re.compile(r"exitcode\s*: -(\d+)")
 _RANK_SURPRISE = re.compile(r"exitcode\s*: 2\b")
 _FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: (\d+)\)", re.DOTALL)
@@ -94,7 +96,8 @@ def judge(ended: Ended, *, skip: bool, trained: bool) -> Ruling:
         return Ruling("stopped", "asked")
     if ended.hung:
         return Ruling("retry", "hang")
-    if _OUT_OF_MEMORY in ended.codes or ended.oom_killed:
+    in_library = set(ended.codes) <= {_UNREACHABLE, _PEER} and _LIBRARY_MEMORY.search(ended.tail)
+    if _OUT_OF_MEMORY in ended.codes or ended.oom_killed or in_library:
         return Ruling("replan", "memory")
     if BAD_STEP & set(ended.codes):
         return Ruling("pass_over" if skip and ended.bad_step is not None else "fail", "bad_step")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.rundir import files
+from stoker.rundir.events import Event
 from stoker.supervise import processes
-from stoker.supervise.processes import Event
 from stoker.supervise.status import SupervisedRun
 from stoker.supervise.wire import Head
 

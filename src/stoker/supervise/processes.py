@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from stoker import env
 from stoker.errors import StokerError
 from stoker.rundir import files
+from stoker.rundir.events import Event
 from stoker.supervise import starting
 
 _TAIL_BYTES = 1 << 16
@@ -31,8 +32,6 @@ _LEFT_SECONDS = 3.0
 """Between SIGTERM to a group and SIGKILL."""
 _LOOK_SECONDS = 0.1
 _HAS_PROC = Path("/proc/self/stat").exists()
-
-Event = dict[str, Any]
 
 
 class Trainer(Protocol):
@@ -253,7 +252,7 @@ def terminate(pid: int) -> None:
     _signal(pid, signal.SIGKILL, group=True)
     _wait(lambda: not group_members(pid), _LEFT_SECONDS)
     if left := group_members(pid):
-        raise StokerError("STK603", pids=", ".join(map(str, left)))
+        raise StokerError("STK603", pids=list(left))
 
 
 def kill(pid: int) -> None:

@@ -9,11 +9,12 @@ from dataclasses import asdict
 
 from stoker.errors import EXIT_DONE, EXIT_STOPPED
 from stoker.rundir import files, in_place
+from stoker.rundir.events import Event
 from stoker.supervise import judge, processes
 from stoker.supervise.blame import Blame, Lost
 from stoker.supervise.judge import Ruling
 from stoker.supervise.other_nodes import OtherNodes
-from stoker.supervise.processes import Event, Trainer
+from stoker.supervise.processes import Trainer
 from stoker.supervise.ranks import RankWatch
 from stoker.supervise.signs_of_life import elapsed, is_writing
 from stoker.supervise.status import SupervisedRun

@@ -90,8 +90,11 @@ class Supervisor:
         with self._limits.asking_for_notices(), self._nodes.listening() as trouble:
             if trouble:
                 return self._finish("failed", trouble, EXIT_USER)
-            if not processes.known_trainer(self.run_dir) and (reason := self._limits.reached()):
-                return self._refuse(reason)
+            if not processes.known_trainer(self.run_dir):
+                if reason := self._limits.reached():
+                    return self._refuse(reason)
+                if self._wanted():  # since the launch began, which forgot older requests
+                    return self._stopped()
             while (code := self._decide(self._train_once())) is None:
                 pass
             return code
@@ -104,9 +107,6 @@ class Supervisor:
         trained = limits.trained_seconds(self._events.recall())
         launch = limits.launch_seconds(env.read(env.LAUNCHED), records, self._run.clock.now())
         self._run.spent.before_seconds = max(limits.counted_seconds(*records), trained) + launch
-        if not processes.known_trainer(self.run_dir):
-            with contextlib.suppress(OSError):
-                self._run.stop_file.unlink()
 
     def _train_once(self) -> Ruling:
         if unmet := self._ranks.gather(self._wanted, self._replan):

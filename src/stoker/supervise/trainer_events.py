@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterator
 
 from stoker.rundir import events, files
+from stoker.rundir.events import Event
 from stoker.supervise.judge import BAD_STEP, Ended
-from stoker.supervise.processes import Event
 from stoker.supervise.signs_of_life import SignsOfLife
 from stoker.supervise.status import SupervisedRun
 

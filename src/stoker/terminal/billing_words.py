@@ -14,7 +14,7 @@ def billed_words(name: str, last: LastKnown) -> str:
     kind, since = last_seen.billed(last), clock(last.silent)
     if kind == "no":
         return messages.text("billed.silent_own" if last.silent else "billed.no", since=since)
-    how = messages.text("billed.or").join(how_off(host, platform) for host, platform in last.rented.items())
+    how = messages.text("list.semicolon").join(how_off(host, platform) for host, platform in last.rented.items())
     return messages.text(f"billed.{kind}", price=price(last), since=since, how=how, name=name)
 
 

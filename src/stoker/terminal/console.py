@@ -91,11 +91,11 @@ def talk(key: str, /, **fields: Any) -> None:
 
 def show_error(error: StokerError) -> None:
     """`error: what [code]`, the place, and the hint."""
-    stderr.print(Text(messages.text("error"), style="bold red"), ": ", f"{error.what}  [{error.code}]", sep="")
+    stderr.print(Text(messages.text("error"), style="bold red"), f"{error.what}  [{error.code}]", sep="")
     if error.where:
         stderr.print(f"  {env.masked(error.where)}")
     stderr.print()
-    stderr.print(Text(messages.text("hint"), style="bold"), ": ", error.hint, sep="")
+    stderr.print(Text(messages.text("hint"), style="bold"), error.hint, sep="")
 
 
 class StatusLine:

@@ -92,7 +92,7 @@ def _moments(found: Found) -> list[str]:
     others = [(named("moment", key), size) for key, size in used.moments.items() if key != used.moment]
     if not others:
         return []
-    said = ", ".join(f"{name} {_gib(size)}" for name, size in sorted(others, key=lambda one: -one[1]))
+    said = [f"{name} {_gib(size)}" for name, size in sorted(others, key=lambda one: -one[1])]
     return [messages.text("explain.moments", moments=said)]
 
 

@@ -3,6 +3,7 @@
 Everything in it was recorded by the run: nothing is asked, measured or guessed here.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -85,21 +86,18 @@ def _front_matter(run_dir: RunDir, run: Run, exported: dict[str, Any]) -> str:
 
 
 def _section(language: str, run: Run, rows: list[tuple[str, dict[str, Any]]]) -> str:
-    catalogue = messages.CATALOGUES[language]
+    said = functools.partial(messages.in_language, language)
     kind = "scratch" if isinstance(run.model, Shape) else "tuned"
     lines = [
-        catalogue["card.title"],
+        said("card.title"),
         "",
-        catalogue[f"card.{kind}"].format(base=base_label(run)),
+        said(f"card.{kind}", base=base_label(run)),
         "",
         "| | |",
         "|---|---|",
-        *(
-            f"| {catalogue[f'card.{key}']} | {catalogue[f'card.{key}_value'].format(**fields)} |"
-            for key, fields in rows
-        ),
+        *(f"| {said(f'card.{key}')} | {said(f'card.{key}_value', **fields)} |" for key, fields in rows),
         "",
-        catalogue["card.use"],
+        said("card.use"),
         "",
     ]
     return "\n".join(lines)
@@ -157,17 +155,17 @@ def _data(run_dir: RunDir, run: Run) -> dict[str, Any]:
     names = [Path(s.path).name if s.path.startswith(("/", "~", ".")) else s.path for s in inputs.train_sources(run)]
     report = prepared.read_report(run_dir.data)
     return {
-        "sources": ", ".join(f"`{name}`" for name in names),
+        "sources": [f"`{name}`" for name in names],
         "rows": f"{report.rows_read:,}" if report else "?",
         "tokens": f"{report.train.tokens:,}" if report else "?",
         "digest": report.digest if report else "?",
     }
 
 
-def _versions(run_dir: RunDir) -> str:
+def _versions(run_dir: RunDir) -> list[str]:
     manifest = run_dir.manifest()
     found = {"stoker": manifest.stoker_version, **manifest.versions}
-    return ", ".join(f"{name} {found[name]}" for name in ("stoker", *_PACKAGES) if name in found)
+    return [f"{name} {found[name]}" for name in ("stoker", *_PACKAGES) if name in found]
 
 
 def _plain(value: Any) -> str:

@@ -15,7 +15,9 @@ from stoker import messages
 from stoker.config import layouts
 from stoker.config.run import Shape
 from stoker.errors import StokerError
-from stoker.facts import shapes
+from stoker.facts import families, shapes
+from stoker.facts.families import FamilyCell
+from stoker.facts.shapes import ModelShape
 from stoker.rundir import inputs
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
@@ -133,10 +135,10 @@ def _layout(data: str, files: list[Path]) -> tuple[str | None, Remark]:
         return None, Remark("init.why.unread", {"path": files[0].name})
     recognised = layouts.recognise(keys)
     if recognised is None:
-        return None, Remark("init.why.unknown", {"keys": ", ".join(keys)})
+        return None, Remark("init.why.unknown", {"keys": list(keys)})
     found, signs = recognised
     key = "init.why.text" if found.name == "text" else "init.why.rows"
-    return found.name, Remark(key, {"keys": ", ".join(signs)})
+    return found.name, Remark(key, {"keys": list(signs)})
 
 
 def _is_conversation(layout: str | None) -> bool:
@@ -185,9 +187,12 @@ def _lines(file: Path) -> int:
 def _method(model: str, target: Target, folder: Path) -> tuple[str, Remark]:
     """`qlora` if 16-bit weights would fill the card, else `lora`."""
     try:
-        weights_bytes = 2 * shapes.resolve(model, folder).shape.parameters()
+        shape = shapes.resolve(model, folder).shape
     except StokerError:
         return "lora", Remark("init.why.lora_unknown", {})
+    if (seen := _cell(shape, "lora")) and seen.outcome == "refused":
+        return "full", Remark("init.why.no_adapter", {"family": shape.family, "code": seen.code})
+    weights_bytes = 2 * shape.parameters()
     fields = {
         "weights": f"{weights_bytes / 2**30:.1f}",
         "memory": f"{target.memory_bytes / 2**30:.1f}",
@@ -196,6 +201,26 @@ def _method(model: str, target: Target, folder: Path) -> tuple[str, Remark]:
     if target.kind == "cuda" and weights_bytes > _LARGEST_SHARE_IN_16_BITS * target.memory_bytes:
         return "qlora", Remark("init.why.qlora", fields)
     return "lora", Remark("init.why.lora", fields)
+
+
+def _cell(shape: ModelShape, name: str) -> FamilyCell | None:
+    row = families.of_shape(shape)
+    return row.cells.get(name) if row else None
+
+
+def family_remark(model: str | Size, method: str, folder: Path) -> Remark | None:
+    """What was seen of the model's family with this method; None where its shape is not known here."""
+    try:
+        shape = shapes.resolve(model, folder).shape if isinstance(model, str) else None
+    except StokerError:
+        shape = None
+    if shape is None:
+        return None
+    seen = _cell(shape, method)
+    fields = {"family": shape.family, "method": method}
+    if seen is None:
+        return Remark("init.family.untested", fields)
+    return Remark("init.family.tested", {**fields, "date": seen.date, "transformers": seen.transformers})
 
 
 # ---- text

@@ -13,8 +13,10 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     (r"unexpected extra arguments?(?:\(s\))? \((?P<name>.*)\)", "usage.extra"),
     (r"Option '(?P<name>[^']*)' requires", "usage.value"),
     (r"Missing (?:parameter|argument|option):? '?(?P<name>[\w-]+)", "usage.missing"),
-    (r"Invalid value for '?(?P<name>[\w-]+)", "usage.bad"),
+    (r"Invalid value for '?(?P<name>[\w-]+)'?: (?P<value>.+)", "usage.bad"),
 )
+_TYPES = {"int": "type.whole", "float": "type.number"}
+_LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def asks_for_help(error: Any) -> bool:
@@ -28,10 +30,24 @@ def explain(error: Any) -> StokerError:
     said = error.format_message()
     for sign, key in _SIGNS:
         if found := re.search(sign, said):
-            name = found.group("name")
-            problem = messages.text(key, name=name) + _nearest(name, key, error)
+            problem = _wrong_value(error, found) if key == "usage.bad" else messages.text(key, name=found["name"])
+            problem += _nearest(found["name"], key, error)
             return StokerError("STK506", problem=problem, command=command)
     return StokerError("STK506", problem=said, command=command)
+
+
+def _wrong_value(error: Any, found: re.Match[str]) -> str:
+    """Typer says what a value should be, not what it is; pydantic, which read it for typer, knows both."""
+    from pydantic import ValidationError  # not needed for `stoker --help`
+
+    name, cause = found["name"], error.__cause__
+    if not isinstance(cause, ValidationError):
+        return messages.text("usage.bad", name=name, value=found["value"])
+    details = cause.errors()[0]
+    limits = [f"{_LIMITS[key]} {limit}" for key, limit in details.get("ctx", {}).items() if key in _LIMITS]
+    kind = _TYPES[details["type"].partition("_")[0]] if not limits else "usage.limit"
+    expected = messages.text(kind, limit="".join(limits))
+    return messages.text("usage.bad_value", name=name, value=details["input"], expected=expected)
 
 
 def _nearest(name: str, key: str, error: Any) -> str:

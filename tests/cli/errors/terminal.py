@@ -16,7 +16,7 @@ from stoker.terminal import console
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 PYTHONISH = re.compile(r"\bNone\b|\bTrue\b|\bFalse\b|<class|\{'|\['|Error\b|_type\b")
 BLOCK = re.compile(
-    r"^(?:error|错误): (?P<what>.+?)  \[(?P<code>STK\d{3})\]\n(?:  (?P<where>.+)\n)?\n(?:hint|提示): (?P<hint>.+)$",
+    r"^(?:error: |错误：)(?P<what>.+?)  \[(?P<code>STK\d{3})\]\n(?:  (?P<where>.+)\n)?\n(?:hint: |提示：)(?P<hint>.+)$",
     re.MULTILINE,
 )
 

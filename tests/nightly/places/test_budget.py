@@ -13,7 +13,7 @@ from launched import HEAVY
 from stoker.rundir import checkpoints, events
 from stoker.store import verification
 from stoker.store.directory import DirectoryStore
-from stoker.store.shelf import Bandwidth, Patience, Patient
+from stoker.store.store_protocol import Bandwidth, Patience, Patient
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),

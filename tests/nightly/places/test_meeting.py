@@ -295,7 +295,7 @@ def test_another_run_file_is_named(two: Two) -> None:
 
 
 def test_other_devices_are_named(two: Two) -> None:
-    two.extra["nvidia-smi"] = "#!/bin/sh\necho '0, NVIDIA GeForce RTX 4090, 24564, 8.9, GPU-1, 570.1'\n"
+    two.extra["nvidia-smi"] = "#!/bin/sh\necho '0, NVIDIA GeForce RTX 4090, 24564, 3, 8.9, GPU-1, 570.1'\n"
     named(two.meet(), "STK791", "box trains on 1 x NVIDIA GeForce RTX 4090 24 GiB, head on cpu")
 
 

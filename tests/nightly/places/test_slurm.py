@@ -20,6 +20,7 @@ from stoker.errors import StokerError
 from stoker.hosts import known
 from stoker.hosts.known import Host
 from stoker.hosts.shell import Ssh
+from stoker.terminal import console
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),
@@ -121,9 +122,9 @@ def test_a_job_that_waits_says_why_and_is_taken_out_of_the_queue(
     queue.shell = login_node
     queue.start(made)
     with pytest.raises(StokerError, match="BeginTime"):
-        queue.follow(["watch", queued_run.NAME])
+        queue.watch(queued_run.NAME, console, once=False, as_json=False)
     assert queued_run.state(queue) == "queued"
-    assert queue.follow(["stop", queued_run.NAME]) == 0
+    assert queue.stop(queued_run.NAME) == 0
     assert queued_run.jobs(queue) == []
 
 

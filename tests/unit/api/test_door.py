@@ -69,14 +69,14 @@ def test_a_plan_shows_as_a_table_and_as_text(language: str, word: str, monkeypat
 
 
 def test_a_plan_that_does_not_fit_says_what_would() -> None:
-    plan = stoker.plan("paper_r64", card="RTX4090")
+    plan = stoker.plan("lora_qwen2.5_7b_rank64", card="RTX4090")
     assert plan.fits == "no"
     assert "What would fit:" in plan._repr_html_()
     assert "What would fit:" in str(plan)
 
 
 def test_a_comparison_shows_as_a_table_and_as_text() -> None:
-    table = stoker.compare("paper_r64", goal="speed")
+    table = stoker.compare("lora_qwen2.5_7b_rank64", goal="speed")
     assert table.rows[0].seconds == min(row.seconds for row in table.rows if row.fits == "yes")
     assert table.recommended is not None
     assert table.to_json()["recommended"]["card"] == table.recommended.card
@@ -86,7 +86,7 @@ def test_a_comparison_shows_as_a_table_and_as_text() -> None:
 
 def test_a_goal_that_is_none_is_refused() -> None:
     with pytest.raises(StokerError) as caught:
-        stoker.compare("paper_r64", goal="taste")
+        stoker.compare("lora_qwen2.5_7b_rank64", goal="taste")
     assert (caught.value.code, caught.value.where) == ("STK108", "goal")
 
 
@@ -117,3 +117,15 @@ def test_all_problems_of_a_run_file_come_at_once() -> None:
     with pytest.raises(stoker.StokerErrors) as caught:
         stoker.load("scratch_tiny", {"train.epoch": 1, "train.batches": 8})
     assert [error["code"] for error in caught.value.as_dict()["errors"]] == ["STK104", "STK104"]
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [((3,), "int"), ((None,), "NoneType"), (({"model": "m"},), "dict"), (("scratch_tiny", ["train.epochs=1"]), "list")],
+    ids=str,
+)
+def test_what_is_no_run_file_is_an_error_with_a_code(words: tuple[object, ...], given: str) -> None:
+    with pytest.raises(stoker.StokerError) as caught:
+        stoker.load(*words)
+    assert (caught.value.code, caught.value.fields["given"]) == ("STK153", given)
+    assert "stoker.load(" in caught.value.hint

@@ -34,7 +34,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return made
 
 
-def _seal(run_dir: RunDir) -> None:
+def _seal(run_dir: RunDir, digest: str = "d") -> None:
     """Prepared data as the engine leaves it."""
     shard, tokenizer = run_dir.data / "train" / "shard-00000", run_dir.data / "tokenizer"
     for path in (shard / "tokens.bin", tokenizer / "tokenizer.json"):
@@ -52,7 +52,7 @@ def _seal(run_dir: RunDir) -> None:
         files={"train/shard-00000/tokens.bin": files.sha256(shard / "tokens.bin")},
     )
     report = Report(
-        digest="d",
+        digest=digest,
         key=prepared.key(run, folder),
         words=prepared.words(run),
         sources=inputs.facts(run, folder),
@@ -162,3 +162,16 @@ def test_a_plan_of_a_trained_run_is_that_of_its_set(run_dir: RunDir) -> None:
     _append(run_dir)
     run_file = load.load(str(run_dir.folder() / "v.yaml"), [])
     assert prepared.current_report(layout.find("v"), run_file.run, run_file.folder) is not None
+
+
+def test_a_set_that_no_checkpoint_is_of_is_prepared_again_once_the_source_is_back(run_dir: RunDir) -> None:
+    _train(run_dir)
+    source = run_dir.folder() / "rows" / "a.jsonl"
+    before = source.read_text()
+    shutil.rmtree(run_dir.data)
+    _append(run_dir)
+    _seal(run_dir, digest="other")  # what the next start prepares; the trainer refuses it
+    source.write_text(before)
+    assert preparation.current(run_dir) is None
+    _seal(run_dir)
+    assert preparation.current(run_dir) is not None

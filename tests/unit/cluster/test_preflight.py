@@ -49,7 +49,7 @@ class Told(list[tuple[str, dict[str, Any]]]):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(preflight, "_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(preflight, "_REACH_SECONDS", 2.0)
 
 
 @pytest.fixture

@@ -63,13 +63,13 @@ def test_files_with_chinese_names_give_different_runs() -> None:
 
 
 def test_a_recipe_is_found_by_name_and_its_paths_start_where_the_user_stands(folder: Path) -> None:
-    read = load.load("scratch_32k")
-    assert (read.name, read.folder, read.run.name) == ("scratch_32k.yaml", folder, "scratch_32k")
+    read = load.load("scratch_own_text")
+    assert (read.name, read.folder, read.run.name) == ("scratch_own_text.yaml", folder, "scratch_own_text")
 
 
 def test_a_file_of_the_same_name_wins_over_a_recipe(folder: Path) -> None:
-    write(folder / "paper_r64")
-    assert load.load("paper_r64").run.train.epochs == 2
+    write(folder / "lora_qwen3_4b")
+    assert load.load("lora_qwen3_4b").run.train.epochs == 2
 
 
 def test_a_missing_file_names_run_files_beside_it_and_recipes(folder: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_missing_file_names_run_files_beside_it_and_recipes(folder: Path) -> N
         load.load("configs/medcal.yaml")
     assert "`configs/medical.yaml`" in caught.value.hint
     with pytest.raises(StokerError) as caught:
-        load.load("lora20k")
-    assert "`lora_20k`" in caught.value.hint
+        load.load("loraqwen3_4b")
+    assert "`lora_qwen3_4b`" in caught.value.hint
 
 
 # ---- overrides

@@ -32,7 +32,7 @@ def test_an_unknown_place_is_refused_with_all_names_and_their_packages() -> None
         load.parse(RUN + "where: {place: acne}", "run.yaml")
     (error,) = caught.value.errors
     assert error.code == "STK108"
-    assert error.fields["choices"].endswith("`sky`, `acme` (acme-clouds 1.0)")
+    assert error.fields["choices"][-2:] == ["`sky`", "`acme` (acme-clouds 1.0)"]
 
 
 def test_all_wrong_native_blocks_are_found_in_one_go() -> None:

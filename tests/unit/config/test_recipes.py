@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import stoker
 from stoker.config import load
 from stoker.config.run import Shape, Source, TrainTokenizer
 from stoker.rundir import inputs
@@ -40,7 +41,7 @@ _TABLE: dict[str, dict[str, Any]] = {
         "train.batch": 8,
         "train.epochs": 20,
     },
-    "scratch_32k": {
+    "scratch_own_text": {
         "tokenizer.vocab": 32000,
         "data.train": "data/raw",
         "train.batch": 32,
@@ -56,10 +57,10 @@ _TABLE: dict[str, dict[str, Any]] = {
         "train.batch": 16,
         "train.epochs": 3,
     },
-    "lora_20k": {"tune.method": "lora", "data.rows": 20_000, "save.every": "500 steps", "save.keep": 3},
-    "lora_50k": {"tune.method": "lora", "data.rows": 50_000, "save.every": "500 steps", "save.keep": 3},
-    "lora_100k": {"tune.method": "lora", "data.rows": 100_000, "save.every": "500 steps", "save.keep": 3},
-    "paper_r64": {
+    "lora_medical_20k": {"tune.method": "lora", "data.rows": 20_000, "save.every": "500 steps", "save.keep": 3},
+    "lora_medical_50k": {"tune.method": "lora", "data.rows": 50_000, "save.every": "500 steps", "save.keep": 3},
+    "lora_medical_100k": {"tune.method": "lora", "data.rows": 100_000, "save.every": "500 steps", "save.keep": 3},
+    "lora_qwen2.5_7b_rank64": {
         "tune.method": "lora",
         "tune.rank": 64,
         "data.rows": 2500,
@@ -67,7 +68,7 @@ _TABLE: dict[str, dict[str, Any]] = {
         "train.epochs": 3,
         "save.every": "epoch",
     },
-    "pretrained_r320": {"tune.method": "lora", "tune.rank": 320, "data.rows": 2500, "train.batch": 64},
+    "lora_qwen2.5_7b_rank320": {"tune.method": "lora", "tune.rank": 320, "data.rows": 2500, "train.batch": 64},
 }
 """What the guides state, by recipe; a recipe that follows no guide needs no entry."""
 
@@ -112,8 +113,8 @@ def test_a_recipe_is_hardware_free_and_says_what_it_is(name: str) -> None:
     assert run_file.run.where == type(run_file.run.where)()
 
 
-def test_paper_r64_saves_at_steps_40_80_and_120() -> None:
-    run = load.load("paper_r64").run
+def test_the_paper_setting_saves_at_steps_40_80_and_120() -> None:
+    run = load.load("lora_qwen2.5_7b_rank64").run
     assert run.data.eval is None, "eval rows would be taken from the 2,500"
     assert run.data.rows is not None
     per_epoch = math.ceil(run.data.rows / run.train.batch)
@@ -121,7 +122,10 @@ def test_paper_r64_saves_at_steps_40_80_and_120() -> None:
     assert run.save.keep >= run.train.epochs
 
 
-@pytest.mark.parametrize("name", ["lora_20k", "lora_50k", "lora_100k", "paper_r64", "pretrained_r320"])
+@pytest.mark.parametrize(
+    "name",
+    ["lora_medical_20k", "lora_medical_50k", "lora_medical_100k", "lora_qwen2.5_7b_rank64", "lora_qwen2.5_7b_rank320"],
+)
 def test_a_part_of_a_hub_set_is_as_long_as_declared(name: str) -> None:
     data = load.load(name).run.data
     assert isinstance(data.train, Source)
@@ -136,6 +140,27 @@ def test_scratch_tiny_brings_its_text_and_where_that_is_from() -> None:
     assert 200_000 <= text.stat().st_size <= 250_000
     assert text.read_text(encoding="utf-8").startswith("First Citizen:")
     assert "public domain" in (text.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_old_name_loads_the_recipe_and_keeps_its_run() -> None:
+    for old, new in load.RENAMED.items():
+        read = load.load(old)
+        assert read.renamed == new
+        assert read.text == load.load(new).text
+        assert read.run.name == old, "the same command must resume the run it started"
+        assert old not in load.recipe_names()
+    assert load.load("scratch_tiny").renamed == ""
+
+
+@pytest.mark.parametrize("name", [name for name in load.recipe_names() if load.recipe_card(load.load(name).text)])
+def test_a_recipe_fits_the_card_that_it_names(name: str) -> None:
+    plan = stoker.plan(name, card=load.recipe_card(load.load(name).text))
+    assert plan.fits in ("yes", "tight")
+
+
+def test_today_s_models_have_recipes() -> None:
+    models = {str(load.load(name).run.model) for name in load.recipe_names()}
+    assert {"Qwen/Qwen3-8B", "Qwen/Qwen3.5-4B", "google/gemma-4-E4B-it", "unsloth/gpt-oss-20b-BF16"} <= models
 
 
 @pytest.mark.parametrize("name", [name for name in _TABLE if name.startswith("scratch")])

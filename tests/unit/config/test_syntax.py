@@ -26,6 +26,7 @@ BROKEN = {
     "yaml.space": "a:1\nb: 2",
     "yaml.space_character": "a: 1\n\u00a0b: 2",
     "yaml.full_width": "a：1\nb: 2",
+    "yaml.full_width_inside": "a: {b：1}",
 }
 
 
@@ -53,6 +54,9 @@ def test_every_sentence_about_yaml_is_met() -> None:
     ("text", "line"),
     [
         ("a: 1\nb:2\nc: 3\n", 2),
+        ("a: 1\nb: {c：2, d: 3}\n", 2),
+        ("a: 1\nb: {c: x，d：3}\n", 2),
+        ("a: [\n  x，y]\n", 2),
         ("a: 1\n# b：2\nc: 'x\n", 3),
         ("a: '你好：世界'\nb: c: d\n", 2),
         ("a: {b: 1\nc: 2\nd: 3\n", 1),
@@ -64,3 +68,8 @@ def test_the_line_is_the_one_on_which_the_mistake_was_made(text: str, line: int)
     with pytest.raises(StokerError) as caught:
         reader.parse(text, "f")
     assert caught.value.where == f"f:{line}"
+
+
+def test_full_width_text_that_is_quoted_or_outside_of_braces_is_text() -> None:
+    text = "a: 你好，世界\nb: {c: '问：答', d: [\"一，二\"]}\n"
+    assert reader.parse(text, "f").values == {"a": "你好，世界", "b": {"c": "问：答", "d": ["一，二"]}}

@@ -146,5 +146,5 @@ def test_name_server_that_hangs_does_not_hold_up_the_rest(monkeypatch: pytest.Mo
     release = threading.Event()
     monkeypatch.setattr(answers, "_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(answers, "_ask", lambda url: release.wait(30) and Answer())
-    assert answers.ask(["http://hangs"])["http://hangs"].problem == "0.1 s"
+    assert answers.ask(["http://hangs"])["http://hangs"].problem == "no response within 0.1 s"
     release.set()

@@ -18,11 +18,21 @@ def _step(model: str, **words: object) -> Step:
     return Step(shape=shapes.shipped()[model], **options)  # type: ignore[arg-type]
 
 
-def test_qlora_of_mixtral_keeps_its_experts_in_16_bits() -> None:
+def test_qlora_of_mixtral_holds_its_experts_in_4_bits_and_unpacks_a_block_of_them() -> None:
     step = _step("mistralai/Mixtral-8x7B-v0.1", adapter=_ALL, weights="nf4_double")
-    assert 83 < memory.whole_weight_bytes(step) / GIB < 95
-    experts, _ = layers.unquantised(step.shape)
-    assert sum(one.elements * one.count for one in experts) == 8 * 3 * 4096 * 14336 * 32
+    block = 8 * 3 * 4096 * 14336
+    packed = memory.whole_weight_bytes(step)
+    assert 24 < packed / GIB < 27
+    unpacked = layers.expert_copies(step.shape, _ALL, packed=True)
+    largest = block * 2 // 3
+    assert unpacked == (block + largest, 32 * block + largest)
+    assert memory.estimate(step).allocated > packed + 2 * (block + largest)
+
+
+def test_experts_without_an_adapter_are_unpacked_all_the_same() -> None:
+    shape, some = shapes.shipped()["mistralai/Mixtral-8x7B-v0.1"], Adapter(rank=16, targets=("q_proj",))
+    assert layers.expert_copies(shape, some, packed=False) == (0, 0)
+    assert layers.expert_copies(shape, some, packed=True) == layers.expert_copies(shape, _ALL, packed=True)
 
 
 def test_trained_tensors_add_up_to_the_model() -> None:

@@ -10,17 +10,22 @@ import pytest
 from stoker.facts import cards, machine
 from stoker.facts.machine import Machine
 
-_TWO_4090 = """0, NVIDIA GeForce RTX 4090, 24564, 8.9, GPU-aaaa-1111, 570.124.06
-1, NVIDIA GeForce RTX 4090, 49140, 8.9, GPU-bbbb-2222, 570.124.06
+_TWO_4090 = """0, NVIDIA GeForce RTX 4090, 24564, 3, 8.9, GPU-aaaa-1111, 570.124.06
+1, NVIDIA GeForce RTX 4090, 49140, 3, 8.9, GPU-bbbb-2222, 570.124.06
+"""
+_A100 = "0, NVIDIA A100 80GB PCIe, 81920, 4096, 8.0, GPU-aaaa-1111, 570.124.06\n"
+_MIG = """GPU 0: NVIDIA A100 80GB PCIe (UUID: GPU-aaaa-1111)
+  MIG 3g.40gb     Device  0: (UUID: MIG-aaaa-1)
+  MIG 1g.10gb     Device  1: (UUID: MIG-bbbb-2)
 """
 
 
-def _stand_in(folder: Path, name: str, answer: str, code: int = 0) -> None:
-    """A program that writes down how it was called, and answers."""
+def _stand_in(folder: Path, name: str, answer: str, code: int = 0, listed: str = "") -> None:
+    """A program that writes down how it was called, and answers; with `-L` it lists."""
     file = folder / name
     file.write_text(
         f"#!{sys.executable}\nimport sys\nopen({str(folder / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
-        f"sys.stdout.write({answer!r})\nsys.exit({code})\n",
+        f"sys.stdout.write({listed!r} if '-L' in sys.argv else {answer!r})\nsys.exit({code})\n",
         encoding="utf-8",
     )
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
@@ -48,7 +53,7 @@ def test_nvidia_smi_is_asked_once_for_all_it_must_say(programs: Path) -> None:
     assert found.name == "RTX4090"
     assert found.memory_per_device == 24564 << 20
     assert (programs / "calls").read_text().splitlines() == [
-        "--query-gpu=index,name,memory.total,compute_cap,uuid,driver_version --format=csv,noheader,nounits"
+        "--query-gpu=index,name,memory.total,memory.used,compute_cap,uuid,driver_version --format=csv,noheader,nounits"
     ]
 
 
@@ -74,6 +79,41 @@ def test_cuda_visible_devices_chooses_as_cuda_does(
     assert found.kind == ("cuda" if indices else "cpu")
 
 
+def test_memory_that_other_programs_hold_is_not_promised(programs: Path) -> None:
+    _stand_in(programs, "nvidia-smi", _TWO_4090.replace("24564, 3,", "24564, 9000,"))
+    found = machine.examine()
+    assert [device.held_bytes >> 20 for device in found.devices] == [9000, 0]
+    assert [device.memory_bytes >> 20 for device in found.devices] == [24564, 49140]
+    assert found.memory_per_device == (24564 - 9000) << 20
+
+
+@pytest.mark.parametrize("setting", ["MIG-bbbb-2", "MIG-bbbb-2,MIG-aaaa-1", None])
+def test_a_slice_of_a_card_is_a_gpu_with_its_own_memory_and_speed(
+    setting: str | None, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _stand_in(programs, "nvidia-smi", _A100, listed=_MIG)
+    if setting:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    found = machine.examine()
+    assert found.kind == "cuda"
+    (device,) = found.devices
+    uuid, slice_, share, gib = (
+        ("MIG-bbbb-2", "1g.10gb", 1 / 7, 9.5) if setting else ("MIG-aaaa-1", "3g.40gb", 3 / 7, 38)
+    )
+    assert (device.uuid, device.name) == (uuid, f"NVIDIA A100 80GB PCIe MIG {slice_}")
+    assert device.memory_bytes == int(gib * 2**30)
+    whole = cards.find("A100-80G-PCIe").half_tflops
+    assert found.card is not None
+    assert whole is not None
+    assert found.card.half_tflops == pytest.approx(whole * share)
+
+
+def test_a_slice_that_is_not_there_leaves_the_processor(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stand_in(programs, "nvidia-smi", _A100, listed=_MIG)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cccc-3")
+    assert machine.examine().kind == "cpu"
+
+
 @pytest.mark.parametrize(("answer", "code"), [("", 0), ("NVIDIA-SMI has failed", 9)])
 def test_a_driver_that_fails_leaves_the_processor(answer: str, code: int, programs: Path) -> None:
     _stand_in(programs, "nvidia-smi", answer, code)
@@ -85,7 +125,7 @@ def test_a_driver_that_fails_leaves_the_processor(answer: str, code: int, progra
 
 
 def test_a_card_outside_the_catalogue_promises_no_more_than_its_slowest_kin(programs: Path) -> None:
-    _stand_in(programs, "nvidia-smi", "0, NVIDIA GeForce RTX 3080 Ti, 12288, 8.6, GPU-cc, 570.1\n")
+    _stand_in(programs, "nvidia-smi", "0, NVIDIA GeForce RTX 3080 Ti, 12288, 3, 8.6, GPU-cc, 570.1\n")
     found = machine.examine()
     assert found.devices[0].card is None
     assert found.name == "NVIDIA GeForce RTX 3080 Ti"
@@ -94,7 +134,7 @@ def test_a_card_outside_the_catalogue_promises_no_more_than_its_slowest_kin(prog
 
 
 def test_a_chip_that_shares_main_memory_has_all_of_it(programs: Path) -> None:
-    _stand_in(programs, "nvidia-smi", "0, NVIDIA GB10, [N/A], 12.1, GPU-dd, 580.1\n")
+    _stand_in(programs, "nvidia-smi", "0, NVIDIA GB10, [N/A], [N/A], 12.1, GPU-dd, 580.1\n")
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert machine.examine().devices[0].memory_bytes == pages
 

@@ -4,7 +4,6 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +67,6 @@ def _no_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "total"), _PUBLISHED.items())
 def test_weights_are_counted_to_the_last_one(model: str, total: int) -> None:
     assert shapes.shipped()[model].parameters() == total
-
-
-def test_every_shipped_shape_agrees_with_its_source() -> None:
-    text = resources.files("stoker.facts").joinpath("data/shapes.json").read_text(encoding="utf-8")
-    data = json.loads(text)
-    for model, row in data["models"].items():
-        assert row["source"] in data["about"]["sources"], model
-        if "parameters_b" in row:
-            # The sources leave out biases and learned positions; rounding to 0.1 M counts in the smallest models.
-            counted = shapes.shipped()[model].parameters() / 1e9
-            assert counted == pytest.approx(row["parameters_b"], rel=0.008, abs=1e-4), model
 
 
 def test_an_alias_is_the_shape_it_points_to() -> None:
@@ -231,7 +219,7 @@ def test_a_record_made_here_is_read_by_the_configuration_s_sizes(tmp_path: Path)
 
     def weigh(of: dict[str, Any]) -> model_parts.ModelParts:
         asked.append(of)
-        model_records.keep(of, parts)
+        model_records.save(of, parts)
         return parts
 
     first = shapes.resolve("sparse", tmp_path, weigh=weigh)
@@ -258,15 +246,6 @@ def test_the_index_beside_a_configuration_says_how_many_weights_are_stored(tmp_p
     _put({**_QWEN3_CONFIG, "torch_dtype": "bfloat16"}, folder / "config.json")
     (folder / _INDEX).write_text('{"metadata": {"total_size": 1192099840}, "weight_map": {}}', encoding="utf-8")
     assert shapes.resolve("indexed", tmp_path).stored_parameters == 596_049_920
-
-
-def test_every_shipped_record_agrees_with_its_published_count() -> None:
-    text = resources.files("stoker.facts").joinpath("data/model_parts.json").read_text(encoding="utf-8")
-    content = json.loads(text)
-    assert set(content["about"]["sources"]) == set(content["records"]) == set(content["parameters_b"])
-    for name, published in content["parameters_b"].items():
-        share = 0.005 if len(str(published)) > 4 else 0.01  # "106B" has three digits
-        assert model_records.shipped()[name].parameters / 1e9 == pytest.approx(published, rel=share), name
 
 
 def test_every_shipped_model_with_experts_has_its_record() -> None:

@@ -252,7 +252,7 @@ def prepared(server: Simulated, host: Host, api: Api) -> list[Any]:
     with autodl.Woken(host, lambda key, **_: said.append(key), api=api) as woken:
         said.append((woken.host.port, server.status, server.mode))
         woken.with_card()
-        woken.keep()
+        woken.leave_on()
     return said
 
 

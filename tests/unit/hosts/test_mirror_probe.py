@@ -5,6 +5,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,57 @@ def test_a_box_without_pip_says_so_quietly(tmp_path: Path, monkeypatch: pytest.M
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("pip", "file", "index"),
+    [
+        ("echo \"global.index-url='https://a.example/simple'\"", "", "https://a.example/simple"),
+        ("printf '%s\\n' \"global.index-url='https://a'\" \"install.index-url='https://b'\"", "", "https://b"),
+        ("echo \"global.timeout='60'\"", "index-url = https://ignored", ""),
+        ("exit 1", "[global]\nindex-url = https://c.example/simple\n", "https://c.example/simple"),
+        ("exit 1", "", ""),
+    ],
+    ids=["pip", "a section of install", "nothing set", "pip before 10", "no pip"],
+)
+def test_the_index_is_the_one_pip_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pip: str, file: str, index: str
+) -> None:
+    """`config list` merges all files; a pip without it leaves the files themselves."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").write_text(f'#!/bin/sh\n[ "$*" = "-m pip config list" ] || exit 1\n{pip}\n')
+    (folder / "python3").chmod(0o755)
+    for name in ("date", "sed", "tail", "sh"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "pip.conf").write_text(file)
+    monkeypatch.setattr(mirrors, "ways", tuple)
+    environment = {"PATH": str(folder), "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    script = launch.script().replace("/etc/", "/nowhere/")
+    done = subprocess.run(["sh", "-e"], input=script, capture_output=True, text=True, check=True, env=environment)
+    assert launch.read(done.stdout)[1] == ({"PIP_INDEX_URL": index} if index else {})
+
+
+OF_THE_SYSTEM = Path("/etc/pip.conf")
+
+
+@pytest.mark.skipif(
+    OF_THE_SYSTEM.exists() and "index-url" in OF_THE_SYSTEM.read_text(),
+    reason="this machine sets an index for everybody",
+)
+def test_the_index_of_this_pip_is_read_from_every_file_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip config get`, asked before, reads one file only."""
+    (tmp_path / "xdg" / "pip").mkdir(parents=True)
+    (tmp_path / "xdg" / "pip" / "pip.conf").write_text("[global]\nindex-url = https://whole.example/simple\n")
+    monkeypatch.setattr(mirrors, "ways", tuple)
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    environment["XDG_CONFIG_DIRS"] = str(tmp_path / "xdg")
+    done = subprocess.run(
+        ["sh", "-e"], input=launch.script(), capture_output=True, text=True, check=True, env=environment
+    )
+    assert launch.read(done.stdout)[1] == {"PIP_INDEX_URL": "https://whole.example/simple"}
+
+
 # ---- a run and a box
 
 
@@ -233,16 +285,16 @@ def test_the_store_of_a_run_is_reached_without_the_proxy(monkeypatch: pytest.Mon
 
 
 def test_the_one_who_started_us_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launch.told() == Network()
+    assert launch.inherited() == Network()
     monkeypatch.setenv("STOKER_NETWORK", mirrors.choose({MIRROR: 20, TUNA: 9}).to_text())
     monkeypatch.setenv("HF_ENDPOINT", "https://hf-mirror.com")
-    network = launch.told()
+    network = launch.inherited()
     assert [one.key for one in network.choices] == ["why.mirror.instead", "why.mirror.instead"]
     assert network.environment == {"HF_ENDPOINT": "https://hf-mirror.com"}
     over = mirrors.choose({HUB: 20, PYPI: 9}, token=True, given=FOREIGN)
     monkeypatch.setenv("STOKER_NETWORK", over.to_text())
     monkeypatch.setenv("HF_ENDPOINT", "https://huggingface.co")
-    assert launch.told().environment == over.environment
+    assert launch.inherited().environment == over.environment
 
 
 def test_a_plan_writes_down_which_way_is_taken_and_why() -> None:

@@ -97,3 +97,37 @@ def test_a_process_of_another_run_is_not_ours(tmp_path: Path) -> None:
     other.path.mkdir()
     with process(other, "stoker.engine.train", run_dir.process_file):
         assert training.running_pid(run_dir) is None
+
+
+@pytest.mark.parametrize("name", ["train.lock", "supervisor.lock"])
+def test_a_run_whose_lock_is_held_is_not_idle_whatever_pid_its_files_name(tmp_path: Path, name: str) -> None:
+    """In another container the pid of a trainer is none, or another process'."""
+    run_dir = RunDir(tmp_path)
+    for file in (run_dir.process_file, run_dir.supervisor_file):
+        file.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}), encoding="utf-8")
+    code = (
+        "import sys; from pathlib import Path; from stoker.rundir import lock\n"
+        "with lock.held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, str(run_dir.path / name)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        with pytest.raises(StokerError) as caught, training.claimed(run_dir):
+            raise AssertionError("it was claimed")
+        assert caught.value.code == "STK411"
+    with training.claimed(run_dir):
+        pass
+
+
+def test_a_run_that_another_machine_trains_in_this_folder_is_not_idle_but_one_sent_away_is(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    beat(run_dir, 10)
+    with pytest.raises(StokerError) as caught:
+        training.require_idle(run_dir)
+    assert caught.value.code == "STK411"
+    run_dir.place_file.write_text('{"on": "box"}', encoding="utf-8")  # the heartbeat came with `stoker pull`
+    training.require_idle(run_dir)
+    run_dir.place_file.unlink()
+    beat(run_dir, 600)
+    training.require_idle(run_dir)

@@ -1,6 +1,8 @@
 """Several boxes as one place: who is told what, in which order, and what is left behind where it fails."""
 
+import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,7 +69,7 @@ def test_the_others_join_before_the_first_one_starts_and_all_know_where_to_meet(
     diary: list[str] = []
     boxes = [Box(1, diary), Box(2, diary, code="-")]
     of(*boxes).start(PACKAGE)
-    assert diary == ["box-2 join", "box-1 train", "box-1 keep", "box-2 keep"]
+    assert diary == ["box-2 join", "box-1 train", "box-1 leave_on", "box-2 leave_on"]
     told = [json.loads(box.files["nodes.json"]) for box in boxes]
     assert told[0] == told[1]
     assert [(node["name"], node["address"], node["interface"]) for node in told[0]["nodes"]] == [
@@ -88,7 +90,7 @@ def test_where_one_does_not_start_it_is_named_and_nothing_goes_on_or_stays_on(
         of(*(Box(number, diary, code=code) for number, code in enumerate(codes, 1))).start(PACKAGE)
     assert (caught.value.code, caught.value.fields["host"]) == ("STK708", at)
     assert diary[-2:] == ["box-1 end_launch", "box-2 end_launch"]
-    assert not [line for line in diary if line.endswith("keep")]
+    assert not [line for line in diary if line.endswith("leave_on")]
 
 
 def test_while_it_is_under_way_only_those_that_are_away_join_again() -> None:
@@ -100,7 +102,7 @@ def test_while_it_is_under_way_only_those_that_are_away_join_again() -> None:
     assert (together.status("night") or {})["state"] == "short"
     together.put(PACKAGE)
     together.start(PACKAGE)
-    assert diary == ["box-3 put", "box-3 join", "box-3 keep"]
+    assert diary == ["box-3 put", "box-3 join", "box-3 leave_on"]
     assert boxes[2].files["nodes.json"] == "the record"
 
 
@@ -108,3 +110,16 @@ def test_all_are_named_and_rented_ones_that_stay_on_are_told() -> None:
     together = of(Box(1, []), Box(2, []), Box(3, []))
     assert (together.name, together.label, together.machines) == ("box-1", "box-1, box-2, box-3", 3)
     assert together.left_on == ["box-2", "box-3"]
+
+
+def test_the_newest_checkpoint_goes_to_the_head_which_gives_it_to_the_others(tmp_path: Path) -> None:
+    names = ("inputs/night/night.yaml", "runs/night/checkpoints/step-00000012/COMMIT.json", "runs/night/events.jsonl")
+    package = dataclasses.replace(PACKAGE, files=dict.fromkeys(names, tmp_path))
+    boxes = [Box(number, []) for number in (1, 2)]
+    got: dict[str, list[str]] = {}
+    for box in boxes:
+        box.put = lambda sent, name=box.name: got.update({name: list(sent.files)})  # type: ignore[attr-defined]
+    together = of(*boxes)
+    assert together.takes_checkpoint
+    together.put(package)
+    assert got == {"box-1": list(names), "box-2": ["inputs/night/night.yaml"]}

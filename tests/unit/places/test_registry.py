@@ -26,9 +26,11 @@ where: {place: acme}
 """
 ACME = """
 from pathlib import Path
+from stoker.errors import StokerError
 from stoker.places.place import Place
 
 DIARY = Path(__file__).with_name("diary")
+REFUSES = Path(__file__).with_name("refuses")
 
 
 class Acme(Place):
@@ -36,15 +38,21 @@ class Acme(Place):
 
     def facts(self): return None
     def status(self, run): return None
-    def follow(self, words): return 7
-    def stop(self, run): ...
+    def watch(self, run, terminal, *, once, as_json): return 7
+    def logs(self, run, *, follow, lines): return 7
+    def runs(self): return 7
+    def stop(self, run): return 7
     def get(self, run): ...
     def stop_meter(self): ...
 
     def put(self, package):
+        if REFUSES.exists() and REFUSES.read_text() == "put":
+            raise StokerError("STK710", place="acme")
         DIARY.write_text(f"put {package.name} {self.options} {' '.join(package.words)}")
 
     def start(self, package):
+        if REFUSES.exists():
+            raise StokerError("STK708", name=package.name, host="acme")
         DIARY.write_text(DIARY.read_text() + "; start")
 
 
@@ -86,16 +94,33 @@ def test_a_run_goes_to_the_place_of_a_package(folder: Path, on: str | None, caps
     assert registry.recorded(layout.find("tiny")) == "acme"
 
 
+@pytest.mark.parametrize("step", ["put", "start"])
+def test_a_launch_that_is_refused_leaves_the_record_of_the_run_as_it_was(folder: Path, step: str) -> None:
+    _train(folder)
+    run_dir = layout.find("tiny")
+    kept = [run_dir.manifest_file, run_dir.run_file, run_dir.place_file]
+    before = [path.read_text() for path in kept]
+    (folder / "refuses").write_text(step)
+    (folder / "run.yaml").write_text(RUN + "train: {batch: 7}\n", encoding="utf-8")
+    with pytest.raises(StokerError) as caught:
+        _train(folder)
+    assert caught.value.code == {"put": "STK710", "start": "STK708"}[step]
+    assert [path.read_text() for path in kept] == before
+    (folder / "refuses").unlink()
+    _train(folder)
+    assert "batch: 7" in run_dir.run_file.read_text()
+
+
 def test_commands_about_a_run_that_is_not_here_reach_the_place(folder: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        remote.forward("tiny", "acme", ["logs", "tiny"])
+        remote.logs("tiny", "acme", follow=False, lines=None)
     assert ended.value.code == 7
 
 
 def test_an_option_the_place_does_not_know_is_refused(folder: Path) -> None:
     with pytest.raises(StokerError, match=r"acme-clouds 1\.0") as caught:
         _train(folder, "native.acme.regio=eu")
-    assert (caught.value.code, caught.value.fields["nearest"]) == ("STK111", "`region`")
+    assert (caught.value.code, caught.value.fields["nearest"]) == ("STK111", ["`region`"])
 
 
 @pytest.mark.parametrize(("name", "reason"), [("half", "abstract"), ("wrong", "not a subclass of stoker.places.place")])
@@ -118,7 +143,7 @@ def test_an_unknown_name_is_answered_with_hosts_and_places_of_packages() -> None
     known.save(Host(name="box-1", host="198.18.0.1"))
     with pytest.raises(StokerError) as caught:
         registry.by_name("nobody")
-    assert caught.value.fields["known"].startswith("box-1, acme (acme-clouds 1.0)")
+    assert caught.value.fields["known"][:2] == ["box-1", "acme (acme-clouds 1.0)"]
 
 
 def test_places_of_packages_are_listed_beside_hosts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
     _damage(_left(tmp_path / "input" / "tiny-1", 5, 10), 10)
     rejected: list[dict[str, str]] = []
     assert segment.bring(_asked(tmp_path), _mine(tmp_path), rejected) == 5
-    assert rejected == [{"path": "step-00000010", "reason": "model.safetensors has 1 bytes instead of 200"}]
+    assert rejected == [{"path": "step-00000010", "reason": "model.safetensors has 1 byte instead of 200"}]
 
 
 def test_a_chain_with_no_checkpoint_that_verifies_does_not_start_over(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from stoker.facts import cards
 from stoker.launch import programs
 from stoker.places import package, sky
 from stoker.rundir.layout import RunDir
+from stoker.terminal import console
 
 RUN = """
 name: My_run.1
@@ -215,7 +216,7 @@ def test_every_name_of_skypilot_belongs_to_a_card_of_the_catalogue() -> None:
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda task: task.follow(["watch", "My_run.1", "--once"]), "sky logs stoker-my-run-1"),
+        (lambda task: task.watch("My_run.1", console, once=True, as_json=False), "sky logs stoker-my-run-1"),
         (lambda task: task.stop("My_run.1"), "sky cancel stoker-my-run-1"),
         (lambda task: task.get("My_run.1"), "stoker pull My_run.1 --from s3://bucket/x"),
         (lambda task: task.stop_meter(), "sky stop"),

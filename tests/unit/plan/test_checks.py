@@ -1,16 +1,17 @@
 """What is refused before anything is paid for."""
 
+import json
 from pathlib import Path
 
 import pytest
-from plan_case import machine, processor
+from plan_case import machine, plan, processor
 
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts import shapes
 from stoker.facts.machine import Machine
-from stoker.plan import checks
+from stoker.plan import checks, optimizers
 
 ALL = {"torch": "2", "peft": "1", "bitsandbytes": "1", "tensorboard": "2", "liger_kernel": "0"}
 
@@ -121,3 +122,80 @@ def test_elsewhere_what_the_run_needs_is_installed(text: str) -> None:
 def test_the_trackers_a_run_names_are_installed_elsewhere(trainer: str, packages: tuple[str, ...]) -> None:
     run = load.parse(f"model: gpt2\ndata: {{train: a}}\nnative: {{trainer: {{{trainer}}}}}\n", "run.yaml")
     assert checks.extra_packages(run) == packages
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("galore_adamw_layerwise", "backward pass"),
+        ("lomo", "backward pass"),
+        ("schedule_free_adamw", "not tested"),
+        ("adamw_torch_8bit", "pickle"),
+        ("paged_ademamix_8bit", "page"),
+        ("adamw_torch_xla", "device"),
+    ],
+)
+def test_an_optimizer_that_is_not_known_to_resume_exactly_is_refused_with_the_reason(name: str, word: str) -> None:
+    run = load.parse(f"model: m\ndata: {{train: a}}\ntrain: {{optimizer: {name}}}\n", "run.yaml")
+    with pytest.raises(StokerError) as caught:
+        optimizers.check(run)
+    assert caught.value.code == "STK240"
+    assert word in str(caught.value)
+
+
+def test_muon_is_given_to_the_trainer_as_a_factory_and_planned_as_itself() -> None:
+    run = load.parse("model: m\ndata: {train: a}\ntrain: {optimizer: muon}\n", "run.yaml")
+    optimizers.check(run)
+    assert (optimizers.trainer_name(run, "cuda"), optimizers.step_name(run)) == ("adamw_torch", "muon")
+
+
+@pytest.mark.parametrize(
+    ("words", "moments"),
+    [
+        ("train: {optimizer: sgd}\nnative: {trainer: {optim_args: momentum=0.9}}", 1),
+        ("train: {optimizer: sgd}", 0),
+        ('train: {optimizer: rmsprop}\nnative: {trainer: {optim_args: "momentum=0.9, centered=true"}}', 2),
+        ("train: {optimizer: adamw}\nnative: {trainer: {optim_args: momentum=0.9}}", 0),
+    ],
+)
+def test_momentum_that_an_option_asks_for_is_planned(words: str, moments: int) -> None:
+    assert optimizers.extra_moments(load.parse(f"model: m\ndata: {{train: a}}\n{words}\n", "run.yaml")) == moments
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "copy"),
+    [
+        ("openai/gpt-oss-20b", "mxfp4", "unsloth/gpt-oss-20b-BF16"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "fp8", "mistralai/Ministral-3-8B-Instruct-2512-BF16"),
+        ("deepseek-ai/deepseek-v3", "fp8", "-BF16"),
+    ],
+)
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_model_that_is_published_in_few_bits_is_refused_with_a_copy_in_16(
+    model: str, kind: str, copy: str, method: str
+) -> None:
+    with pytest.raises(StokerError) as caught:
+        plan(f"tune: {{method: {method}}}", machine("H100", 8), model=model)
+    assert (caught.value.code, caught.value.fields["kind"]) == ("STK238", kind)
+    assert copy in caught.value.hint
+
+
+def test_a_folder_with_quantised_weights_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+    config |= {"vocab_size": 320, "intermediate_size": 128, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    found = shapes.resolve("base", tmp_path)
+    run = load.parse("model: base\ndata: {train: a.jsonl}", "run.yaml")
+    with pytest.raises(StokerError) as caught:
+        checks.check_stored(run, found)
+    assert (caught.value.code, caught.value.fields["kind"]) == ("STK238", "awq")
+
+
+def test_every_copy_in_16_bits_is_planned_like_its_model() -> None:
+    for model, (kind, copy) in shapes._data()["quantised"].items():
+        assert kind
+        assert shapes.shipped()[model]
+        if copy:
+            assert shapes.shipped()[copy] == shapes.shipped()[model]
+            assert shapes.published_quantised(copy) == ("", "")

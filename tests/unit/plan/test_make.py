@@ -11,11 +11,12 @@ from plan_case import SEVEN, SMALL, inputs, machine, plan, processor, reason
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.estimate.step import Foreign
-from stoker.facts import cards, shapes
-from stoker.facts.machine import Device
+from stoker.facts import cards, families, shapes
+from stoker.facts.families import FamilyCell, KnownFamily
+from stoker.facts.machine import Device, Machine
 from stoker.launch import plan_inputs
 from stoker.messages import CATALOGUES
-from stoker.plan import choices, make
+from stoker.plan import checks, choices, make
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
 
@@ -33,7 +34,7 @@ def test_a_batch_is_split_exactly_or_refused_with_the_nearest_that_can(batch: in
         return
     with pytest.raises(StokerError) as caught:
         plan(text, on)
-    nearest = [int(one) for one in caught.value.fields["nearest"].split(", ")]
+    nearest = caught.value.fields["nearest"]
     assert caught.value.code == "STK201"
     assert all(one > 0 and one % devices == 0 and abs(one - batch) < devices for one in nearest)
     assert len(nearest) == (1 if batch < devices else 2)
@@ -57,7 +58,7 @@ def test_a_stated_micro_batch_is_taken(micro: int) -> None:
 def test_a_micro_batch_that_does_not_divide_is_refused_with_those_that_do(micro: int) -> None:
     with pytest.raises(StokerError) as caught:
         plan(f"where: {{micro: {micro}}}")
-    assert (caught.value.code, caught.value.fields["choices"]) == ("STK207", "16, 8, 4, 2, 1")
+    assert (caught.value.code, caught.value.fields["choices"]) == ("STK207", [16, 8, 4, 2, 1])
 
 
 def test_a_larger_micro_batch_does_not_surely_fit_or_is_not_faster() -> None:
@@ -296,10 +297,21 @@ def test_a_machine_that_is_not_here_has_no_devices_to_name() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in plan("", machine("RTX4090", 2)).env
 
 
+def test_the_plan_says_what_other_programs_hold_of_a_card() -> None:
+    on = machine("RTX4090")
+    busy = on.model_copy(update={"devices": (on.devices[0].model_copy(update={"held_bytes": 8 << 30}),)})
+    made = plan("", busy)
+    assert made.memory.available_bytes == plan("", on).memory.available_bytes - (8 << 30)
+    assert [reason.fields for reason in made.reasons if reason.key == "why.held"] == [{"index": "0", "held": "8.0"}]
+    assert not [reason for reason in plan("", on).reasons if reason.key == "why.held"]
+
+
 def test_deterministic_kernels_need_their_workspace_only_on_cuda() -> None:
     words = "train: {deterministic: true}"
     assert plan(words).env["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert plan(words).native.trainer["full_determinism"] is True
+    assert plan(words).env["FLASH_ATTENTION_DETERMINISTIC"] == "1"
+    # It would set CUDA_LAUNCH_BLOCKING and another workspace (transformers' `enable_full_determinism`).
+    assert "full_determinism" not in plan(words).native.trainer
     assert "CUBLAS_WORKSPACE_CONFIG" not in plan(words, processor()).env
     assert "CUBLAS_WORKSPACE_CONFIG" not in plan("").env
 
@@ -318,7 +330,7 @@ def test_threads_and_workers() -> None:
 
 
 def test_paper_r64_has_steps_40_80_and_120() -> None:
-    made = recipe("paper_r64")
+    made = recipe("lora_qwen2.5_7b_rank64")
     assert (made.steps.per_epoch, made.steps.epochs, made.steps.total) == (40, 3, 120)
     assert made.intervals.save == "epoch"
     assert made.batch.effective == 64
@@ -480,6 +492,16 @@ def test_a_trained_model_keeps_its_own_vocabulary() -> None:
     assert plan("", vocab=5).model.parameters == plan("").model.parameters == shapes.shipped()[SMALL].parameters()
 
 
+def test_rows_with_a_token_for_which_a_trained_model_has_no_weights_are_refused() -> None:
+    own = shapes.shipped()[SMALL].vocab
+    assert plan("", vocab=own + 1, highest_token=own - 1), "a tokenizer may know a token that no row has"
+    with pytest.raises(StokerError) as caught:
+        plan("", vocab=own + 1, highest_token=own)
+    assert caught.value.code == "STK244"
+    shape = "{shape: llama, layers: 2, width: 64, heads: 1}\ntokenizer: {train: bpe, vocab: 500}"
+    assert plan("", model=shape, vocab=512, highest_token=511), "a new model gets as many as there are"
+
+
 def test_disk_counts_the_data_the_checkpoints_kept_one_more_and_the_result() -> None:
     few, many = (plan(f"save: {{keep: {keep}}}").disk_bytes for keep in (2, 5))
     one = plan("").model.trainable_parameters * 12 + (16 << 20)
@@ -531,3 +553,29 @@ def test_packed_rows_are_not_planned_for_layers_with_a_state() -> None:
     assert (chosen.value, chosen.reason.key) == ("grouped", "why.arrange.recurrent")
     dense = shapes.shipped()["Qwen/Qwen3-8B"]
     assert choices.arrangement(inputs().run, "flash_attention_2", dense).value == "rows"
+
+
+def test_packed_rows_are_not_planned_for_a_family_that_was_seen_to_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = FamilyCell(outcome="works", how="grouped", date="2026-11-16", transformers="5.22.1")
+    monkeypatch.setattr(families, "leaks", lambda shape: seen)
+    dense = shapes.shipped()["Qwen/Qwen3-8B"]
+    chosen = choices.arrangement(inputs().run, "flash_attention_2", dense)
+    assert (chosen.value, chosen.reason.key) == ("grouped", "why.arrange.leaks")
+
+
+@pytest.mark.parametrize(
+    ("cells", "key"),
+    [({}, "why.family.untested"), ({"lora": "5.0.0"}, "why.family.version"), ({"lora": "5.22.1"}, None)],
+)
+def test_a_plan_says_what_the_table_of_families_has_not_seen(
+    monkeypatch: pytest.MonkeyPatch, cells: dict[str, str], key: str | None
+) -> None:
+    found = {name: FamilyCell(outcome="works", date="2026-11-16", transformers=by) for name, by in cells.items()}
+    row = KnownFamily(family="qwen3", model_class="Qwen3ForCausalLM", text="qwen3", cells=found)
+    monkeypatch.setattr(families, "of_shape", lambda shape: row)
+    run = load.parse("model: m\ndata: {train: a}\ntune: {method: lora}\n", "run.yaml")
+    card = Machine.of_card(cards.find("H100"))
+    here = card.model_copy(update={"examined": True, "packages": {"transformers": "5.22.4"}})
+    reasons = checks.family_reasons(run, here, shapes.shipped()["Qwen/Qwen3-8B"])
+    assert [reason.key for reason in reasons] == ([key] if key else [])
+    assert all(reason.text for reason in reasons)

@@ -36,7 +36,7 @@ def test_money_is_hours_times_price_times_count() -> None:
     cost = money.cost(HOURS, 4, offer())
     assert cost is not None
     assert (cost.amount, cost.amount_range, cost.currency) == (16.0, (8.0, 24.0), "USD")
-    assert cost.source == "c, 2026-01-02"
+    assert cost.source == "c 2026-01-02"
     assert cost.age_days == offer().age_days() > 0
 
 

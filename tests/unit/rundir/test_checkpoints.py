@@ -165,6 +165,17 @@ def test_resume_takes_the_newest_that_verifies_and_says_what_it_passed_over(tmp_
     assert reason in rejected[0].reason
 
 
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_was_passed_over_is_said_in_the_users_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", "zh")
+    commit(tmp_path, 30)
+    DAMAGES[name][0](tmp_path / "step-00000030")
+    (rejected,) = checkpoints.newest_verified(tmp_path)[1]
+    assert any("\u4e00" <= letter <= "\u9fff" for letter in rejected.reason)
+
+
 def test_several_broken_ones_are_passed_over(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         commit(tmp_path, step)

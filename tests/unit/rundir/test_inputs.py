@@ -101,3 +101,21 @@ def test_the_key_follows_a_local_models_tokenizer(folder: Path) -> None:
 def test_declared_sizes_do_not_change_the_key(folder: Path) -> None:
     plain, declared = run("{train: data/b.jsonl}"), run("{train: data/b.jsonl, rows: 5, tokens: 9}")
     assert prepared.key(plain, folder) == prepared.key(declared, folder)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json", "config.json", "qwen.tiktoken"],
+)
+def test_every_file_a_tokenizer_may_read_is_in_the_key(folder: Path, changed: str) -> None:
+    base = folder / "base"
+    base.mkdir()
+    for name in ("tokenizer_config.json", changed, "model.safetensors", "README.md"):
+        (base / name).write_text("{}", encoding="utf-8")
+    asked = load.parse("model: base\ndata: {train: data/b.jsonl}\n", "run.yaml")
+    before = prepared.key(asked, folder)
+    for name in ("model.safetensors", "README.md"):
+        (base / name).write_text("other", encoding="utf-8")
+    assert prepared.key(asked, folder) == before
+    (base / changed).write_text("other", encoding="utf-8")
+    assert prepared.key(asked, folder) != before

@@ -9,7 +9,7 @@ from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 from stoker.store.directory import DirectoryStore
 from stoker.store.lease import Lease
-from stoker.store.shelf import Bandwidth, Patience, Patient
+from stoker.store.store_protocol import Bandwidth, Patience, Patient
 
 HASTY = Patience(stall_seconds=60, tries=2, first_pause_seconds=0.0, part_bytes=1000)
 FACTS: dict[str, Any] = {"data_digest": "d1", "order_version": 1, "world": 1, "fingerprint": {}}

@@ -14,8 +14,8 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, events, files, layout
 from stoker.rundir.layout import RunDir
-from stoker.store import copies, fetch, opening, push, shelf, verification
-from stoker.store.shelf import Fault, Patient
+from stoker.store import copies, fetch, opening, push, store_protocol, verification
+from stoker.store.store_protocol import Fault, Patient
 
 
 @pytest.fixture
@@ -391,7 +391,7 @@ def test_records_nobody_can_read_are_named(tmp_path: Path, stored: Patient, name
 def test_what_is_too_large_is_not_read_into_memory(
     tmp_path: Path, stored: Patient, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(shelf, "LARGEST_SMALL_BYTES", 2000)
+    monkeypatch.setattr(store_protocol, "LARGEST_SMALL_BYTES", 2000)
     stored.write(f"tiny/{name}", b" " * 3000)
     run_dir = fresh(tmp_path)
 

@@ -12,9 +12,9 @@ import pytest
 from store_case import HASTY, make_run, open_folder, shown
 
 from stoker.rundir import files
-from stoker.store import directory, opening, shelf
+from stoker.store import directory, opening, store_protocol
 from stoker.store.directory import DirectoryStore
-from stoker.store.shelf import Bandwidth, Fault, Patience, Patient
+from stoker.store.store_protocol import Bandwidth, Fault, Patience, Patient
 
 
 def digest(content: bytes) -> str:
@@ -127,7 +127,7 @@ def test_a_mount_that_hangs_is_given_up(tmp_path: Path) -> None:
     store = Patient(DirectoryStore(tmp_path / "store", patience, Bandwidth()), patience)
     hanging = threading.Event()
     started = time.monotonic()
-    with pytest.raises(Fault, match="no answer"):
+    with pytest.raises(Fault, match="no response"):
         store.inner._do(hanging.wait)  # type: ignore[attr-defined]
     assert time.monotonic() - started < 5
     hanging.set()
@@ -152,7 +152,7 @@ def test_a_mount_on_which_even_an_open_hangs_is_given_up(tmp_path: Path) -> None
     thread.join(10)
     with contextlib.suppress(OSError):
         os.close(os.open(tmp_path / "store" / "hangs", os.O_WRONLY | os.O_NONBLOCK))
-    assert [str(one) for one in said] == ["no answer within 0 s"]
+    assert [str(one) for one in said] == ["no response within 0 s"]
 
 
 def test_an_upload_is_synced_and_then_read_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_sweeping_removes_parts_and_empty_folders_but_not_what_is_current(tmp_pa
 
 def test_tries_are_bounded_and_start_anew_after_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(shelf.time, "sleep", pauses.append)
+    monkeypatch.setattr(store_protocol.time, "sleep", pauses.append)
     patient = Patient(None, Patience(tries=3, first_pause_seconds=1, longest_pause_seconds=60))  # type: ignore[arg-type]
     gains = iter([0, 0, 5, 0, 0])
 
@@ -202,8 +202,8 @@ def test_tries_are_bounded_and_start_anew_after_progress(monkeypatch: pytest.Mon
 
 def test_bandwidth_is_capped_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(shelf.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(shelf.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(store_protocol.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(store_protocol.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     capped = Bandwidth(1000)
     for _ in range(11):
         capped.spend(500)

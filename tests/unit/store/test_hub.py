@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.store import copies, fetch, opening, push, verification
 from stoker.store.address import parse
 from stoker.store.hub import HubStore
-from stoker.store.shelf import Fault, Patient
+from stoker.store.store_protocol import Fault, Patient
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

@@ -12,7 +12,7 @@ from store_case import commit, lease_of, make_run, open_folder
 from stoker.errors import StokerError
 from stoker.store import copies, lease, push
 from stoker.store.lease import Renewing
-from stoker.store.shelf import Patient
+from stoker.store.store_protocol import Patient
 
 SHORT = 0.6
 
@@ -168,6 +168,9 @@ def test_a_lease_that_was_given_back_is_not_renewed_again(store: Patient, monkey
     monkeypatch.setattr(own, "renew", slow)
     with Renewing(own, SHORT, gives_back=lambda: True):
         assert renewing.wait(10)
+    until = time.monotonic() + 10
+    while store.names("tiny") and time.monotonic() < until:
+        time.sleep(0.02)
     time.sleep(SHORT)
     assert store.names("tiny") == {}
 

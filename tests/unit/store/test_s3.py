@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import StokerError
 from stoker.store import opening
-from stoker.store.shelf import Fault, Patience
+from stoker.store.store_protocol import Fault, Patience
 
 pytest.importorskip("boto3")
 
@@ -44,7 +44,7 @@ def test_a_server_that_does_not_answer_is_given_up_by_the_client_before_the_call
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         told: list[Fault] = []
-        patience = Patience(stall_seconds=0.4, tries=2, first_pause_seconds=0.01, told=told.append)
+        patience = Patience(stall_seconds=0.4, tries=2, first_pause_seconds=0.01, on_fault=told.append)
         store = opening.open_store("s3://bucket/runs", tmp_path, patience=patience)
         with pytest.raises(Fault):
             store.names("")  # the client is made

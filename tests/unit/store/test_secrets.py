@@ -8,7 +8,7 @@ from store_case import commit, make_run, open_folder
 from stoker import env
 from stoker.rundir.layout import RunDir
 from stoker.store import opening, push
-from stoker.store.shelf import Fault
+from stoker.store.store_protocol import Fault
 
 CANARY = "canary-9c1e77aa"
 

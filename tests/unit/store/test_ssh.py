@@ -7,8 +7,8 @@ import pytest
 from store_case import HASTY
 
 from stoker.store.address import parse
-from stoker.store.shelf import Bandwidth, Fault
 from stoker.store.ssh import SshStore
+from stoker.store.store_protocol import Bandwidth, Fault
 
 VERSION = rb"\0\0\0\5\2\0\0\0\3"
 SHORT_STATUS = rb"\0\0\0\7\x65\0\0\0\1\0\0"

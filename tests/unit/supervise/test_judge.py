@@ -32,6 +32,10 @@ from stoker.supervise.judge import Ended, Ruling, judge
         (Ended(-9, codes=["STK423", "STK408"], lost="node"), "replan", "memory"),
         (Ended(1, codes=["STK424", "STK423"]), "retry", "STK424"),
         (Ended(1, codes=["STK425", "STK423"]), "fail", "STK425"),
+        (Ended(1, tail="step 3\nError out of memory at line 254 in file ops.cu\n"), "replan", "memory"),
+        (Ended(1, codes=["STK423"], tail="Error out of memory at line 254 in file ops.cu"), "replan", "memory"),
+        (Ended(1, codes=["STK410"], tail="Error out of memory at line 254 in file ops.cu"), "fail", "STK410"),
+        (Ended(1, tail="Error invalid argument at line 254 in file ops.cu"), "retry", "surprise"),
         (Ended(0), "retry", "surprise"),
     ],
 )

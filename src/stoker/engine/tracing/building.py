@@ -11,9 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from stoker import messages
+from stoker.engine import muon
 from stoker.engine.tracing import private_names
 from stoker.engine.tracing.dtypes import DTYPES
 from stoker.estimate.memory import Linear, linear_layers
+from stoker.estimate.optimizer_state import KEPT
 from stoker.estimate.step import Adapter, Step
 from stoker.facts.shapes import ModelShape
 
@@ -207,14 +209,16 @@ def held(model: Any) -> list[torch.Tensor]:
 
 
 class Fake8bit(torch.optim.Optimizer):
-    """The state of bitsandbytes' 8-bit AdamW: two bytes per weight, a scale per 256; paged states are off the device.
+    """The state of bitsandbytes' optimizers: a byte per moment and a scale per 256; paged states are off the device.
 
     Weights below 4,096 elements have fp32 states, paged ones below 100,000 elements stay on the device.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter], *, paged: bool) -> None:
+    def __init__(self, parameters: list[torch.nn.Parameter], *, paged: bool, moments: int = 2, bits: int = 8) -> None:
         super().__init__(parameters, {})
         self.paged = paged
+        self.moments = range(1, moments + 1)
+        self.bits = bits
         self.maps = [torch.empty(256), torch.empty(256)]
 
     @torch.no_grad()
@@ -227,12 +231,12 @@ class Fake8bit(torch.optim.Optimizer):
 
     def _state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         elements = parameter.numel()
-        if elements < 4096:
-            return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
-        blocks = -(-elements // 256)
-        state = {name: torch.zeros(blocks) for name in ("absmax1", "absmax2")}
-        if not (self.paged and elements >= 100_000):
-            state |= {name: torch.zeros_like(parameter, dtype=torch.uint8) for name in ("state1", "state2")}
+        away = self.paged and elements >= 100_000
+        wide = self.bits == 32 or elements < 4096
+        state = {} if wide else {f"absmax{number}": torch.zeros(-(-elements // 256)) for number in self.moments}
+        if not away:
+            dtype = torch.float32 if wide else torch.uint8
+            state |= {f"state{number}": torch.zeros_like(parameter, dtype=dtype) for number in self.moments}
         return state
 
 
@@ -242,9 +246,20 @@ def optimizer(step: Step, parameters: list[torch.nn.Parameter]) -> torch.optim.O
         fused = step.optimizer == "adamw_fused"
         return torch.optim.AdamW(parameters, lr=1e-4, fused=fused, foreach=not fused)
     if step.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-4, foreach=True)
+        return torch.optim.SGD(parameters, lr=1e-4, momentum=0.5 * step.extra_moments, foreach=True)
+    if step.optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=1e-4, foreach=True)
+    if step.optimizer == "rmsprop":
+        momentum, centered = 0.5 * min(1, step.extra_moments), step.extra_moments > 1
+        return torch.optim.RMSprop(parameters, lr=1e-4, momentum=momentum, centered=centered, foreach=True)
     if step.optimizer == "adafactor":
         from transformers.optimization import Adafactor
 
         return Adafactor(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
-    return Fake8bit(parameters, paged=step.optimizer == "paged_adamw_8bit")
+    if step.optimizer == "muon":
+        hidden = [one for one in parameters if one.dim() == 2 and step.shape.vocab not in one.shape]
+        rest = [one for one in parameters if all(one is not other for other in hidden)]
+        groups = [[{"params": some}] if some else [] for some in (hidden, rest)]
+        return muon.MuonAdamW(*groups, lr=1e-4, fused=True)
+    kept = KEPT[step.optimizer]
+    return Fake8bit(parameters, paged=kept.paged, moments=kept.moments, bits=kept.bits)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker.engine.tracing.ledger import Ledger, Part
 from stoker.estimate.allocator import Entry
+from stoker.estimate.optimizer_state import KEPT
 from stoker.estimate.step import BYTES, Step
 
 _FIRST_BUCKET = 1 << 20
@@ -50,7 +51,8 @@ def unseen(step: Step) -> dict[Part, int]:
     held = BYTES.get(step.weights, 1 if step.weights == "int8" else 0.5)
     sizes: dict[Part, int] = {"weights": int(elements * held) // step.weight_parts}
     if step.adapter is None:
-        state = {"adafactor": 0, "sgd": 0, "adamw_8bit": 2, "paged_adamw_8bit": 0}.get(step.optimizer, 2 * held)
+        kept = KEPT[step.optimizer]
+        state = 0 if kept.paged else (kept.moments + step.extra_moments) * (kept.bits / 8 or held)
         sizes["gradients"] = int(elements * held) * min(1, step.gradient_sets) // step.gradient_parts
         sizes["optimizer"] = int(elements * state) // step.state_parts
     return sizes

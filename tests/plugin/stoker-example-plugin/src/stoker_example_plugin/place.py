@@ -1,6 +1,5 @@
 """A place: a desk at which somebody starts the run by hand."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from stoker.config.load import RunFile
@@ -34,12 +33,21 @@ class Desk(Place):
         """Not known here."""
         return None
 
-    def follow(self, words: Sequence[str]) -> int:
+    def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:
         """Nobody to ask."""
         return 0
 
-    def stop(self, run: str) -> None:
+    def logs(self, run: str, *, follow: bool, lines: int | None) -> int:
+        """Nobody to ask."""
+        return 0
+
+    def runs(self) -> int:
+        """Nobody to ask."""
+        return 0
+
+    def stop(self, run: str) -> int:
         """Stopped by hand."""
+        return 0
 
     def get(self, run: str) -> RunDir:
         """Carried over by hand."""

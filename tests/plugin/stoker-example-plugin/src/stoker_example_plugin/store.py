@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stoker.store.address import Address
 from stoker.store.directory import DirectoryStore
-from stoker.store.shelf import Bandwidth, Fault, Patience
+from stoker.store.store_protocol import Bandwidth, Fault, Patience
 
 
 class ShelfStore(DirectoryStore):

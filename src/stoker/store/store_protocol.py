@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from stoker import env
+from stoker import env, messages
 from stoker.errors import StokerError
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Patience:
     """Size of one transfer, and the most that is repeated after a lost connection. S3 takes no parts below 5 MiB."""
     first_pause_seconds: float = 1
     longest_pause_seconds: float = 60
-    told: Callable[[Fault], None] | None = None
+    on_fault: Callable[[Fault], None] | None = None
     """Called with each fault that is retried."""
 
     def seconds_for(self, size_bytes: int) -> float:
@@ -185,8 +185,8 @@ class Patient:
                 failed = 1 if fault.gained_bytes else failed + 1
                 if failed >= self.patience.tries:
                     raise
-                if self.patience.told is not None:
-                    self.patience.told(fault)
+                if self.patience.on_fault is not None:
+                    self.patience.on_fault(fault)
             self.patience.pause(failed - 1)
 
     def _attributed(self, attempt: Callable[[], T]) -> T:
@@ -220,14 +220,14 @@ def bounded(operation: Callable[[], T], seconds: float) -> T:
     if problems:
         raise problems[0]
     if not results:
-        raise Fault(f"no answer within {seconds:.0f} s")
+        raise Fault(messages.text("reason.no_response", seconds=round(seconds)))
     return results[0]
 
 
 def require_small(name: str, size_bytes: int) -> None:
     """Refuse to read a file into memory that is larger than any record of Stoker's."""
     if size_bytes > LARGEST_SMALL_BYTES:
-        raise StokerError("STK658", file=name, reason=f"{size_bytes} bytes")
+        raise StokerError("STK658", file=name, reason=messages.text("damage.large", found=size_bytes))
 
 
 def sha256_of(content: bytes) -> str:

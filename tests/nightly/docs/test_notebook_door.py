@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/python.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/python.md"
 CELL = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 NO_TORCH = """
 import sys

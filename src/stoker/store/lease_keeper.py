@@ -1,6 +1,6 @@
-"""The program that keeps a run's lease: `python -m stoker.store.keep RUN_DIR`. Light, started with the supervisor.
+"""The program that keeps a run's lease: `python -m stoker.store.lease_keeper RUN_DIR`. Started with the supervisor.
 
-Lives as long as the run is supervised or trained, and gives the lease back at the end. Copies nothing.
+Light; lives as long as the run is supervised or trained, and gives the lease back at the end. Copies nothing.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.store import lease, opening
 from stoker.store.lease import Lease, Renewing
-from stoker.store.shelf import Fault
+from stoker.store.store_protocol import Fault
 
 _START_SECONDS = 60.0
 """Until the supervisor holds its lock."""

@@ -1,0 +1,40 @@
+"""Runs of several real processes with gloo: with dropout, sequences packed and of uneven length, and a last step of an
+epoch that is short."""
+
+from pathlib import Path
+
+import tiny_run
+
+from stoker.rundir.layout import RunDir
+
+TUNE = {
+    "full": "{method: full}",
+    "lora": "{method: lora, rank: 4, dropout: 0.1}",
+    "thin": "{method: lora, rank: 2}",
+    "qlora": "{method: qlora, rank: 4, dropout: 0.1}",
+}
+EXACT = "batch: 8, exact: true"
+ROWS = tiny_run.random_rows(37, seed=1, longest=48, segments=2)  # at batch 8: 5 steps, the last of 5 sequences
+HELD_OUT = tiny_run.random_rows(9, seed=2, longest=48, segments=2)
+
+
+def make(folder: Path, base: Path, method: str, where: str, train: str = EXACT) -> RunDir:
+    text = f"""
+model: {base}
+data: {{train: rows.jsonl, eval: rows.jsonl, length: 48, pack: true}}
+tune: {TUNE[method]}
+train: {{learning_rate: 1e-2, warmup: 0, {train}}}
+save: {{every: 2 steps, keep: 2}}
+where: {{gpus: 0, {where}}}
+"""
+    return tiny_run.make_run(folder, text, ROWS, HELD_OUT)
+
+
+def trained(folder: Path, base: Path, method: str, where: str, train: str = EXACT) -> RunDir:
+    run_dir = make(folder, base, method, where, train)
+    assert tiny_run.train(run_dir) == 0, said(run_dir)
+    return run_dir
+
+
+def said(run_dir: RunDir) -> str:
+    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
