@@ -26,7 +26,7 @@ model: Qwen/Qwen2.5-0.5B
 data: {train: rows.jsonl, tokens: 1000000}
 tune: {method: lora}
 train: {batch: 32, steps: 100, deterministic: true}
-where: {gpus: 1}
+where: {gpus: 1, loss: plain}
 """
 
 

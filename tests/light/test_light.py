@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -85,12 +86,12 @@ def test_help_takes_at_most_half_a_second(tmp_path: Path) -> None:
 def test_a_plan_over_every_card_and_count_takes_at_most_a_second_and_a_half(tmp_path: Path) -> None:
     """Start-up included. On a quiet machine `--version` takes a tenth of a second, so that 1.5 s are 15 of it.
 
-    In turns: a machine that others use is slower at times, for both.
+    In turns, each with its own ratio: a machine that others use is slower at times, for both.
     """
     commands = (("--version",), ("plan", "lora_qwen2.5_7b_rank64"))
     took = [[processor_seconds(tmp_path, *words) for words in commands] for _ in range(5)]
-    start, planned = (min(seconds) for seconds in zip(*took, strict=True))
-    assert planned <= max(1.5, 15 * start)
+    ratio = statistics.median(planned / start for start, planned in took)
+    assert min(planned for _, planned in took) <= 1.5 or ratio <= 15
 
 
 def processor_seconds(folder: Path, *words: str) -> float:

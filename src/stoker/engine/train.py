@@ -19,7 +19,20 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
-from stoker.engine import callbacks, guard, models, muon, parallel, program, pulse, reading, rehearsal, saving, spread
+from stoker.engine import (
+    callbacks,
+    fused_loss,
+    guard,
+    models,
+    muon,
+    parallel,
+    program,
+    pulse,
+    reading,
+    rehearsal,
+    saving,
+    spread,
+)
 from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
 from stoker.engine.saving import SaveJob, Saver
@@ -322,6 +335,8 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     trainer.model_accepts_loss_kwargs = accepts
     if not accepts:
         raise StokerError("STK414", model=type(model).__name__)
+    if plan.loss == "fused":
+        fused_loss.use(model, plan.attention)
     recorder.trainer = trainer
     trainer.passed_over = frozenset(past.passed_over)
     trainer.heartbeat = guard.Heartbeat(opened.run_dir.heartbeat_file if opened.ranks.first else None)

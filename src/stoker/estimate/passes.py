@@ -4,6 +4,7 @@ One embedding, one block, one output layer with its loss; `walk.py` repeats the 
 """
 
 from stoker.estimate.modules import FP32, Modules
+from stoker.estimate.step import fused_rows
 from stoker.estimate.tape import LEAF, Held, Tensor, Value, Weight
 
 _CHUNKS = 8
@@ -65,6 +66,8 @@ class Passes(Modules):
         """The output layer and the loss."""
         if self.step.loss == "fused":
             return self._fused_loss(hidden)
+        if self.step.loss == "liger":
+            return self._liger_loss(hidden)
         if self.step.loss == "chunked":
             return self._chunked_loss(hidden)
         logits: Held = self._logits(hidden)
@@ -110,6 +113,23 @@ class Passes(Modules):
         return self.tape.join(losses)
 
     def _fused_loss(self, hidden: Held) -> Tensor:
+        """Ours (`engine.fused_loss`): a few rows of logits, of their log softmax, and of two gradients in fp32."""
+        tape, shape = self.tape, self.shape
+        hidden = self._cast(hidden, self.compute if self.step.autocast else hidden.size)
+        self.output = len(tape)
+        weight = self._output_weight(self.table_edge)
+        logits = min(fused_rows(shape.vocab), self.tokens) * shape.vocab
+        ready = [tape.tensor(hidden.bytes, hidden.size)]
+        if weight.edge is not None:
+            ready.append(tape.tensor(self.head.weights * FP32, FP32))
+        lowered = [tape.tensor(self.head.weights * hidden.size, hidden.size)] if weight.size != hidden.size else []
+        tape.touch(logits * FP32, logits * hidden.size)
+        tape.touch(*[logits * FP32] * 4)
+        tape.touch(logits * hidden.size, *([self.head.weights * hidden.size] if weight.edge is not None else []))
+        del lowered
+        return tape.ahead(FP32, (hidden, weight), ready)
+
+    def _liger_loss(self, hidden: Held) -> Tensor:
         """Liger's: gradients are computed in the forward pass, from a few rows of logits at a time."""
         tape, shape = self.tape, self.shape
         self.output = len(tape)

@@ -15,7 +15,7 @@ Attention = Literal["flash", "efficient", "eager"]
 # Of these, runs of ours use the first ones; those after the bar are of published measurements only.
 Storage = Literal["fp32", "bf16", "fp16", "nf4_double"] | Literal["nf4", "int8", "int4"]
 Recompute = Literal["none", "full"] | Literal["selective"]
-Loss = Literal["logits_fp32", "fused"] | Literal["logits", "chunked"]
+Loss = Literal["logits_fp32", "fused", "liger"] | Literal["logits", "chunked"]
 Optimizer = (
     Literal["adamw_fused", "adamw", "sgd", "adagrad", "rmsprop", "adafactor", "muon"]
     | Literal["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
@@ -25,6 +25,13 @@ Strategy = Literal["single", "ddp", "fsdp2", "zero2", "zero3"] | Literal["zero1"
 Offload = Literal["none", "optimizer", "all"]
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_FUSED_BYTES = 2**27
+"""What the fp32 logits of a few rows may take in the fused loss; their softmax and gradients take three times more."""
+
+
+def fused_rows(vocab: int) -> int:
+    """Rows of logits that the fused loss computes at once: a power of two."""
+    return 1 << (max(1, _FUSED_BYTES // (4 * vocab)).bit_length() - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +109,7 @@ class Step:
     recompute: Recompute = "none"
     """Activations computed again in the backward pass: none, whole blocks, or cheap operations of them."""
     loss: Loss = "logits_fp32"
-    """Whole logits with or without an fp32 copy, logits in chunks, or fused with the output layer (Liger)."""
+    """Whole logits with or without an fp32 copy, in chunks, or fused with the output layer: by us, or by Liger."""
     optimizer: Optimizer = "adamw"
     """`adamw` is torch's foreach form, which makes temporaries; `adamw_fused` makes none."""
     extra_moments: int = 0

@@ -6,10 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.estimate.step import fused_rows
 from stoker.facts import families
 from stoker.facts.machine import Device, Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import strategy
+from stoker.plan import moves, strategy
 from stoker.plan.plan import Reason
 from stoker.plan.save_interval import OVERHEAD_CAP
 
@@ -21,6 +22,8 @@ _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
 
+_HEADS = ("lm_head", "embed_out", "output_layer")
+"""Names of output layers."""
 _MEMORY_FOR_A_COPY = 0.4
 """Share of main memory that the copy of a checkpoint may take while it is being written."""
 
@@ -151,6 +154,40 @@ def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
     if attention == "flash_attention_2":
         return _because("rows", "arrange", "why.arrange.rows")
     return _because("grouped", "arrange", "why.arrange.grouped")
+
+
+def loss(run: Run, machine: Machine, shape: ModelShape) -> Choice[str]:
+    """Whether the loss is computed without all logits at once: the largest tensor of most steps."""
+    asked, hinders = run.where.loss, _hinders_fusing(run, shape)
+    if run.native.trainer.get("use_liger_kernel"):
+        if asked != "auto":
+            raise StokerError("STK239", asked=asked, reason="`native.trainer.use_liger_kernel`")
+        return _because("liger", "loss", "why.asked", word="native.trainer.use_liger_kernel")
+    if asked == "fused" and hinders:
+        raise StokerError("STK239", asked=asked, reason=hinders)
+    if asked != "auto":
+        return _because(asked, "loss", "why.asked", word="where.loss")
+    if machine.kind == "cpu":
+        return _because("plain", "loss", "why.loss.cpu")
+    if hinders:
+        return _because("plain", "loss", "why.loss.plain", reason=hinders)
+    return _because("fused", "loss", "why.loss.fused", rows=fused_rows(shape.vocab))
+
+
+def _hinders_fusing(run: Run, shape: ModelShape) -> str:
+    """What of a run needs all logits, or an output layer as it is called; empty if nothing does."""
+    row, trainer, lora = families.of_shape(shape), run.native.trainer, run.native.lora
+    if row is None or not row.straight or shape.head_bias:
+        return f"`{shape.family}`"
+    if run.where.strategy == "zero3":
+        return "`where.strategy: zero3`"
+    if moves.compiles(trainer):
+        return "`native.trainer.torch_compile`"
+    if trainer.get("label_smoothing_factor"):
+        return "`native.trainer.label_smoothing_factor`"
+    named = [] if run.tune.method == "full" or isinstance(run.tune.targets, str) else list(run.tune.targets)
+    own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(_HEADS)]
+    return f"`{own[0]}`" if own else ""
 
 
 def exact(run: Run, chosen: str) -> Choice[bool]:

@@ -70,6 +70,7 @@ def decided(plan: Plan) -> dict[str, str]:
         "precision": plan.precision,
         "attention": plan.attention,
         "arrange": plan.arrange,
+        "loss": plan.loss,
         **cut(
             strategy=plan.strategy,
             exact=plan.exact,

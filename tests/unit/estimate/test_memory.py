@@ -40,6 +40,7 @@ STEPS = {
     "checkpointed": replace(FULL, recompute="full"),
     "selective": replace(LORA, recompute="selective"),
     "fused": replace(LORA, loss="fused"),
+    "liger": replace(LORA, loss="liger"),
     "chunked": replace(HALF, loss="chunked"),
     "eager": replace(FULL, shape=GEMMA, attention="eager"),
     "joined": replace(QLORA, shape=PHI),

@@ -103,7 +103,7 @@ def test_stated_recomputing_is_taken(asked: str) -> None:
 
 
 def test_what_does_not_fit_is_planned_as_small_as_it_goes_and_says_so() -> None:
-    made = plan("", machine("T4"), model=SEVEN)
+    made = plan("where: {loss: plain}", machine("T4"), model=SEVEN)
     assert made.fits == "no"
     assert (made.batch.micro, made.gradient_checkpointing) == (1, True)
     assert made.memory.peak_device_bytes > made.memory.available_bytes

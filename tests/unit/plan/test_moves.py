@@ -86,8 +86,8 @@ def test_a_micro_batch_that_no_longer_divides_a_share_is_replaced_and_said() -> 
 
 def test_a_micro_batch_that_no_longer_fits_is_replaced_and_said() -> None:
     """What an A100 took at once is too much for a T4; batch and length stay."""
-    earlier = left(plan(f"{LORA}where: {{micro: 32}}\n", box("A100")), box("A100"))
-    moved = plan(LORA, box("T4"), earlier=earlier)
+    earlier = left(plan(f"{LORA}where: {{micro: 32, loss: plain}}\n", box("A100")), box("A100"))
+    moved = plan(f"{LORA}where: {{loss: plain}}\n", box("T4"), earlier=earlier)
     assert moved.fits != "no"
     assert moved.batch.micro < 32
     assert moved.batch.effective == 32
