@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("default")
 
 SIGNATURES = {
+    "_build_accelerator_args": ["self", "kwargs"],
     "get_train_dataloader": ["self"],
     "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],
@@ -52,6 +53,8 @@ def test_every_override_of_the_trainer_is_listed() -> None:
         ("_prepare_for_training", "if self.is_distributed_loading_by_transformers:"),
         ("_prepare_for_training", "device_placement=False, evaluation_mode=True"),
         ("__init__", "args.place_model_on_device is not None"),
+        ("_build_accelerator_args", 'args["kwargs_handlers"] = ['),
+        ("create_accelerator_and_postprocess", "args = self._build_accelerator_args("),
         ("_inner_training_loop", "self.get_train_dataloader()"),
         ("compute_loss", 'kwargs["num_items_in_batch"] = num_items_in_batch'),
     ],

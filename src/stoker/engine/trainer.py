@@ -1,6 +1,7 @@
 """Everything Stoker overrides of `transformers.Trainer`, in one file (ADR 0006; tested floor: transformers 5.22).
 
 The Trainer's loop is kept. It sees one item per optimizer step, so its own accumulation and skipping do nothing:
+    _build_accelerator_args         autocast without its cache, which holds all weights in 16 bits
     get_train_dataloader            steps from the resumed one on (O(1) seek)
     get_batch_samples               one step at a time, and how long the loop waited for it
     training_step                   the step's micro batches: keyed RNG, canonical gradient sum, full-precision loss
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -100,6 +102,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.last_losses: torch.Tensor | None = None
         self.last_norm: torch.Tensor | None = None
         self.wait_seconds = 0.0
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Autocast keeps no copies of weights: with checkpointing or shards, they would be the whole model."""
+        found = super()._build_accelerator_args(**kwargs)
+        return {**found, "kwargs_handlers": [*found["kwargs_handlers"], AutocastKwargs(cache_enabled=False)]}
 
     # ---- data
 

@@ -320,13 +320,14 @@ class Modules:
         return self.selective and self.products % 2 == 1
 
     def _lowered(self, weight: Value, compute: int) -> Value:
-        """A weight as input of a product; autocast caches its copies of trained ones."""
+        """A weight as input of a product; autocast may cache its copies of trained ones."""
         if weight.size == compute:
             return weight
         if weight.edge is None:
             return self.tape.tensor(weight.bytes // weight.size * compute, compute)
         copy = self.tape.op(weight.bytes // weight.size * compute, compute, (weight,))
-        self.tape.cache.append(copy)
+        if self.step.foreign.autocast_cache:
+            self.tape.cache.append(copy)
         return copy
 
     def _unpacked_product(self, x: Held, linear: Linear) -> Held:

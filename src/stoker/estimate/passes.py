@@ -148,7 +148,8 @@ class Passes(Modules):
             if weight.edge is None:
                 tape.touch(rows * shape.hidden * compute, *cast)
                 continue
-            tape.cache += [tape.tensor(size, compute) for size in cast if turn == 0]
+            if self.step.foreign.autocast_cache and turn == 0:
+                tape.cache += [tape.tensor(size, compute) for size in cast]
             tape.touch(rows * shape.hidden * compute)
             tape.touch(self.head.weights * compute, *([weight.bytes] if cast else []))
         del logits

@@ -61,6 +61,8 @@ class Foreign:
     """Whether the loss first copies the logits without their last position (transformers before 2025)."""
     held_outputs: bool = False
     """Whether the loop keeps the model's outputs, so the logits, through the backward pass (loops without Trainer)."""
+    autocast_cache: bool = False
+    """Whether autocast keeps its copies of trained weights until the forward pass ends, which is its default."""
     frozen_inputs: bool = False
     """Whether a quantised frozen layer keeps its input for the backward pass (bitsandbytes before 0.43)."""
     bucket: int | None = None

@@ -148,7 +148,8 @@ class Loop:
         self.outside: Any = nullcontext()
         if not self.step.autocast or self.step.compute == "fp32":
             return
-        context = torch.autocast("cpu", dtype=DTYPES[self.step.compute])
+        cached = self.step.foreign.autocast_cache
+        context = torch.autocast("cpu", dtype=DTYPES[self.step.compute], cache_enabled=cached)
         if self.step.loss == "logits" or self.step.foreign.shifted_logits:
             self.outside = context
         else:
