@@ -157,13 +157,14 @@ def test_a_checkpointed_block_keeps_its_input() -> None:
     assert more - weights == pytest.approx(step.tokens * LLAMA.hidden * 2, abs=MiB)
 
 
-def test_autocast_keeps_a_16_bit_copy_of_every_trained_weight() -> None:
-    """A checkpointed block keeps none in the backward pass, but autocast does until the model returns."""
-    step = replace(FULL, recompute="full", optimizer="sgd", micro=1, length=64)
+@pytest.mark.parametrize(("cached", "copy"), [(True, 2), (False, 0)])
+def test_autocast_may_keep_a_16_bit_copy_of_every_trained_weight(cached: bool, copy: int) -> None:
+    """A checkpointed block keeps none in the backward pass, but autocast's cache does until the model returns."""
+    step = replace(FULL, recompute="full", optimizer="sgd", micro=1, length=64, foreign=Foreign(autocast_cache=cached))
     deeper = replace(step, shape=replace(LLAMA, layers=9))
     more = memory.estimate(deeper).moments["loss"] - memory.estimate(step).moments["loss"]
     linear = sum(one.weights for one in layers.linear_layers(LLAMA))
-    assert more == pytest.approx(linear * (4 + 2) + step.tokens * LLAMA.hidden * 4, rel=0.01)
+    assert more == pytest.approx(linear * (4 + copy) + step.tokens * LLAMA.hidden * 4, rel=0.01)
 
 
 def test_four_bits_are_half_a_byte_and_a_scale_for_64() -> None:
