@@ -39,7 +39,7 @@ CONTROLS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "words of the run file are not compared": ("words_not_compared", LAPTOP, "", ("edit the run file",)),
     "a move brings nothing along": ("moves_bring_nothing", BOXES[0], "", ("move",)),
     "a copied folder has the lease": ("token_not_bound", LAPTOP, "s3", ("clone",)),
-    "a place is recorded before it has the run": ("recorded_before_it_is_sent", LAPTOP, "", ("fill a disk",)),
+    "a place is recorded before it has the run": ("recorded_before_it_is_sent", BOXES[0], "", ("fill a disk",) * 2),
     "the optimizer starts anew": ("no_optimizer", LAPTOP, "", ("kill both",)),
 }
 """By what is taken away: the change, where the run begins, its store, and what happens to it."""
