@@ -315,6 +315,8 @@ ENGLISH: dict[str, str] = {
     "STK436.hint": "set `where.loss: plain`",
     "STK438": "{folder} exists and is a fork {was}, not {asked}",
     "STK438.hint": "run the command as it was first given, or give the fork another name than `{name}`",
+    "STK440": "`{path}` cannot be read right now: {reason}",
+    "STK440.hint": "nothing was deleted or put aside; check the disk, its mount and the permissions, then run the same command again. If this checkpoint is lost for good, move its folder away: the run then continues from the one before",
     "STK501": "there is no run `{name}` in {folder}",
     "STK501.hint": "`stoker runs` lists them",
     "STK502": "`{name}` has no finished model or checkpoint yet",

@@ -315,6 +315,8 @@ CHINESE: dict[str, str] = {
     "STK436.hint": "设置 `where.loss: plain`",
     "STK438": "{folder} 已存在，派生方式是“{was}”，不是“{asked}”",
     "STK438.hint": "用当初的那条命令，或者给派生的运行换一个名字，不要用 `{name}`",
+    "STK440": "现在读不了 `{path}`：{reason}",
+    "STK440.hint": "没有删除或移走任何东西；请检查磁盘、挂载和权限，然后再次运行同一条命令。如果这个检查点确实找不回来了，把它的文件夹移到别处：运行会从前一个检查点继续",
     "STK501": "{folder} 中没有运行 `{name}`",
     "STK501.hint": "`stoker runs` 列出全部运行",
     "STK502": "`{name}` 还没有最终模型或检查点",
