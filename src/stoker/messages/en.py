@@ -459,6 +459,8 @@ ENGLISH: dict[str, str] = {
     "STK663.hint": "to have both, rename {folder} and run the command again",
     "STK664": "`{name}` has a finished model here that was not fetched from `{host}` and differs from the one there",
     "STK664.hint": "it was kept; rename {folder} to fetch the other one",
+    "STK665": "there is no store `{store}`, and {folder} is an empty folder on this machine's own disk: the store's disk is probably not mounted",
+    "STK665.hint": "mount it and run the same command again; for a new store on this disk, create its folder: `mkdir {store}`",
     "STK670": "training did not start: {reason}; {spent} s trained so far",
     "STK670.hint": "raise `budget.time` or `budget.money` to continue; a deadline is the end of this machine's session: continue in another one",
     "STK671": "`budget.money` needs a price, but no price in {currency} is known for {card}",

@@ -459,6 +459,8 @@ CHINESE: dict[str, str] = {
     "STK663.hint": "想两个都保留，先重命名 {folder}，再运行同一条命令",
     "STK664": "这里的 `{name}` 已有最终模型，它不是从 `{host}` 取回的，与那里的不同",
     "STK664.hint": "原有的已保留；想取回那里的，先重命名 {folder}",
+    "STK665": "没有存储 `{store}`，而 {folder} 是本机磁盘上的空文件夹：存储所在的磁盘很可能没有挂载",
+    "STK665.hint": "挂载后再次运行同一条命令；如果要在本机磁盘上新建存储，先创建它的文件夹：`mkdir {store}`",
     "STK670": "训练没有开始：{reason}；到目前为止已训练 {spent} 秒",
     "STK670.hint": "要继续，请提高 `budget.time` 或 `budget.money`；如果是截止时间，说明本机的会话即将结束，请换一个会话继续",
     "STK671": "`budget.money` 需要价格，但查不到 {card} 以 {currency} 计的价格",
