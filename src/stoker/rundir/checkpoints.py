@@ -10,24 +10,21 @@ What the disk refuses to hand out right now is neither: `Unreadable`. Knows file
 import contextlib
 import datetime
 import errno
-import functools
 import hashlib
 import json
 import os
 import re
 import shutil
-import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.rundir import files, in_place
+from stoker.rundir import file_check, files, in_place
 from stoker.rundir.files import Unreadable
 
 FORMAT = 2
@@ -45,13 +42,6 @@ _QUARANTINED = 2
 """Folders kept in quarantine: enough to look at, not enough to fill the disk."""
 _AT_ONCE = 4
 """Files synced and digested at one time."""
-_PAUSES_SECONDS = (0.2, 1.0)
-"""Before a file that could not be read is read again; a network disk is often back by then."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR)
-_OF_ANOTHER_KIND = (errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
-"""What the system says of a name that is no file of a checkpoint, however often it is asked."""
-
-Answer = TypeVar("Answer")
 
 
 class FileEntry(BaseModel):
@@ -260,11 +250,7 @@ def _rendered(commit: dict[str, Any]) -> str:
 
 
 def committed(checkpoints: Path) -> list[Checkpoint]:
-    """Checkpoints with a sound COMMIT.json, oldest first. Their files are not yet checked: see `verify`.
-
-    Raises:
-        Unreadable: Where the disk does not say which there are.
-    """
+    """Checkpoints with a sound COMMIT.json, oldest first. Their files are not yet checked: see `verify`."""
     read = ((path, read_commit(path)) for path in _folders(checkpoints))
     return [Checkpoint(path, commit) for path, commit in read if isinstance(commit, Commit)]
 
@@ -272,7 +258,9 @@ def committed(checkpoints: Path) -> list[Checkpoint]:
 def next_found(checkpoints: Path) -> Checkpoint | None:
     """The checkpoint the next start continues from, if it verifies: the newest, also one that `sweep` will rename."""
     unnamed = (
-        path for path in _inside(checkpoints) if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1])
+        path
+        for path in file_check.inside(checkpoints)
+        if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1])
     )
     whole = ((path, read_commit(path)) for path in unnamed)
     lacking = [Checkpoint(path, commit) for path, commit in whole if isinstance(commit, Commit)]
@@ -281,19 +269,8 @@ def next_found(checkpoints: Path) -> Checkpoint | None:
 
 def _folders(checkpoints: Path) -> list[Path]:
     """Folders that are named like checkpoints, oldest first."""
-    named = (path for path in _inside(checkpoints) if _NAME.fullmatch(path.name))
+    named = (path for path in file_check.inside(checkpoints) if _NAME.fullmatch(path.name))
     return sorted(named, key=lambda path: int(path.name[5:]))
-
-
-def _inside(folder: Path) -> list[Path]:
-    """Everything in a folder; nothing where there is none."""
-
-    def listed() -> list[Path]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return list(folder.iterdir())
-        return []
-
-    return _patiently(folder, listed)
 
 
 def verify(checkpoint: Checkpoint, *, from_disk: bool = False) -> str:
@@ -308,51 +285,13 @@ def verify(checkpoint: Checkpoint, *, from_disk: bool = False) -> str:
     """
     for name, entry in checkpoint.commit.files.items():
         path = checkpoint.path / name
-        if wrong := _patiently(path, functools.partial(_wrong, path, name, entry, from_disk=from_disk)):
+        if wrong := file_check.wrong(path, name, entry.bytes, entry.sha256, from_disk=from_disk):
             return wrong
     return ""
 
 
-def _wrong(path: Path, name: str, entry: FileEntry, *, from_disk: bool) -> str:
-    try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            return messages.text("damage.missing", name=name)
-        if found.st_size != entry.bytes:
-            return messages.text("damage.size", name=name, found=found.st_size, expected=entry.bytes)
-        same = files.sha256(path, from_disk=from_disk) == entry.sha256
-    except OSError as error:
-        return _damage(name, error)
-    return "" if same else messages.text("damage.digest", name=name)
-
-
-def _damage(name: str, error: OSError) -> str:
-    """What is wrong with a file, by what the system says of its name; raised again where it says nothing of it."""
-    if error.errno in _ABSENT:
-        return messages.text("damage.missing", name=name)
-    if error.errno in _OF_ANOTHER_KIND:
-        return messages.text("damage.unreadable", name=name, reason=error.strerror)
-    raise error
-
-
-def _patiently(path: Path, read: Callable[[], Answer]) -> Answer:
-    """What `read` returns; where the disk refuses, it is asked again, and in the end that is `Unreadable`."""
-    for pause in _PAUSES_SECONDS:
-        with contextlib.suppress(OSError):
-            return read()
-        time.sleep(pause)
-    try:
-        return read()
-    except OSError as error:
-        raise Unreadable(error.errno, error.strerror, str(error.filename or path)) from error
-
-
 def newest_verified(checkpoints: Path) -> tuple[Checkpoint | None, list[Rejected]]:
-    """The newest checkpoint whose files all match, and the folders passed over on the way to it.
-
-    Raises:
-        Unreadable: Where that is not known of one: the newest may be whole.
-    """
+    """The newest checkpoint whose files all match, and the folders passed over on the way to it."""
     rejected: list[Rejected] = []
     for path in reversed(_folders(checkpoints)):
         one = examined(path)
@@ -370,7 +309,7 @@ def is_foreign(path: Path) -> bool:
 def best_step(checkpoint: Checkpoint) -> int | None:
     """The step that was the best so far when this one was saved; None where none was tracked."""
     path = checkpoint.path / "trainer_state.json"
-    return _patiently(path, lambda: _best_step(path))
+    return file_check.patiently(path, lambda: _best_step(path))
 
 
 def _best_step(path: Path) -> int | None:
@@ -463,7 +402,7 @@ def sweep(checkpoints: Path) -> list[Path]:
 
     A complete one that was not renamed yet is renamed.
     """
-    inner = _inside(checkpoints)
+    inner = file_check.inside(checkpoints)
     stale = [p for p in inner if p.name.startswith((".step-", ".probe.")) and p.suffix in (".tmp", ".gone")]
     for path in stale:
         final = path.with_name(path.name.split(".")[1])
@@ -483,7 +422,7 @@ def sweep(checkpoints: Path) -> list[Path]:
 
 def _is_half(folder: Path) -> bool:
     """A writer that commits by record leaves its mark; killed at once, it leaves its folder with nothing in it."""
-    names = [path.name for path in _inside(folder)]
+    names = [path.name for path in file_check.inside(folder)]
     return WRITING_NAME in names or (not names and folder.is_dir())
 
 
@@ -523,7 +462,7 @@ def read_commit(path: Path) -> Commit | str:
         Unreadable: Where the disk does not say.
     """
     file = path / COMMIT_NAME
-    commit = _patiently(file, lambda: _parsed(file))
+    commit = file_check.patiently(file, lambda: _parsed(file))
     if isinstance(commit, Commit) and _NAME.fullmatch(path.name) and commit.step != int(path.name[5:]):
         return messages.text("damage.step", step=commit.step)
     return commit
@@ -535,7 +474,7 @@ def _parsed(file: Path) -> Commit | str:
     except ValueError as error:
         return messages.text("damage.unreadable", name=COMMIT_NAME, reason=str(error).splitlines()[0])
     except OSError as error:
-        return _damage(COMMIT_NAME, error)
+        return file_check.damage(COMMIT_NAME, error)
 
 
 def parse_commit(text: str) -> Commit | str:

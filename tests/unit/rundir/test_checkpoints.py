@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.rundir import checkpoints, files
+from stoker.rundir import checkpoints, file_check, files
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint
 
 FACTS: dict[str, Any] = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {"torch": "2"}}
@@ -233,7 +233,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, name: str, number: int = errno.EIO, 
         return opened(file, *how, **options)
 
     monkeypatch.setattr(io, "open", refusing)
-    monkeypatch.setattr(checkpoints, "_PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(file_check, "_PAUSES_SECONDS", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("name", [COMMIT_NAME, "model.safetensors"])
