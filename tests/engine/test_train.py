@@ -1,6 +1,7 @@
 """The training program at its edges: what it resumes from, what it refuses, what it leaves behind."""
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -117,6 +118,25 @@ def test_a_start_on_a_disk_that_takes_nothing_is_an_error_in_words(
     monkeypatch.setattr(lock, "held", refusing(number))  # not even the run directory can be written to
     monkeypatch.setattr(program, "EventLog", refusing(number))
     assert through_program(run_dir) == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_now_ends_the_attempt_and_stays_where_it_is(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir, stop_after=9) == 75
+    steps, opened = [one.step for one in checkpoints.committed(run_dir.checkpoints)], io.open
+
+    def refusing(file: Any, *how: Any, **options: Any) -> Any:
+        if str(file).endswith(f"step-{steps[-1]:08d}/state.safetensors"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opened(file, *how, **options)
+
+    monkeypatch.setattr(io, "open", refusing)
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK440"
+    assert [one.step for one in checkpoints.committed(run_dir.checkpoints)] == steps
+    assert not (run_dir.checkpoints / ".quarantine").exists()
 
 
 def test_too_little_room_is_said_before_the_disk_is_tried(

@@ -58,7 +58,7 @@ def main(path: Path) -> int:
         return _alone(run_dir, plan, rank)
     except Exception as error:
         number = saving.error_number(error)
-        if isinstance(error, StokerError) or number not in files.DISK_ERRORS:
+        if isinstance(error, StokerError | files.Unreadable) or number not in files.DISK_ERRORS:
             raise
         raise _refused(run_dir, plan, number) from error
 
@@ -453,6 +453,8 @@ def _finished(opened: Opened, best: int | None) -> bool:
     """Whether the finished model was written; on a full disk the next attempt does it."""
     try:
         _finish(opened, best)
+    except files.Unreadable:
+        raise
     except OSError as error:
         needed = checkpoints.committed(opened.run_dir.checkpoints)[-1].commit.total_bytes
         wrong = StokerError("STK422", folder=opened.run_dir.artifacts, reason=error.strerror, needed=f"{needed:,}")

@@ -140,6 +140,8 @@ def main(text: str) -> int:
 
 
 def _error_record(problem: Exception) -> dict[str, Any]:
+    if isinstance(problem, files.Unreadable):
+        return problem.named().to_json()
     if not isinstance(problem, StokerError):
         traceback.print_exception(problem)
         problem = StokerError("STK900", reason=f"{type(problem).__name__}: {problem}")

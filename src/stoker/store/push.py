@@ -35,9 +35,10 @@ def push(run_dir: RunDir) -> dict[str, Any]:
     """
     with _alone(run_dir), contextlib.closing(EventLog(run_dir.events_file)) as log:
         started = time.monotonic()
-        newest = _newest(run_dir)
-        outcome: dict[str, Any] = {"step": newest.step if newest else None, "copied": False}
+        outcome: dict[str, Any] = {"step": None, "copied": False}
         try:
+            newest = _newest(run_dir)
+            outcome["step"] = newest.step if newest else None
             outcome |= {"bytes": _push(run_dir, newest), "copied": True}
         except (Fault, OSError) as fault:
             outcome["reason"] = env.without_secrets(str(fault))
