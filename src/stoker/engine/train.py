@@ -290,6 +290,7 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
         total_steps=opened.plan.steps.total,
         steps_per_epoch=opened.plan.steps.per_epoch,
         batch=opened.plan.batch.model_dump(),
+        base=opened.fingerprint["base"],
         trainable_parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
     )
 
