@@ -184,6 +184,14 @@ def forked(parent: RunDir, name: str, *, weights_only: bool) -> RunDir:
     return run_dir
 
 
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_an_adapter_is_not_forked_onto_another_base(stopped: RunDir, tmp_path: Path, weights_only: bool) -> None:
+    tiny_run.make_base_model(tmp_path / "base", seed=1)
+    fork = forked(stopped, "other", weights_only=weights_only)
+    assert again(fork) == 1
+    assert last(fork, "error")["error"]["code"] == "STK410"
+
+
 def test_an_adapter_does_not_answer_on_another_base(stopped: RunDir, tmp_path: Path) -> None:
     generate.load(stopped)
     tiny_run.make_base_model(tmp_path / "base", seed=1)

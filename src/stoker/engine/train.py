@@ -246,7 +246,7 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
     changes = training_words.differing(commit.words, opened.words) if commit.words is not None else []
     other_words = messages.text("other.words", step=commit.step, changes=changes) if changes else ""
     if commit.forked_from and commit.forked_from["weights_only"]:
-        return other_words
+        return other_words or _other_base(opened, found)
     if commit.data_digest != opened.report.digest:
         return messages.text("other.data")
     if commit.order_version != order.VERSION:
