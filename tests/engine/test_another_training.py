@@ -29,6 +29,7 @@ NO_BITS = {
     "spread": "copies of files",
     "tasks": "tasks",
     "template_limits": "bounds of chat templates",
+    "trained_on": "which base: its digest is in the fingerprint",
 }
 """Modules of a training process that compute nothing of a step."""
 

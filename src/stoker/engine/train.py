@@ -246,15 +246,19 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
     changes = training_words.differing(commit.words, opened.words) if commit.words is not None else []
     other_words = messages.text("other.words", step=commit.step, changes=changes) if changes else ""
     if commit.forked_from and commit.forked_from["weights_only"]:
-        return other_words
+        return other_words or _other_base(opened, found)
     if commit.data_digest != opened.report.digest:
         return messages.text("other.data")
     if commit.order_version != order.VERSION:
         return messages.text("other.order")
-    if other_words:
-        return other_words
-    differs = commit.fingerprint.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
-    if differs and models.is_other_base(commit.fingerprint, opened.run, opened.run_dir.folder()):
+    return other_words or _other_base(opened, found)
+
+
+def _other_base(opened: Opened, found: Checkpoint) -> str:
+    """The same for the weights under an adapter."""
+    before = found.commit.fingerprint
+    differs = before.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
+    if differs and models.is_other_base(before, opened.run, opened.run_dir.folder()):
         return messages.text("other.base")
     return ""
 
@@ -286,6 +290,7 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
         total_steps=opened.plan.steps.total,
         steps_per_epoch=opened.plan.steps.per_epoch,
         batch=opened.plan.batch.model_dump(),
+        base=opened.fingerprint["base"],
         trainable_parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
     )
 
@@ -298,7 +303,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     opened.pulse.mark = "build"
     past = _past(opened, found)
     tokenizer = models.load_tokenizer(data / "tokenizer")
-    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None)
+    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None, opened.fingerprint["base"])
     arrangement = Arrangement(
         kind=plan.arrange,
         micro=plan.batch.micro,

@@ -5,7 +5,8 @@ Older events are in segments of their own (`rundir/segments.py`); offsets count 
 Kinds and their fields (a reader ignores what it does not know):
     prepare     done_rows, rows, tokens
     sources     changed: files that differ from the prepared data that a start goes on with
-    attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
+    attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, base (commit or digest),
+                trainable_parameters
     rejected    path, reason: a checkpoint that did not verify, or another node's newer one (`node:step-...`)
     rehearsal   part, seconds
     step        step, epoch, loss, grad_norm, learning_rate, sequences, order, micro_batches, tokens, trained_tokens,
