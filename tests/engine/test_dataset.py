@@ -2,6 +2,7 @@
 
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,6 +78,19 @@ def test_packed_rows_restart_positions_and_carry_no_mask() -> None:
     assert set(batch) == {"input_ids", "labels", "position_ids"}
     (flat,) = arrange("rows", 2, rows, flatten=True)
     assert flat["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1]]
+
+
+@pytest.mark.parametrize(("kind", "flash"), [("rows", False), ("rows", True), ("grouped", False), ("grouped", True)])
+def test_the_rehearsed_micro_batch_has_the_form_of_the_longest_one(kind: str, flash: bool) -> None:
+    from stoker.engine import rehearsal
+
+    plan = SimpleNamespace(
+        attention="flash_attention_2" if flash else "sdpa", arrange=kind, batch=SimpleNamespace(micro=4)
+    )
+    report = SimpleNamespace(packed=False, vocab=97)
+    rehearsed = rehearsal._synthetic(SimpleNamespace(plan=plan, report=report), 64)
+    (longest,) = arrange(kind, 4, [[np.ones(64, dtype=np.int32)]] * 4, flatten=flash)
+    assert {name: one.shape for name, one in rehearsed.items()} == {name: one.shape for name, one in longest.items()}
 
 
 def test_rows_are_found_across_shards(tmp_path: Path) -> None:
