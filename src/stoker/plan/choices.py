@@ -22,7 +22,7 @@ _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
 
-_HEADS = ("lm_head", "embed_out", "output_layer")
+HEADS = ("lm_head", "embed_out", "output_layer")
 """Names of output layers."""
 _MEMORY_FOR_A_COPY = 0.4
 """Share of main memory that the copy of a checkpoint may take while it is being written."""
@@ -188,7 +188,7 @@ def _hinders_fusing(run: Run, shape: ModelShape) -> str:
     if trainer.get("label_smoothing_factor"):
         return "`native.trainer.label_smoothing_factor`"
     named = [] if run.tune.method == "full" or isinstance(run.tune.targets, str) else list(run.tune.targets)
-    own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(_HEADS)]
+    own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(HEADS)]
     return f"`{own[0]}`" if own else ""
 
 
