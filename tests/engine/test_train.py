@@ -237,22 +237,27 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_words(tmp_path: Path, base: P
     assert last_error(run_dir) == "STK405"
 
 
+@pytest.mark.parametrize("clip", [1.0, 0.0])
 def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, clip: float
 ) -> None:
     import torch
 
     from stoker.engine import trainer
 
     run_dir = make(tmp_path, base)
-    plain = trainer.ExactSteps._clip_grad_norm
+    plan = files.read_json(run_dir.plan_file)
+    plan["native"]["trainer"]["max_grad_norm"] = clip
+    files.write_json(run_dir.plan_file, plan)
+    plain = trainer.ExactSteps.training_step
 
-    def poisoned(self: Any, model: Any) -> torch.Tensor:
+    def poisoned(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = plain(self, *args, **kwargs)
         if self.state.global_step == 3:  # the fourth step is a save step
             self._trainable[0].grad[0] = float("nan")
-        return plain(self, model)
+        return loss
 
-    monkeypatch.setattr(trainer.ExactSteps, "_clip_grad_norm", poisoned)
+    monkeypatch.setattr(trainer.ExactSteps, "training_step", poisoned)
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK416"
     assert not checkpoints.committed(run_dir.checkpoints)
