@@ -113,6 +113,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             sampler=FromStep(self._start_step, len(self._steps)),
             collate_fn=single,
             num_workers=workers,
+            # Python 3.14 starts processes by forkserver, which pickles the steps: mapped data would be copied, and a
+            # process group cannot be pickled.
+            multiprocessing_context="fork" if workers else None,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
         )
