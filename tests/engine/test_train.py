@@ -419,3 +419,18 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_trained_again(tmp_path: Pat
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK403"
     assert len([e for e in events.read(run_dir.events_file) if e["event"] == "step"]) == 12
+
+
+def test_deterministic_kernels_do_not_fill_memory_that_is_written_anyway() -> None:
+    import torch
+
+    from stoker.engine import train
+
+    try:
+        train._use_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+        torch.utils.deterministic.fill_uninitialized_memory = True
