@@ -1,5 +1,6 @@
 """What the light world counts without torch, equal to what PEFT and the engine make."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -68,6 +69,18 @@ def test_whole_layers_are_counted_as_peft_copies_them(whole: tuple[str, ...], ti
     adapter = Adapter(rank=4, whole=whole)
     assert memory.trainable_parameters(shape, adapter) == made
     assert sum(one.elements * one.count for one in layers.trained(shape, adapter)) == made
+
+
+def test_no_rank_holds_more_sums_than_are_planned() -> None:
+    for leaves, ranks in itertools.product(range(1, 33), (1, 2, 3, 8)):
+        held = []
+        for rank in range(ranks):
+            tree: exact.Tree[None] = exact.Tree(lambda *_: None)
+            for leaf in range(rank * leaves, (rank + 1) * leaves):
+                held.append(len(tree.nodes) + 1)
+                tree.add(leaf, 0, None)
+        planned = memory.gradient_sets(leaves, exact=True, ranks=ranks)
+        assert max(held) <= planned <= max(max(held), (leaves - 1).bit_length() + 1)
 
 
 def test_sums_are_counted_as_the_engine_makes_them() -> None:

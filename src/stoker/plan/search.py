@@ -238,7 +238,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
     run, precision = constraints.run, constraints.precision
     accumulation = constraints.share // micro
     exact = strategy.exact(run, chosen)
-    sets = memory.gradient_sets(accumulation, exact=exact)
+    sets = memory.gradient_sets(accumulation, exact=exact, ranks=constraints.devices if chosen == "ddp" else 1)
     return Step(
         shape=constraints.shape,
         micro=micro,
