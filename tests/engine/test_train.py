@@ -257,22 +257,27 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_words(tmp_path: Path, base: P
     assert last_error(run_dir) == "STK405"
 
 
+@pytest.mark.parametrize("clip", [1.0, 0.0])
 def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, clip: float
 ) -> None:
     import torch
 
     from stoker.engine import trainer
 
     run_dir = make(tmp_path, base)
-    plain = trainer.ExactSteps._clip_grad_norm
+    plan = files.read_json(run_dir.plan_file)
+    plan["native"]["trainer"]["max_grad_norm"] = clip
+    files.write_json(run_dir.plan_file, plan)
+    plain = trainer.ExactSteps.training_step
 
-    def poisoned(self: Any, model: Any) -> torch.Tensor:
+    def poisoned(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = plain(self, *args, **kwargs)
         if self.state.global_step == 3:  # the fourth step is a save step
             self._trainable[0].grad[0] = float("nan")
-        return plain(self, model)
+        return loss
 
-    monkeypatch.setattr(trainer.ExactSteps, "_clip_grad_norm", poisoned)
+    monkeypatch.setattr(trainer.ExactSteps, "training_step", poisoned)
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK416"
     assert not checkpoints.committed(run_dir.checkpoints)
@@ -434,3 +439,18 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_trained_again(tmp_path: Pat
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK403"
     assert len([e for e in events.read(run_dir.events_file) if e["event"] == "step"]) == 12
+
+
+def test_deterministic_kernels_do_not_fill_memory_that_is_written_anyway() -> None:
+    import torch
+
+    from stoker.engine import train
+
+    try:
+        train._use_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+        torch.utils.deterministic.fill_uninitialized_memory = True

@@ -115,8 +115,11 @@ def small_loss(model: Any, attention: str, count: int = 1) -> torch.Tensor:
     """The sum of the losses of a few tokens over a number, by the attention that every class and type has."""
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
     model.set_attn_implementation("eager")
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    low = min(types, key=lambda one: one.itemsize)
     try:
-        with evaluating(model):
+        # What is trained is wider than a base in 16 bits.
+        with evaluating(model), torch.autocast(ids.device.type, low, enabled=low != torch.float32):
             return model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(count, device=ids.device)).loss
     finally:
         model.set_attn_implementation(attention)
@@ -247,13 +250,21 @@ def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
     torch.manual_seed(run.train.seed)
     try:
         config = _for_packed(model, plan, adapters.config(model, plan.native.lora))
-        return runnable(get_peft_model(model, config), plan)
+        return runnable(_trained_in_fp32(get_peft_model(model, config)), plan)
     except (TypeError, ValueError) as error:
         raise StokerError("STK412", option="tune", engine="peft", reason=error) from error
 
 
+def _trained_in_fp32(model: Any) -> Any:
+    """PEFT 0.21 widens low-rank weights only; copies of whole modules (`modules_to_save`) have the base's type."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model
+
+
 def with_trained_adapter(base: Any, plan: Plan, folder: Path) -> Any:
-    """A base as it was loaded, with the adapter of a folder."""
+    """A base as it was loaded, with the adapter of a folder; whole modules in the base's type, as merged ones."""
     from peft import LoraConfig, PeftModel
 
     config = _for_packed(base, plan, LoraConfig.from_pretrained(folder))

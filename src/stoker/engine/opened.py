@@ -112,14 +112,14 @@ def _recorded_base(run_dir: RunDir) -> str:
 def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: str) -> dict[str, str]:
     """This rank's."""
     cuda = plan.device == "cuda"
-    libraries = (*moves.LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
         "instructions": _instructions(plan),
         "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        **machine.installed(libraries),
+        **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if moves.reduces_by_nccl(plan) else {}),
+        **machine.installed(moves.libraries(plan)),
         "code": own_code.digest(),
         "base": models.base_digest(run, run_dir.folder(), recorded),
         **moves.decided(plan),

@@ -62,7 +62,7 @@ def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
 def _synthetic(opened: Opened, longest: int) -> MicroBatch:
     """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
     plan = opened.plan
-    flat = plan.attention == "flash_attention_2"
+    flat = plan.attention == "flash_attention_2" and plan.arrange == "rows"
     count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
     ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
     micro = {"input_ids": ids, "labels": ids.clone()}

@@ -99,6 +99,8 @@ def _use_deterministic_kernels() -> None:
     workspace than the plan's; neither adds to determinism.
     """
     torch.use_deterministic_algorithms(True)
+    # It would fill every `torch.empty`, a kernel each; nothing here reads memory before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 

@@ -7,6 +7,7 @@ The Trainer's loop is kept. It sees one item per optimizer step, so its own accu
     training_step                   the step's micro batches: keyed RNG, canonical gradient sum, full-precision loss
     _prepare_for_training           sharding after the weights are loaded; the planned strategy is required
     _clip_grad_norm                 one norm in the order of the parameters
+    _get_grad_norm                  the same norm where nothing is clipped
     evaluate                        loss = mean over trained tokens of the whole split; interrupted by a stop
     log                             a logger's full disk does not end the training; log history is cleared
     _save_checkpoint                committed checkpoints in our format, without callback states: ours have none
@@ -119,6 +120,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             sampler=FromStep(self._start_step, len(self._steps)),
             collate_fn=single,
             num_workers=workers,
+            # Python 3.14 starts processes by forkserver, which pickles the steps: mapped data would be copied, and a
+            # process group cannot be pickled.
+            multiprocessing_context="fork" if workers else None,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
         )
@@ -229,7 +233,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return 0
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
-        """Clip by a norm summed in parameter order, independent of ranks."""
+        """Clip by a norm summed in parameter order, independent of ranks; `train.clip: 0` only computes it."""
         if self.last_losses is None:
             return torch.zeros(())
         if self.is_deepspeed_enabled:
@@ -238,14 +242,21 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients()
         gradients: list[Any] = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
+        largest = self.args.max_grad_norm
         if self._plan.strategy == "fsdp2":
             norm = (exact.whole_norm if self._plan.exact else exact.sharded_norm)(gradients)
-            exact.clip_shards(gradients, norm, self.args.max_grad_norm)
+            if largest:
+                exact.clip_shards(gradients, norm, largest)
         else:
             norm = torch.nn.utils.get_total_norm(gradients)
-            torch.nn.utils.clip_grads_with_norm_(self._trainable, self.args.max_grad_norm, norm)
+            if largest:
+                torch.nn.utils.clip_grads_with_norm_(self._trainable, largest, norm)
         self.last_norm = norm
         return norm
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The norm for the log. With `train.clip: 0` the Trainer asks for it only here."""
+        return super()._get_grad_norm(model, self._clip_grad_norm(model) if grad_norm is None else grad_norm)
 
     # ---- evaluation
 

@@ -78,7 +78,7 @@ class Modules:
         whole = step.adapter.whole if step.adapter else ()
         self.trains_embedding = self.trains_all or "embed_tokens" in whole
         self.table = BYTES[step.adapter.whole_dtype] if step.adapter and whole else self.outer
-        self.trains_head = self.trains_all or "lm_head" in whole or (shape.tie_embeddings and self.trains_embedding)
+        self.trains_head = self.trains_all or "lm_head" in whole
         # The experts of one token as one layer of their total width: approximate.
         inner = shape.intermediate * max(1, shape.experts_per_token)
         self.linears = layers.by_role(dataclasses.replace(shape, intermediate=inner) if shape.experts else shape)

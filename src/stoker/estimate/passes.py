@@ -29,7 +29,7 @@ class Passes(Modules):
         """The first block's input, and what lives through both passes: token ids and rotary tables."""
         step, shape, tape = self.step, self.shape, self.tape
         around = [tape.tensor(2 * 8 * self.tokens, 8)]
-        if shape.tie_embeddings and self.trains_embedding:
+        if shape.tie_embeddings and self.trains_all:
             self.table_edge = tape.leaf()
         size = self.table if self.trains_embedding else self.outer
         table = Weight(shape.vocab * shape.hidden, size, trained=self.trains_embedding, edge=self.table_edge)

@@ -675,7 +675,7 @@ ENGLISH: dict[str, str] = {
     "why.held": "other programs hold {held} GiB of GPU {index}; the plan uses the rest",
     "why.attention.broken": "flash_attn is installed but does not run here ({reason}); PyTorch's own kernel is used",
     "why.attention.flash": "flash_attn is installed and runs on this card",
-    "why.attention.repeated": "PyTorch's own kernel; on compute capability {capability} it needs keys repeated for each head, or every pair of tokens is held in memory",
+    "why.attention.repeated": "PyTorch's own kernel; on compute capability {capability} in {precision} it needs keys repeated for each head, or every pair of tokens is held in memory",
     "why.attention.sdpa": "PyTorch's own kernel; flash_attn is not installed or does not run here",
     "why.arrange.rows": "rows as prepared: the attention kernel skips attention between documents",
     "why.arrange.recurrent": "documents are grouped by length within each step: in a packed row, layers with a state ({kinds}) would carry it from one document to the next",

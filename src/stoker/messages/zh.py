@@ -675,7 +675,7 @@ CHINESE: dict[str, str] = {
     "why.held": "其他程序占用 GPU {index} 的 {held} GiB 显存；计划只使用剩余部分",
     "why.attention.broken": "flash_attn 已安装，但无法在此运行（{reason}）；改用 PyTorch 自带的内核",
     "why.attention.flash": "已安装 flash_attn，且这块显卡可以运行",
-    "why.attention.repeated": "PyTorch 自带的内核；计算能力 {capability} 的显卡上须为每个头重复键和值，否则每一对词元都要占用显存",
+    "why.attention.repeated": "PyTorch 自带的内核；计算能力 {capability} 的显卡以 {precision} 计算时须为每个头重复键和值，否则每一对词元都要占用显存",
     "why.attention.sdpa": "PyTorch 自带的内核；flash_attn 未安装或无法在此运行",
     "why.arrange.rows": "按准备好的行：注意力内核会跳过文档之间的注意力",
     "why.arrange.recurrent": "每一步内按长度对文档分组：若按打包的行计算，带状态的层（{kinds}）会把状态从一个文档带到下一个文档",

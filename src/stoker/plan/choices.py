@@ -22,7 +22,7 @@ _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
 
-_HEADS = ("lm_head", "embed_out", "output_layer")
+HEADS = ("lm_head", "embed_out", "output_layer")
 """Names of output layers."""
 _MEMORY_FOR_A_COPY = 0.4
 """Share of main memory that the copy of a checkpoint may take while it is being written."""
@@ -131,16 +131,18 @@ def attention(run: Run, machine: Machine, precision: str, shape: ModelShape) -> 
         return _because("flash_attention_2", "attention", "why.attention.flash")
     if "sdpa" not in shape.attention:
         return _because("eager", "attention", "why.attention.eager", family=shape.family)
-    if repeats_keys(machine, "sdpa"):
-        return _because("sdpa", "attention", "why.attention.repeated", capability=machine.compute_capability)
+    if repeats_keys(machine, "sdpa", precision):
+        capability = machine.compute_capability
+        return _because("sdpa", "attention", "why.attention.repeated", capability=capability, precision=precision)
     if able and broken:
         return _because("sdpa", "attention", "why.attention.broken", reason=broken)
     return _because("sdpa", "attention", "why.attention.sdpa")
 
 
-def repeats_keys(machine: Machine, attention: str) -> bool:
-    """Whether keys must be repeated for each head: older cards have no kernel for grouped heads but the slowest."""
-    return attention == "sdpa" and machine.kind == "cuda" and machine.compute_capability < _BF16_CAPABILITY
+def repeats_keys(machine: Machine, attention: str, precision: str) -> bool:
+    """Whether keys must be repeated for each head: older cards, and fp32, have no fast kernel for grouped heads."""
+    without_flash = machine.compute_capability < _BF16_CAPABILITY or precision == "fp32"
+    return attention == "sdpa" and machine.kind == "cuda" and without_flash
 
 
 def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
@@ -186,7 +188,7 @@ def _hinders_fusing(run: Run, shape: ModelShape) -> str:
     if trainer.get("label_smoothing_factor"):
         return "`native.trainer.label_smoothing_factor`"
     named = [] if run.tune.method == "full" or isinstance(run.tune.targets, str) else list(run.tune.targets)
-    own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(_HEADS)]
+    own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(HEADS)]
     return f"`{own[0]}`" if own else ""
 
 

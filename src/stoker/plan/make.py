@@ -223,7 +223,7 @@ def make_plan(inputs: Inputs) -> Plan:
         strategy=way.strategy,
         gradient_checkpointing=way.checkpointing,
         attention=constraints.attention,
-        repeat_keys=choices.repeats_keys(machine, constraints.attention),
+        repeat_keys=choices.repeats_keys(machine, constraints.attention, constraints.precision),
         arrange=constraints.arrange,
         loss=constraints.loss,
         exact=strategy.exact(run, way.strategy),

@@ -32,6 +32,8 @@ _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
+_TABLES = {"embed_tokens": ("embed_tokens", "wte", "embed_in", "word_embeddings"), "lm_head": choices.HEADS}
+"""Names that embedding and output layer have in the families, by the estimate's."""
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
@@ -236,7 +238,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
     run, precision = constraints.run, constraints.precision
     accumulation = constraints.share // micro
     exact = strategy.exact(run, chosen)
-    sets = memory.gradient_sets(accumulation, exact=exact)
+    sets = memory.gradient_sets(accumulation, exact=exact, ranks=constraints.devices if chosen == "ddp" else 1)
     return Step(
         shape=constraints.shape,
         micro=micro,
@@ -284,7 +286,13 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
     if not isinstance(tune.targets, str):
         names = layers.adaptable(shape)
         targets = tuple(name for name in tune.targets if name in names)
-    return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0)
+    return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0, whole=_whole(run))
+
+
+def _whole(run: Run) -> tuple[str, ...]:
+    """Embedding and output layer, if they are trained next to the adapter; the engine holds such a copy in fp32."""
+    named = run.native.lora.get("modules_to_save") or ()
+    return tuple(table for table, names in _TABLES.items() if any(one.endswith(names) for one in named))
 
 
 def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double"]:

@@ -202,6 +202,8 @@ def test_what_is_offloaded_is_not_on_the_device() -> None:
 def test_the_canonical_tree_holds_a_sum_for_each_level() -> None:
     assert [memory.gradient_sets(n, exact=True) for n in (1, 2, 3, 4, 8)] == [1, 2, 3, 3, 4]
     assert memory.gradient_sets(8, exact=False) == 1
+    among = [memory.gradient_sets(n, exact=True, ranks=8) for n in (1, 2, 4, 7, 8, 15, 31)]
+    assert among == [1, 2, 3, 5, 4, 7, 8], "ranges that start inside a node are held in more pieces"
 
 
 def test_gradients_of_earlier_micro_batches_wait() -> None:

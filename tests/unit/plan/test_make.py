@@ -205,6 +205,24 @@ def test_fp32_has_no_flash_attention() -> None:
     assert plan("where: {precision: fp32}", machine("RTX4090", packages={"flash_attn": "2"})).attention == "sdpa"
 
 
+@pytest.mark.parametrize(
+    ("card", "words", "repeated"),
+    [
+        ("T4", "", True),
+        ("RTX4090", "", False),
+        ("RTX4090", "precision: fp32", True),
+        ("RTX4090", "precision: fp32, attention: sdpa", True),
+        ("RTX4090", "precision: fp32, attention: eager", False),
+        ("M2-Max", "", False),
+    ],
+)
+def test_keys_are_repeated_where_torch_has_no_flash_kernel(card: str, words: str, repeated: bool) -> None:
+    """Flash needs compute capability 8.0 and 16 bits; the memory-efficient kernel refuses grouped heads."""
+    made = plan(f"where: {{{words}}}", machine(card))
+    assert made.repeat_keys is repeated
+    assert "attention" in words or (reason(made, "attention") == "why.attention.repeated") is repeated
+
+
 @pytest.mark.parametrize("asked", ["sdpa", "eager"])
 def test_a_stated_kernel_is_taken(asked: str) -> None:
     made = plan(f"where: {{attention: {asked}}}", machine("RTX4090", packages={"flash_attn": "2"}))
