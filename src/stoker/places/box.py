@@ -269,6 +269,10 @@ class Box(Place):
             return {"name": run, "state": "running", "step": 0}
         return dict(json.loads(self.say("watch", run, "--once", "--json"))) if "known" in there else None
 
+    def words(self, run: str) -> dict[str, Any] | None:
+        """The words of the training of this name, by its manifest there."""
+        return box_pull.words_of(self.shell, self.run_folder(run))
+
     def _launch_state(self, run: str) -> list[str]:
         return self.shell.run(box_scripts.LAUNCH_STATE.format(run=quote(self.run_folder(run)))).split()
 
@@ -350,7 +354,7 @@ class Box(Place):
 
 def _require_same_training(box: Box, package: Package) -> None:
     """Refuse what `stoker train` there would refuse, before anything is put into that run."""
-    there = box_pull.words_of(box.shell, box.run_folder(package.name))
+    there = box.words(package.name)
     if there is not None and (changes := training_words.differing(there, package.training)):
         folder = f"{box.name}:{box.run_folder(package.name)}"
         raise StokerError("STK401", name=package.name, folder=folder, changes=changes)
