@@ -327,6 +327,8 @@ def pull(there: Place, name: str) -> None:
     if (last := progress.elsewhere) and last_seen.stays_on(last):
         _say_billed(there, run_dir)
     if progress.own_state == "done":
+        if progress.not_best:
+            console.talk("train.not_best", **progress.not_best)
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
         _record(run_dir, there, None, None)

@@ -121,7 +121,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def get(self, run: str) -> RunDir:
-        """Copy the newest checkpoint, the finished model and the records here, verified by digest."""
+        """Copy the newest checkpoint, the best one, the finished model and the records here, verified by digest."""
 
     @abc.abstractmethod
     def stop_meter(self) -> None:
