@@ -206,7 +206,7 @@ class Box(Place):
     def start(self, package: Package) -> None:
         """Start `stoker train` there in a session of its own, and wait a little for early errors."""
         self.launch(package, package.words)
-        self._await_start(package.name)
+        _await_start(self, package.name)
         self.leave_on()
 
     def launch(self, package: Package, words: Sequence[str]) -> None:
@@ -242,12 +242,6 @@ class Box(Place):
         """Write a file there that only its owner can read."""
         folder = path.rpartition("/")[0]
         self.shell.run(f"umask 077; mkdir -p {quote(folder)}; cat > {quote(path)} <<'END'\n{text}END")
-
-    def _await_start(self, run: str) -> None:
-        """Wait for errors of the first seconds; what takes longer, such as preparing data, goes on by itself."""
-        until = time.monotonic() + START_SECONDS
-        while not self.has_launched(run) and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
 
     def has_launched(self, run: str) -> bool:
         """Whether the launch has ended; if it failed, raises with its output."""
@@ -403,6 +397,13 @@ def _send(shell: Shell, base: str, sent: dict[str, Path]) -> None:
     shell.send({name: path for name, path in sent.items() if name not in records}, base)
     if records:
         shell.send(records, base)
+
+
+def _await_start(box: Box, run: str) -> None:
+    """Wait for errors of the first seconds; what takes longer, such as preparing data, goes on by itself."""
+    until = time.monotonic() + START_SECONDS
+    while not box.has_launched(run) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
 
 
 def _stop_launch(box: Box, run: str) -> None:
