@@ -193,6 +193,7 @@ def test_a_damaged_best_checkpoint_is_put_aside_and_the_last_one_becomes_the_res
     assert tiny_run.train(run_dir) == 0
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(last)
     assert [e["path"] for e in events.read(run_dir.events_file) if e["event"] == "rejected"] == [best.name]
+    assert [(e["best"], e["step"]) for e in events.read(run_dir.events_file) if e["event"] == "not_best"] == [(3, 12)]
     aside = run_dir.checkpoints / checkpoints.QUARANTINE_NAME / f"{best.name}.1"
     assert (aside / checkpoints.REASON_NAME).exists() == bool(name)
     assert not best.exists()

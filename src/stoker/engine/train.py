@@ -489,6 +489,8 @@ def _result(opened: Opened, best: int | None) -> Checkpoint:
         if one.commit is not None and not one.reason:
             return Checkpoint(one.path, one.commit)
         opened.events.write("rejected", path=one.path.name, reason=one.reason)
+        if step != total:
+            opened.events.write("not_best", best=step, step=total, reason=one.reason)
         with suppress(OSError):  # gone, or on a disk that cannot be written to
             checkpoints.quarantine(one.path, one.reason)
     raise StokerError("STK403", folder=folder)

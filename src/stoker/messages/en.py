@@ -945,6 +945,7 @@ ENGLISH: dict[str, str] = {
     "train.stopped": "Stopped at step {step} with a committed checkpoint. Run the same command to resume.",
     "train.tier": "{tier}: resuming from step {step}.",
     "train.tier_changed": "Changed since then: {changed}",
+    "train.not_best": "The best checkpoint, of step {best}, cannot be used: {reason}. The finished model is that of step {step}.",
     "train.rejected": "Checkpoint {path} skipped: {reason}",
     "train.adopted": "Training is running in process {pid}, but its supervisor is gone; starting a new one",
     "train.regrouped": "Other machines take part now: replanned with the same batch: {changes}",

@@ -945,6 +945,7 @@ CHINESE: dict[str, str] = {
     "train.stopped": "已停在第 {step} 步，检查点已提交。再次运行同一条命令即可继续。",
     "train.tier": "{tier}：从第 {step} 步继续。",
     "train.tier_changed": "与上次相比的变化：{changed}",
+    "train.not_best": "最佳检查点（第 {best} 步）无法使用：{reason}。最终模型取自第 {step} 步。",
     "train.rejected": "跳过检查点 {path}：{reason}",
     "train.adopted": "训练仍在进程 {pid} 中进行，但守护进程已不在；正在启动新的守护进程",
     "train.regrouped": "参与训练的机器有变化：有效批次不变，已重新制定计划：{changes}",

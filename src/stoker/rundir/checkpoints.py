@@ -320,6 +320,17 @@ def _best_step(path: Path) -> int | None:
     return int(step) if step is not None else None
 
 
+def with_best(checkpoints: Path, newest: Checkpoint) -> list[Checkpoint]:
+    """The newest, and before it the best that it names, if that is another one here: who goes on from it needs both."""
+    best = best_step(newest)
+    return [one for one in committed(checkpoints) if one.step == best != newest.step] + [newest]
+
+
+def with_verified_best(checkpoints: Path, newest: Checkpoint) -> list[Checkpoint]:
+    """The same, without a best one whose files do not match."""
+    return [one for one in with_best(checkpoints, newest) if one == newest or not verify(one)]
+
+
 @dataclass(frozen=True)
 class Examined:
     """A folder named like a checkpoint, its record if it has one, and what is wrong with it."""

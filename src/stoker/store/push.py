@@ -97,11 +97,10 @@ def copy_checkpoint(store: Patient, run_dir: RunDir, checkpoint: Checkpoint, own
 
 
 def _wanted(run_dir: RunDir, run: Run, newest: Checkpoint | None) -> list[Checkpoint]:
-    """The newest, and before it the best: a run that continues from the newest needs that, too."""
+    """The newest, and before it the best, where the run file asks for that."""
     if newest is None:
         return []
-    best = checkpoints.best_step(newest) if run.save.best else None
-    return [one for one in checkpoints.committed(run_dir.checkpoints) if one.step == best != newest.step] + [newest]
+    return checkpoints.with_best(run_dir.checkpoints, newest) if run.save.best else [newest]
 
 
 def retain(store: Patient, run_dir: RunDir, run: Run, newest: Checkpoint) -> list[str]:
