@@ -207,6 +207,8 @@ def resolve(
 
 
 def _described(model: str, found: FoundConfig, weigh: Weigh | None) -> ResolvedShape:
+    if key := model_configs.looks_ahead(found.config):
+        raise StokerError("STK245", model=model, reason=f"`{key}`")
     shape = from_config(found.config) if _has_formula(found.config) else None
     if shape is None:
         parts = model_records.stored(found.config) or (weigh(found.config) if weigh else None)
