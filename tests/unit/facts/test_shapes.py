@@ -224,6 +224,15 @@ def test_parts_of_an_image_may_see_each_other(tmp_path: Path) -> None:
     assert shapes.resolve("m", tmp_path).shape.layers == 28
 
 
+@pytest.mark.parametrize(
+    ("family", "key"), [("phi", "qk_layernorm"), ("stablelm", "qk_layernorm"), ("stablelm", "use_parallel_residual")]
+)
+def test_settings_that_no_formula_counts_are_weighed(tmp_path: Path, family: str, key: str) -> None:
+    _put({**_QWEN3_CONFIG, "model_type": family, key: True}, tmp_path / "m/config.json")
+    with pytest.raises(StokerError, match="STK231"):
+        shapes.resolve("m", tmp_path)
+
+
 def test_a_class_with_other_towers_is_not_counted_by_its_text_alone(tmp_path: Path) -> None:
     _put({"model_type": "gemma3", "text_config": _QWEN3_CONFIG}, tmp_path / "several/config.json")
     with pytest.raises(StokerError, match="STK231"):
