@@ -19,7 +19,7 @@ NO_BITS = {
     "callbacks": "when to save and evaluate",
     "evaluate": "answers to tasks",
     "generate": "samples",
-    "isolation": "refuses packed rows that leak",
+    "isolation": "refuses models that see what they must not",
     "opened": "reads and compares",
     "program": "starts and ends",
     "pulse": "heartbeats",

@@ -23,6 +23,8 @@ from stoker.rundir import checkpoints, files
 def rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
     """Run every part of the rehearsal; `first`: the run has no checkpoint yet."""
     opened.pulse.mark = "rehearsal"
+    if first and not trainer.is_deepspeed_enabled:
+        _part(opened, "causality", lambda: _causality(opened, trainer))
     if _packs(opened) and not trainer.is_deepspeed_enabled:
         _part(opened, "isolation", lambda: _isolation(opened, trainer))
     micro = _synthetic(opened, opened.report.train.longest)
@@ -52,6 +54,11 @@ def _packs(opened: Opened) -> bool:
     """Whether a row of a micro batch may hold several documents."""
     flat = opened.plan.attention == "flash_attention_2"
     return opened.plan.arrange == "rows" and (flat or opened.report.packed)
+
+
+def _causality(opened: Opened, trainer: ExactTrainer) -> None:
+    if isolation.looks_ahead(trainer.model, opened.report.vocab, packed=_packs(opened)):
+        raise StokerError("STK434", family=trainer.model.config.model_type)
 
 
 def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
