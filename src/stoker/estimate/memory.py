@@ -381,8 +381,9 @@ def _state_tensors(step: Step) -> list[int]:
         return _parts(step, trained) * (moments + (1 if step.foreign.master else 0) if moments else 0)
     if kept.paged:
         return []
-    width = 1 if kept.bits == 8 else _FP32
-    return kept.moments * [one.elements * width // step.state_parts for one in trained for _ in range(one.count)]
+    sizes = (one.elements * (_FP32 if kept.bits == 32 or one.embedding else 1) // step.state_parts for one in trained)
+    counted = zip(sizes, trained, strict=True)
+    return kept.moments * [size for size, one in counted for _ in range(one.count)]
 
 
 def _parts(step: Step, trained: Iterable[Parameter]) -> list[int]:
