@@ -21,7 +21,7 @@ from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
-from stoker.hosts import autodl, box_environment, mirror_probe, power, probe
+from stoker.hosts import autodl, box_environment, mirror_probe, power, probe, wheel
 from stoker.hosts.autodl import Woken
 from stoker.hosts.box_environment import BoxEnvironment
 from stoker.hosts.box_facts import BoxFacts
@@ -29,7 +29,7 @@ from stoker.hosts.known import Host
 from stoker.hosts.shell import Shell, Ssh
 from stoker.launch.plan_inputs import Elsewhere
 from stoker.messages import MessageCallback
-from stoker.places import box_pull, box_scripts, box_setup, wheel
+from stoker.places import box_pull, box_scripts, box_setup
 from stoker.places import package as packages
 from stoker.places.box_setup import BoxInstallation
 from stoker.places.package import Package

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_broken_line_leaves_no_record_of_files_that_were_replaced(
     trained(monkeypatch, tmp_path / "laptop", 1, 7)
 
     class Cut(LocalShell):
-        def send(self, files: dict[str, Path], folder: str) -> None:
+        def send(self, files: Mapping[str, Path], target: str) -> None:
             raise StokerError("STK701", host="box", reason="cut")
 
     with pytest.raises(StokerError):
