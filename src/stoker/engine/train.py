@@ -100,7 +100,7 @@ def _use_deterministic_kernels() -> None:
     """
     torch.use_deterministic_algorithms(True)
     # It would fill every `torch.empty`, a kernel each; nothing here reads memory before it is written.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of it
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
