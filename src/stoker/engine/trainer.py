@@ -241,18 +241,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return self.last_norm
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients()
-        gradients: list[Any] = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
-        largest = self.args.max_grad_norm
-        if self._plan.strategy == "fsdp2":
-            norm = (exact.whole_norm if self._plan.exact else exact.sharded_norm)(gradients)
-            if largest:
-                exact.clip_shards(gradients, norm, largest)
-        else:
-            norm = torch.nn.utils.get_total_norm(gradients)
-            if largest:
-                torch.nn.utils.clip_grads_with_norm_(self._trainable, largest, norm)
-        self.last_norm = norm
-        return norm
+        self.last_norm = _clipped(self._trainable, self._plan, self.args.max_grad_norm)
+        return self.last_norm
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The norm for the log. With `train.clip: 0` the Trainer asks for it only here."""
@@ -372,6 +362,20 @@ class UnplacedArguments(TrainingArguments):
 
 class ExactTrainer(ExactSteps, Trainer):
     """The Trainer that Stoker runs for `pretrain` and `sft`."""
+
+
+def _clipped(parameters: list[torch.nn.Parameter], plan: Plan, largest: float) -> torch.Tensor:
+    """The norm of the gradients, which are scaled down to the largest one; 0 leaves them as they are."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if plan.strategy == "fsdp2":
+        norm = (exact.whole_norm if plan.exact else exact.sharded_norm)(gradients)
+        if largest:
+            exact.clip_shards(gradients, norm, largest)
+    else:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if largest:
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm
 
 
 def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
