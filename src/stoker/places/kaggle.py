@@ -402,7 +402,7 @@ def _take(source: RunDir, run_dir: RunDir, report: SegmentReport, kernel: str) -
     if standing is not None and standing.step is not None:
         if newest is None or newest.commit.digest != standing.commit:
             raise StokerError("STK754", kernel=kernel, reason=wrong[0].reason if wrong else "checkpoint")
-        kept = checkpoints.with_verified_best(source.checkpoints, newest)
+        kept = checkpoints.with_best(source.checkpoints, newest, verified=True)
         if standing.best and standing.best != kept[0].commit.digest:
             raise StokerError("STK754", kernel=kernel, reason="checkpoint")
         for one in kept:

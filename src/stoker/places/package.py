@@ -166,7 +166,7 @@ def _so_far(run_name: str) -> dict[str, Path]:
     if newest is None:
         return {}
     past = {f"runs/{run_name}/{name}": run_dir.path / name for name in PAST if (run_dir.path / name).is_file()}
-    kept = checkpoints.with_verified_best(run_dir.checkpoints, newest)
+    kept = checkpoints.with_best(run_dir.checkpoints, newest, verified=True)
     inner = [one.path / name for one in kept for name in (*one.commit.files, checkpoints.COMMIT_NAME)]
     return {**past, **{f"runs/{run_name}/{path.relative_to(run_dir.path).as_posix()}": path for path in inner}}
 

@@ -165,7 +165,7 @@ def bring(request: SegmentRequest, run_dir: RunDir, rejected: list[dict[str, str
     newest, wrong = checkpoints.newest_verified(before.checkpoints)
     rejected += [{"path": one.path.name, "reason": one.reason} for one in wrong]
     if newest is not None:
-        for one in checkpoints.with_verified_best(before.checkpoints, newest):
+        for one in checkpoints.with_best(before.checkpoints, newest, verified=True):
             _adopt(one, run_dir)
         return newest.step
     if not report.step and not wrong:

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -320,15 +320,11 @@ def _best_step(path: Path) -> int | None:
     return int(step) if step is not None else None
 
 
-def with_best(checkpoints: Path, newest: Checkpoint) -> list[Checkpoint]:
-    """The newest, and before it the best that it names, if that is another one here: who goes on from it needs both."""
+def with_best(checkpoints: Path, newest: Checkpoint, *, verified: bool = False) -> list[Checkpoint]:
+    """The newest, and before it the best that it names, if that is another one here (and, if asked, verifies)."""
     best = best_step(newest)
-    return [one for one in committed(checkpoints) if one.step == best != newest.step] + [newest]
-
-
-def with_verified_best(checkpoints: Path, newest: Checkpoint) -> list[Checkpoint]:
-    """The same, without a best one whose files do not match."""
-    return [one for one in with_best(checkpoints, newest) if one == newest or not verify(one)]
+    found = [one for one in committed(checkpoints) if one.step == best != newest.step]
+    return [*(one for one in found if not (verified and verify(one))), newest]
 
 
 @dataclass(frozen=True)
@@ -499,12 +495,6 @@ def parse_commit(text: str) -> Commit | str:
         return messages.text("damage.format", found=commit.format, expected=FORMAT)
     if text != _rendered(said) or commit.digest != _digest(said):
         return messages.text("damage.changed", name=COMMIT_NAME)
-    if any(not is_inside(name) for name in commit.files):
+    if any(not file_check.is_inside(name) for name in commit.files):
         return messages.text("damage.outside")
     return commit
-
-
-def is_inside(name: str) -> bool:
-    """Whether a file of this name exists in its folder."""
-    parts = PurePosixPath(name).parts
-    return bool(parts) and not name.startswith("/") and ".." not in parts and "\\" not in name and ":" not in name

@@ -5,7 +5,7 @@ import errno
 import stat
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from stoker import messages
@@ -69,3 +69,9 @@ def patiently(path: Path, read: Callable[[], Answer]) -> Answer:
         return read()
     except OSError as error:
         raise Unreadable(error.errno, error.strerror, str(error.filename or path)) from error
+
+
+def is_inside(name: str) -> bool:
+    """Whether a file of this name exists in its folder."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\\" not in name and ":" not in name

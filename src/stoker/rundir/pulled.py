@@ -38,7 +38,7 @@ def standing(run_dir: RunDir) -> Pulled:
 def examined(run_dir: RunDir) -> tuple[Pulled, list[Rejected]]:
     """Its contents, and newer committed checkpoints that no longer verify, newest first."""
     newest, rejected = checkpoints.newest_verified(run_dir.checkpoints)
-    others = checkpoints.with_verified_best(run_dir.checkpoints, newest)[:-1] if newest else []
+    others = checkpoints.with_best(run_dir.checkpoints, newest, verified=True)[:-1] if newest else []
     record = Pulled(
         step=newest.step if newest else None,
         commit=newest.commit.digest if newest else "",

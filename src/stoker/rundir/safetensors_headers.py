@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, digests, files
+from stoker.rundir import digests, file_check, files
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -96,7 +96,7 @@ def listed(index: Path) -> dict[str, str]:
     promised = files.read_object(index).get("weight_map")
     if not isinstance(promised, dict):
         raise _broken(index, messages.text("weights.header"))
-    if not all(isinstance(name, str) and checkpoints.is_inside(name) for name in promised.values()):
+    if not all(isinstance(name, str) and file_check.is_inside(name) for name in promised.values()):
         raise _broken(index, messages.text("weights.outside"))
     if not all(name.endswith(".safetensors") for name in promised.values()):  # transformers would unpickle others
         raise _broken(index, messages.text("weights.pickles"))
