@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from stoker.engine import fused_loss, models
 from stoker.errors import StokerError
-from stoker.estimate import step
-from stoker.estimate.step import fused_rows
+from stoker.estimate import fused_rows
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -27,8 +26,8 @@ ROWS = 64
 
 @pytest.fixture
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "_FUSED_BYTES", 4 * VOCAB * ROWS)
-    assert fused_rows(VOCAB) == ROWS
+    monkeypatch.setattr(fused_rows, "_BYTES", 4 * VOCAB * ROWS)
+    assert fused_rows.fused_rows(VOCAB) == ROWS
 
 
 def sample(dtype: torch.dtype, places: int = 300) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

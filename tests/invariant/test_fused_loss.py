@@ -6,7 +6,7 @@ import pytest
 import tiny_run
 from ranked_run import make, said, trained
 
-from stoker.estimate import step
+from stoker.estimate import fused_rows
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -16,7 +16,7 @@ WHERE = "micro: 2, arrange: rows, loss: {}, strategy: {}, processes: {}"
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that a micro batch takes several turns; the forked ranks inherit it."""
-    monkeypatch.setattr(step, "_FUSED_BYTES", 4 * tiny_run.VOCAB * 16)
+    monkeypatch.setattr(fused_rows, "_BYTES", 4 * tiny_run.VOCAB * 16)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

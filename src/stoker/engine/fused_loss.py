@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stoker.engine import models
 from stoker.errors import StokerError
-from stoker.estimate.step import fused_rows
+from stoker.estimate.fused_rows import fused_rows
 
 _IGNORED = -100
 _AGREES = 1e-2

@@ -3,8 +3,8 @@
 One embedding, one block, one output layer with its loss; `walk.py` repeats the block and goes back.
 """
 
+from stoker.estimate.fused_rows import fused_rows
 from stoker.estimate.modules import FP32, Modules
-from stoker.estimate.step import fused_rows
 from stoker.estimate.tape import LEAF, Held, Tensor, Value, Weight
 
 _CHUNKS = 8

@@ -25,13 +25,6 @@ Strategy = Literal["single", "ddp", "fsdp2", "zero2", "zero3"] | Literal["zero1"
 Offload = Literal["none", "optimizer", "all"]
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_FUSED_BYTES = 2**27
-"""What the fp32 logits of a few rows may take in the fused loss; their softmax and gradients take three times more."""
-
-
-def fused_rows(vocab: int) -> int:
-    """Rows of logits that the fused loss computes at once: a power of two."""
-    return 1 << (max(1, _FUSED_BYTES // (4 * vocab)).bit_length() - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.estimate.step import fused_rows
+from stoker.estimate.fused_rows import fused_rows
 from stoker.facts import families
 from stoker.facts.machine import Device, Machine
 from stoker.facts.shapes import ModelShape

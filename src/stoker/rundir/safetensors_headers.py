@@ -70,8 +70,12 @@ def _loaded(folder: Path) -> list[Path]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """What a configuration says; of a damaged one, its bytes: loading it says what is wrong."""
     path = folder / "config.json"
-    return files.read_object(path) if path.is_file() else {}
+    try:
+        return files.read_object(path) if path.is_file() else {}
+    except StokerError:
+        return {"sha256": files.sha256(path)}
 
 
 def _of_bytes(paths: list[Path]) -> str:
