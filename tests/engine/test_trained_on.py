@@ -2,23 +2,21 @@
 
 import hashlib
 import json
-import logging
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import adapted_run
 import pytest
 import tiny_run
+from begun_run import again, last
 
 from stoker.api import forking
-from stoker.engine import generate, merge, program, train, trained_on
+from stoker.engine import generate, merge, trained_on
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
-from stoker.rundir import checkpoints, events, files, layout
+from stoker.rundir import checkpoints, files, layout
 from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -37,21 +35,6 @@ save: {{every: 2 steps}}
 def make(folder: Path, model: object, more: str = "") -> RunDir:
     text = TEXT.format(model=model, more=more)
     return tiny_run.make_run(folder, text, tiny_run.random_rows(12, seed=5, longest=64))
-
-
-def again(run_dir: RunDir) -> int:
-    """As the supervisor starts it: errors become events and exit codes."""
-
-    def work() -> int:
-        logging.disable(logging.WARNING)
-        sys.argv = ["train", str(run_dir.path)]
-        return program.run(train.main)
-
-    return tiny_run.in_child(work)
-
-
-def last(run_dir: RunDir, kind: str) -> dict[str, Any]:
-    return [event for event in events.read(run_dir.events_file) if event["event"] == kind][-1]
 
 
 def refused(run_dir: RunDir) -> str:
