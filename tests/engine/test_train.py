@@ -406,7 +406,7 @@ def test_the_rehearsal_changes_nothing(tmp_path: Path, base: Path) -> None:
     with_it = make(tmp_path / "with", base)
     assert tiny_run.train(with_it) == 0
     parts = [e["part"] for e in events.read(with_it.events_file) if e["event"] == "rehearsal"]
-    assert parts == ["step", "eval", "save"]
+    assert parts == ["causality", "step", "eval", "save"]
     from stoker.engine import rehearsal
 
     kept: Any = rehearsal.rehearse
