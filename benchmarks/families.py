@@ -68,7 +68,7 @@ def tabled(evidence: Evidence) -> str:
     rows = [
         {
             "family": family,
-            **{name: row[name] for name in ("model_class", "text")},
+            **{name: row[name] for name in ("model_class", "text", "straight")},
             "cells": {name: _shipped(cell) for name, cell in row["cells"].items()},
         }
         for family, row in evidence["families"].items()
@@ -118,7 +118,23 @@ def _looked_at(config: Any) -> dict[str, Any]:
     return {
         "model_class": model_class.__name__,
         "text": config.get_text_config(decoder=True).model_type,
+        "straight": _straight(model_class, config),
     }
+
+
+def _straight(model_class: Any, config: Any) -> bool:
+    """Whether the class hands logits to the loss as they are, whatever its configuration."""
+    from stoker.engine import fused_loss
+    from stoker.errors import StokerError
+
+    text = config.get_text_config(decoder=True)
+    if hasattr(text, "final_logit_softcapping"):
+        text.final_logit_softcapping = 30.0
+    try:
+        fused_loss.use(model_class(config), "eager")
+    except (StokerError, ImportError):  # a tower may need a package that is not here
+        return False
+    return True
 
 
 def _current(cell: dict[str, Any] | None) -> bool:

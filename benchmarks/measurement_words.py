@@ -445,7 +445,7 @@ def loss(row: Row, shape: ModelShape, when: Date) -> tuple[str, bool]:
     """The loss' form, and whether it copies the logits without their last position."""
     notes = row["notes"].lower()
     if "liger=true" in notes or "cce" in notes.split() or "+ cce" in notes or "fused ce" in notes:
-        return "fused", False
+        return "liger", False
     if "chunked_ce=y" in notes or (by_torchtune(row) and when >= TUNE_CHUNKS and "chunked_ce=" not in notes):
         return "chunked", False
     loader_shifts = row["method"].lower().startswith("pretrain") or "megatron" in row["parallelism"].lower()

@@ -272,6 +272,7 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         master=own.master,
         shifted_logits=shifted,
         held_outputs=words.held_outputs(row),
+        autocast_cache=own.autocast,
         frozen_inputs="bnb" in row["weights_dtype"].lower() and when < words.BNB_DROPS_INPUTS,
         product_bits=words.product_bits(row),
         bucket=words.DEEPSPEED_BUCKET if words.by_deepspeed(row) else None,

@@ -56,7 +56,7 @@ def _step(chosen: random.Random, deepest: int) -> Step:
         "length": length,
         "attention": "eager" if shape.family == "gemma2" else "flash",
         "recompute": chosen.choice(("none", "none", "full", "full", "selective")),
-        "loss": chosen.choice(("logits_fp32", "logits_fp32", "logits", "chunked", "fused")),
+        "loss": chosen.choice(("logits_fp32", "logits_fp32", "logits", "chunked", "fused", "liger")),
         "strategy": strategy,
         "devices": devices,
         "shard_devices": devices if strategy == "fsdp2" else 1,

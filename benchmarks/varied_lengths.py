@@ -89,7 +89,7 @@ def steps() -> Iterator[Step]:
     for name in MODELS:
         shape = dataclasses.replace(shipped()[name], layers=LAYERS)
         for recompute in ("full", "none"):
-            for loss, shifted in (("logits_fp32", True), ("logits_fp32", False), ("fused", False)):
+            for loss, shifted in (("logits_fp32", True), ("logits_fp32", False), ("liger", False)):
                 yield Step(
                     shape=shape, micro=1, length=1, accumulation=16, adapter=adapter, weights="bf16",
                     recompute=recompute, loss=loss, foreign=Foreign(shifted_logits=shifted),

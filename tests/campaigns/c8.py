@@ -33,7 +33,7 @@ from huggingface_hub import constants
 
 from stoker.errors import StokerError, StokerErrors
 from stoker.facts import machine
-from stoker.rundir import checkpoints, files
+from stoker.rundir import checkpoints, file_check, files
 from stoker.rundir.layout import RunDir
 
 gc.collect()
@@ -656,11 +656,11 @@ CONTROLS: dict[str, Callable[[RunDir, Path], None]] = {
 
 def _control_names(campaign: Campaign, case: Path, template: Path) -> None:
     """Without the check of names, a checkpoint's record leads out."""
-    kept = checkpoints.is_inside
-    checkpoints.is_inside = lambda _: True  # the forked child inherits it
+    kept = file_check.is_inside
+    file_check.is_inside = lambda _: True  # the forked child inherits it
     try:
         one = next(one for one in hostile.corpus() if one.kind.startswith("record") and one.action == "resume")
         _, wrong = _case(case, template, one)
     finally:
-        checkpoints.is_inside = kept
+        file_check.is_inside = kept
     campaign.control("no check of names in a record", caught=bool(wrong), what="; ".join(wrong))

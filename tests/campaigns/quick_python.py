@@ -115,8 +115,9 @@ def serve(path: str) -> None:
 
 def shorten() -> None:
     """Clocks for a campaign: leases, pauses and looks of seconds instead of minutes."""
+    from stoker.hosts import wheel
     from stoker.hosts.shell import Ssh
-    from stoker.places import box, wheel
+    from stoker.places import box
     from stoker.settle.meter import SettleSettings
     from stoker.store.lease import Lease
     from stoker.store.store_protocol import Patience

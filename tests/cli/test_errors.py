@@ -223,7 +223,7 @@ def test_stoker_alone_shows_its_help(terminal: Terminal) -> None:
         ),
         (
             "where: {strategy: zero2}\nnative:\n  deepspeed: {gradient_clipping: 2.0}\n",
-            ["--card", "T4", "--gpus", "2"],
+            ["--card", "RTX4090", "--gpus", "2"],
             err("STK217", "run.yaml:5: native.deepspeed", "gradient_clipping", "train.clip"),
         ),
         ("where: {processes: 3}\n", ["--card", "T4"], err("STK218", "run.yaml:3: where.processes", "3")),

@@ -26,7 +26,7 @@ model: Qwen/Qwen2.5-0.5B
 data: {train: rows.jsonl, tokens: 1000000}
 tune: {method: lora}
 train: {batch: 32, steps: 100, deterministic: true}
-where: {gpus: 1}
+where: {gpus: 1, loss: plain}
 """
 
 
@@ -94,7 +94,7 @@ def test_the_words_are_those_of_the_trainer_s_own_verdict(
 
 
 def test_the_table_says_how_it_goes_on_here(stoker: CommandLine, runs: Path, path: Path) -> None:
-    path.write_text(TEXT.replace("where: {gpus: 1}\n", ""), encoding="utf-8")
+    path.write_text(TEXT.replace("gpus: 1, ", ""), encoding="utf-8")
     begin(runs, path, "T4")
     assert plan(stoker, path)["resume"]["step"] == 40
     assert "On this machine the run resumes: SAMPLE-EXACT: resuming from step 40." in stoker(

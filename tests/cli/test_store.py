@@ -199,6 +199,44 @@ def test_training_goes_on_with_what_is_here_when_the_drive_is_not_mounted(
     assert not (tmp_path / "drive").exists()
 
 
+def test_a_new_machine_whose_drive_is_not_mounted_does_not_start_over(tmp_path: Path) -> None:
+    mount = tmp_path / "mnt" / "nas"
+    mount.mkdir(parents=True)
+    new = make_run(tmp_path / "new", mount / "stoker")
+    with pytest.raises(StokerError) as caught:
+        store_return.check(new, new.run(), console.talk)
+    assert caught.value.code == "STK665"
+    assert str(mount) in caught.value.what
+    assert f"mkdir {mount / 'stoker'}" in caught.value.hint
+    assert not any(mount.iterdir())
+    (mount / "stoker").mkdir()
+    assert store_return.check(new, new.run(), console.talk)
+
+
+def test_an_empty_drive_that_is_mounted_takes_a_first_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nas").mkdir()
+    new = make_run(tmp_path / "new", tmp_path / "nas" / "stoker")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "nas")
+    assert store_return.check(new, new.run(), console.talk)
+
+
+def test_a_first_store_next_to_the_run_file_needs_no_question(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    new = make_run(tmp_path / "new", Path("copies"))
+    layout.record(new, folder=str(folder))
+    assert store_return.check(new, new.run(), console.talk)
+    assert (folder / "copies").is_dir()
+
+
+def test_training_goes_on_with_what_is_here_when_the_folder_of_its_drive_is_empty(
+    tmp_path: Path, run_dir: RunDir
+) -> None:
+    (tmp_path / "drive").mkdir()
+    _move_store(run_dir, str(tmp_path / "drive" / "store"))
+    assert store_return.check(run_dir, run_dir.run(), console.talk)
+
+
 def test_training_goes_on_with_what_is_here_when_the_line_dies_in_a_download(
     tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

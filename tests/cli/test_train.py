@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import attempt, make_run, step, write_events
+from made_runs import attempt, end, make_run, step, write_events
 
 from stoker.api.run_progress import RunProgress
 from stoker.cli import train_command
@@ -38,6 +38,18 @@ def test_a_stop_without_a_last_checkpoint_is_said(
     run_dir = supervised(make_run(runs, "medical"), committed_step=30, **facts)
     train_command.say_stopped(run_dir, 40)
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_finished_model_that_is_not_of_the_best_step_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(runs, "medical")
+    not_best = {"event": "not_best", "best": 40, "step": 80, "reason": "COMMIT.json is missing"}
+    write_events(folder, attempt(80), step(80, 2.0), not_best, end("done", 80))
+    progress = RunProgress(RunDir(folder))
+    progress.update()
+    assert train_command._ended(progress.run_dir, 0, progress) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of step 40, cannot be used: COMMIT.json is missing. The finished model is that of step 80." in said
+    assert said.index("cannot be used") < said.index("Done after")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.0, "restarting now"), (5.0, "restarting in 5 s")])

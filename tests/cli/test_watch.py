@@ -161,6 +161,15 @@ def test_failed_run_shows_its_error_and_a_hint(stoker: CommandLine, runs: Path, 
     assert "stoker logs" in out
 
 
+@pytest.mark.parametrize(("language", "said"), [("en", "finished model is that of step 80"), ("zh", "取自第 80 步")])
+def test_a_finished_model_that_is_not_of_the_best_step_is_called_so(
+    stoker: CommandLine, runs: Path, language: str, said: str
+) -> None:
+    not_best = {"event": "not_best", "best": 40, "step": 80, "reason": "COMMIT.json is missing"}
+    write_events(make_run(runs, "medical"), attempt(80), step(80, 3), not_best, end("done", 80))
+    assert said in " ".join(stoker("watch", "medical", "--once", language=language).out.split())
+
+
 def test_run_that_never_started_is_new(stoker: CommandLine, runs: Path) -> None:
     make_run(runs, "medical")
     outcome = stoker("watch", "medical")

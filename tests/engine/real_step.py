@@ -45,7 +45,8 @@ def real_steps(asked: Step) -> None:
         shard(model, asked.devices)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = real_optimizer(asked, trained)
-    mixed = torch.autocast("cpu", dtype=torch.bfloat16) if asked.autocast else None
+    cached = asked.foreign.autocast_cache
+    mixed = torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached) if asked.autocast else None
     if mixed is not None:
         model.forward = convert_outputs_to_fp32(mixed(model.forward))
     ids = torch.randint(0, asked.shape.vocab, (asked.micro, asked.length))

@@ -1,15 +1,14 @@
 """EXACT is never said of another training: what was decided stands in every COMMIT.json, and is compared."""
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_run
+from begun_run import again, last
 
-from stoker.engine import opened, program, train
+from stoker.engine import opened
 from stoker.facts import own_code
 from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, events, files
@@ -19,7 +18,7 @@ NO_BITS = {
     "callbacks": "when to save and evaluate",
     "evaluate": "answers to tasks",
     "generate": "samples",
-    "isolation": "refuses packed rows that leak",
+    "isolation": "refuses models that see what they must not",
     "opened": "reads and compares",
     "program": "starts and ends",
     "pulse": "heartbeats",
@@ -29,6 +28,7 @@ NO_BITS = {
     "spread": "copies of files",
     "tasks": "tasks",
     "template_limits": "bounds of chat templates",
+    "trained_on": "which base: its digest is in the fingerprint",
 }
 """Modules of a training process that compute nothing of a step."""
 
@@ -50,21 +50,6 @@ def stopped(tmp_path: Path) -> RunDir:
     run_dir = tiny_run.make_run(tmp_path / "run", TEXT.format(base=base), rows)
     assert tiny_run.train(run_dir, stop_after=5) == 75
     return run_dir
-
-
-def again(run_dir: RunDir) -> int:
-    """As the supervisor starts it: errors become events and exit codes."""
-
-    def work() -> int:
-        logging.disable(logging.WARNING)
-        sys.argv = ["train", str(run_dir.path)]
-        return program.run(train.main)
-
-    return tiny_run.in_child(work)
-
-
-def last(run_dir: RunDir, kind: str) -> dict[str, Any]:
-    return [event for event in events.read(run_dir.events_file) if event["event"] == kind][-1]
 
 
 def test_an_edited_run_yaml_does_not_reach_a_run_that_goes_on(stopped: RunDir) -> None:

@@ -1,7 +1,10 @@
 """How a step's sequences become micro batches."""
 
+import multiprocessing
 import resource
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +82,19 @@ def test_packed_rows_restart_positions_and_carry_no_mask() -> None:
     assert flat["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1]]
 
 
+@pytest.mark.parametrize(("kind", "flash"), [("rows", False), ("rows", True), ("grouped", False), ("grouped", True)])
+def test_the_rehearsed_micro_batch_has_the_form_of_the_longest_one(kind: str, flash: bool) -> None:
+    from stoker.engine import rehearsal
+
+    plan = SimpleNamespace(
+        attention="flash_attention_2" if flash else "sdpa", arrange=kind, batch=SimpleNamespace(micro=4)
+    )
+    report = SimpleNamespace(packed=False, vocab=97)
+    rehearsed = rehearsal._synthetic(SimpleNamespace(plan=plan, report=report), 64)
+    (longest,) = arrange(kind, 4, [[np.ones(64, dtype=np.int32)]] * 4, flatten=flash)
+    assert {name: one.shape for name, one in rehearsed.items()} == {name: one.shape for name, one in longest.items()}
+
+
 def test_rows_are_found_across_shards(tmp_path: Path) -> None:
     from stoker.engine.dataset import PreparedSplit
     from stoker.rundir.prepared import Split
@@ -92,6 +108,27 @@ def test_rows_are_found_across_shards(tmp_path: Path) -> None:
     for index, row in enumerate(rows):
         assert [s.tolist() for s in split.row(index)] == [s.tolist() for s in row]
         assert split.trained_tokens(index) == sum(int((s >= 0).sum()) for s in row)
+
+
+def test_loader_processes_are_forked_whatever_python_s_default() -> None:
+    """Steps hold a process group, which cannot be pickled; Python 3.14 pickles unless told otherwise."""
+    from stoker.engine.trainer import ExactSteps
+
+    class Unpicklable(list):
+        def __reduce_ex__(self, _: Any) -> Any:
+            raise TypeError("cannot pickle")
+
+    options = {"num_workers": 1, "pin_memory": False, "prefetch_factor": None}
+    args = SimpleNamespace(**{f"dataloader_{name}": value for name, value in options.items()})
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        loader = ExactSteps.get_train_dataloader(
+            SimpleNamespace(args=args, _steps=Unpicklable([3, 4, 5]), _start_step=1)
+        )
+        assert list(loader) == [4, 5]
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 def test_a_step_of_many_micro_batches_comes_from_a_loader_process_with_few_file_descriptors(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The canonical gradient tree."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -171,3 +172,26 @@ def test_the_norm_of_shards_is_that_of_whole_gradients(world: int) -> None:
 
     assert tiny_run.in_ranks(world, work) == [0] * world
     assert [by_rows(draw) for draw in draws] != [torch.nn.utils.get_total_norm(draw) for draw in draws]
+
+
+def test_sets_are_added_in_one_operation_with_the_bits_of_one_by_one() -> None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from stoker.engine.exact import gradient_tree
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    calls: list[str] = []
+    shapes, types = [(3, 5), (7,), (0, 4), (2, 2)], [torch.float32, torch.bfloat16, torch.float32, torch.float16]
+    left, right = ([torch.randn(shape).to(kind) for shape, kind in zip(shapes, types, strict=True)] for _ in range(2))
+    expected = [one.clone().add_(other) for one, other in zip(left, right, strict=True)]
+    tree = gradient_tree()
+    with Seen():
+        tree.add(0, 0, left)
+        tree.add(1, 0, right)
+    assert len(calls) == 1
+    assert all(map(torch.equal, tree.total(), expected))

@@ -1,5 +1,6 @@
-"""Documents that are packed into one row: whether the model at hand keeps them apart is asked of the model."""
+"""Whether the model at hand keeps packed documents apart, and sees nothing ahead, is asked of the model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import tiny_run
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stoker.engine import isolation
+from stoker.engine import fused_loss, isolation
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -73,3 +74,51 @@ where: {{arrange: {arrange}}}
     is_trained = tiny_run.train(run_dir) == 0
     assert is_trained == (arrange == "auto")
     assert is_trained or "STK433" in (run_dir.path / "child.log").read_text()
+
+
+AHEAD: dict[str, Any] = {
+    "bert": {},
+    "roberta": {"pad_token_id": 0},
+    "electra": {"embedding_size": 16},
+    "gemma3_text": {"use_bidirectional_attention": True},
+    "llama": {"is_causal": False},
+    "qwen3": {"is_causal": False},
+}
+
+
+@pytest.mark.parametrize("family", AHEAD)
+def test_a_model_that_sees_what_it_is_to_predict_is_found(family: str) -> None:
+    model = made(family, **AHEAD[family])
+    assert isolation.looks_ahead(model, tiny_run.VOCAB, packed=False)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("family", "sizes"), [("llama", {}), ("gemma3_text", {}), ("qwen3_5_text", LINEAR)])
+def test_a_decoder_sees_nothing_ahead(family: str, sizes: dict[str, Any], *, packed: bool) -> None:
+    assert not isolation.looks_ahead(made(family, **sizes), tiny_run.VOCAB, packed=packed)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_hidden_states_of_the_fused_loss_say_the_same(*, is_causal: bool) -> None:
+    model = made("llama", is_causal=is_causal)
+    fused_loss.use(model, "sdpa")
+    assert isolation.looks_ahead(model, tiny_run.VOCAB, packed=False) != is_causal
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_model_that_sees_ahead_is_not_trained(tmp_path: Path, *, pack: bool) -> None:
+    base = tmp_path / "base"
+    made("llama").save_pretrained(base)
+    tiny_run.make_tokenizer(base)
+    text = f"""
+model: {base}
+data: {{train: rows.jsonl, length: 64, pack: {pack}}}
+tune: {{method: lora, rank: 4}}
+train: {{batch: 8, steps: 2}}
+"""
+    run_dir = tiny_run.make_run(tmp_path / "run", text, tiny_run.random_rows(16, seed=5, longest=64, segments=3))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "is_causal": False}))
+    assert tiny_run.train(run_dir) != 0
+    assert "STK434" in (run_dir.path / "child.log").read_text()

@@ -80,7 +80,7 @@ def test_the_plan_says_what_the_trainer_finds(
     plan = files.read_record(run_dir.plan_file, Plan)
     used = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
-    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan)
+    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, "")
     torch.set_num_threads(used)
     report = prepared.read_report(run_dir.data)
     words = training_words.of(run_dir.run(), run_dir.manifest().forked_from)
@@ -102,3 +102,21 @@ def test_a_real_attempt_says_the_same_as_its_plan(begun: dict[str, Path], base: 
     assert attempt["tier"] == plan.resume.tier == "SAMPLE-EXACT"
     assert attempt["changed"] == plan.resume.changed
     assert attempt["resumed_step"] == plan.resume.step
+
+
+@pytest.mark.parametrize(("devices", "exact", "there"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_nccl_s_version_is_in_the_fingerprint_where_it_adds_gradients_stand_in(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, devices: int, exact: bool, there: bool
+) -> None:
+    """Not run on a GPU. In the canonical order a run has the same bits on one card and on several."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13000, raising=False)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    run_dir = make(tmp_path, base, "full", AUTO)
+    plan = files.read_record(run_dir.plan_file, Plan)
+    split = plan.batch.model_copy(update={"devices": devices})
+    plan = plan.model_copy(update={"device": "cuda", "exact": exact, "batch": split})
+    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, "")
+    assert fingerprint.get("nccl") == ("2.28.9" if there else None)

@@ -34,6 +34,10 @@ def chat(*turns: Any) -> dict[str, Any]:
     return {"messages": list(turns)}
 
 
+def call(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": arguments}]}
+
+
 ANSWER = user("ok", "assistant")
 
 BAD_ROWS: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -51,6 +55,9 @@ BAD_ROWS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "row.no_trained",
         {"length": 128},
     ),
+    "preferences": ({**GOOD, "chosen": "a", "rejected": "b"}, "row.preference", {"key": "chosen"}),
+    "a good answer judged": ({**GOOD, "label": True}, "row.preference", {"key": "label"}),
+    "a bad answer judged": ({**GOOD, "label": False}, "row.preference", {"key": "label"}),
     "refused by the template": ({"prompt": "no", "completion": "b"}, "row.template", {"problem": "not that"}),
 }
 BAD_CHATS: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -71,6 +78,47 @@ BAD_CHATS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "nobody answers": (chat(user("a")), "row.no_assistant", {}),
     "only a system prompt": (chat(user("a", "system")), "row.no_assistant", {}),
     "the assistant speaks first": (chat(ANSWER, user("a"), ANSWER), "row.first_role", {"role": "assistant"}),
+    "two system prompts": (
+        {**chat(user("a", "system"), user("b"), ANSWER), "system": "c"},
+        "row.differ",
+        {"first": "system", "second": "messages[0]"},
+    ),
+    "two lists of tools": (
+        {**chat(user("a"), ANSWER), "tools": [{"name": "f"}], "functions": [{"name": "g"}]},
+        "row.differ",
+        {"first": "tools", "second": "functions"},
+    ),
+    "half a character in arguments": (
+        json.dumps(chat(user("a"), call({"a": "\ud83d"}))),
+        "row.not_unicode",
+        {"key": "arguments"},
+    ),
+    "half a character in arguments as text": (
+        chat(user("a"), call('{"a": "\\ud83d"}')),
+        "row.not_unicode",
+        {"key": "arguments"},
+    ),
+    "half a character in tools": (
+        json.dumps({**chat(user("a"), ANSWER), "tools": [{"name": "f", "description": "\ud83d"}]}),
+        "row.not_unicode",
+        {"key": "tools"},
+    ),
+    "arguments without end": (chat(user("a"), call("[" * 5000)), "row.too_deep", {"key": "arguments", "count": 100}),
+    "deep arguments": (
+        chat(user("a"), call('{"a": ' * 500 + "1" + "}" * 500)),
+        "row.too_deep",
+        {"key": "arguments", "count": 100},
+    ),
+    "tools without end": (
+        {**chat(user("a"), ANSWER), "tools": "[" * 5000},
+        "row.too_deep",
+        {"key": "tools", "count": 100},
+    ),
+    "a call without end": (
+        chat(user("a"), user("[" * 5000, "function_call")),
+        "row.too_deep",
+        {"key": "function_call", "count": 100},
+    ),
     "tools are text": (
         {**chat(user("a"), ANSWER), "tools": "x"},
         "row.wrong_type",
@@ -195,6 +243,83 @@ KINDS: dict[str, Any] = {
 def test_the_same_rows_give_the_same_digest_whatever_the_file(case: Case, name: str) -> None:
     KINDS[name](case.folder / name, PAIRS)
     assert case.prepare(data={"train": name}, name="other").report.digest == case.prepare(PAIRS).report.digest
+
+
+def test_a_question_with_a_context_is_a_bad_row(case: Case) -> None:
+    asked = {"question": "a", "answer": "b"}
+    check_bad(case, [asked, {**asked, "context": "c"}, {**asked, "context": ""}], "row.context", {"key": "context"})
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_the_system_prompt_of_a_pair_is_kept_or_its_row_is_refused(case: Case, template: str | None) -> None:
+    (case.tokenizer / "chat_template.jinja").unlink()
+    make_tokenizer(case.tokenizer, template)
+    row = {**GOOD, "system": "Be brief."}
+    if template:
+        assert case.prepare([row]).texts()[0].startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    else:
+        assert case.errors([row])[0].endswith(messages.text("row.needs_template"))
+
+
+CALLED = "{% for m in messages %}{{ '<s>' + m.role + (m.content or '') + (m.tool_calls or '') | string + '</s>' }}"
+TOOLS = "{{ (tools or '') | string }}" + CALLED + "{% endfor %}{% if add_generation_prompt %}<s>assistant{% endif %}"
+
+
+def test_the_keys_of_other_rows_are_not_trained_out_of_parquet(case: Case) -> None:
+    make_tokenizer(case.tokenizer, TOOLS)
+    keys = ({"city": "Paris"}, {"to": "Bob", "cc": ["Al"]})
+    tools = [[{"name": "f", "parameters": {"properties": given}}] for given in keys]
+    rows = [{**chat(user("a"), call(given)), "tools": own} for given, own in zip(keys, tools, strict=True)]
+    write_parquet(case.folder / "calls.parquet", rows)
+    found = case.prepare(data={"train": "calls.parquet", "length": 1000}, name="other")
+    assert "None" not in "".join(found.texts())
+    assert found.report.digest == case.prepare(rows, data={"length": 1000}).report.digest
+
+
+def test_functions_as_openai_had_them_are_read_as_tools(case: Case) -> None:
+    make_tokenizer(case.tokenizer, TOOLS)
+    asks = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    result = {"role": "function", "name": "f", "content": "seven"}
+    row = {**chat(user("a"), asks, result, ANSWER), "functions": [{"name": "f", "description": "counts"}]}
+    (text,) = case.prepare([row], data={"length": 1000}).texts()
+    assert "counts" in text
+    assert "<s>toolseven</s>" in text
+
+
+QUOTES = {
+    "not closed": ('a,b\n"c,d\ne,f\n', 3, 4),
+    "closed by the next one": ('a,b\na,"b\ne,"f"\n', 3, 4),
+    "inside": ('"a" c,d\ne,f\n', 2, 2),
+}
+
+
+@pytest.mark.parametrize(("lines", "bad", "last"), QUOTES.values(), ids=QUOTES.keys())
+def test_a_stray_quote_is_named_where_it_began(case: Case, lines: str, bad: int, last: int) -> None:
+    (case.folder / "a.csv").write_text("prompt,completion\n" + lines)
+    run_dir = case.make(data={"train": "a.csv", "on_bad_row": "skip"})
+    used, refused = case.read_rows(run_dir)
+    assert len(used) == 1
+    assert list(refused) == [bad]
+    assert f"line {last} (" in refused[bad]
+
+
+def test_a_header_with_a_name_twice_is_refused(case: Case) -> None:
+    (case.folder / "a.csv").write_text("prompt,completion,prompt\na,b,c\n")
+    (problem,) = case.errors(data={"train": "a.csv"})
+    assert problem == f"a.csv:1: the row cannot be used: {messages.text('row.header', key='prompt')}"
+
+
+def test_a_json_file_without_end_is_a_bad_row(case: Case) -> None:
+    (case.folder / "a.json").write_text("[" * 100_000)
+    assert case.errors(data={"train": "a.json"})[0].startswith("a.json:1: the row cannot be used: not JSON")
+
+
+def test_a_tokenizer_whose_templates_have_no_default_is_refused(case: Case) -> None:
+    (case.tokenizer / "chat_template.jinja").unlink()
+    path = case.tokenizer / "tokenizer_config.json"
+    named = [{"name": name, "template": CHATML} for name in ("tool_use", "rag")]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": named}))
+    assert raised(case, [GOOD]).code == "STK312"
 
 
 def test_a_text_file_is_one_document(case: Case) -> None:

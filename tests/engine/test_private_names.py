@@ -77,7 +77,8 @@ def _zero_partitions() -> bool:
 def _foreach() -> bool:
     tensors = [torch.ones(2), torch.ones(3)]
     torch._foreach_mul_(tensors, torch.tensor(2.0))
-    return [tensor.sum().item() for tensor in tensors] == [4, 6]
+    torch._foreach_add_(tensors, [torch.ones(2), torch.ones(3)])
+    return [tensor.sum().item() for tensor in tensors] == [6, 9]
 
 
 def _foreach_norms() -> bool:
@@ -183,6 +184,7 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_weight_conversions": _noted_conversions,
     "_from_model_config": _generation_settings,
     "_lazy_init_hp_params_optimizer_state": _zero_partitions,
+    "_foreach_add_": _foreach,
     "_foreach_mul_": _foreach,
     "_foreach_norm": _foreach_norms,
     "_cuda_getDriverVersion": lambda: torch.version.cuda is None or hasattr(torch._C, "_cuda_getDriverVersion"),

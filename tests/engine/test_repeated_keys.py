@@ -1,4 +1,4 @@
-"""Below compute capability 8.0 attention gets keys repeated for each head: the same numbers, and a kernel that fits."""
+"""Where torch has no flash kernel, attention gets keys repeated for each head: the same numbers, in less memory."""
 
 from collections.abc import Iterator
 from typing import Any

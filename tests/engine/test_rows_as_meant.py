@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import row_shapes
+import tokenizers
 from prepare_case import CHATML, MARKED, Case, Runs, make_tokenizer
 from row_shapes import SHAPES
 
@@ -141,6 +142,37 @@ def test_a_thought_that_a_template_leaves_out_of_earlier_turns_makes_them_contex
         ("<think>\nI count.\n</think>\n\nSeven.<|im_end|>", True),
         ("\n", False),
     ]
+
+
+@pytest.mark.parametrize("thought", ["", "<think>\nI count.\n</think>\n\n"])
+@pytest.mark.parametrize("template", ["qwen3", "qwen2_5"])
+def test_the_indentation_of_an_answer_is_trained(case: Case, template: str, thought: str) -> None:
+    make_tokenizer(case.tokenizer, row_shapes.templates()[template])
+    answer = {"role": "assistant", "content": f"{thought}    return 7"}
+    found = case.prepare([{"messages": [USER, answer]}], data={"length": 500}).only()
+    learned = [text for text, trained in found if trained]
+    assert learned == [f"{thought}    return 7<|im_end|>"]
+
+
+def test_a_header_that_takes_white_space_along_is_not_trained(case: Case) -> None:
+    template = (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    make_tokenizer(case.tokenizer, template)
+    path = case.tokenizer / "tokenizer.json"
+    core = tokenizers.Tokenizer.from_file(str(path))
+    core.add_special_tokens([tokenizers.AddedToken("<|assistant|>", rstrip=True, special=True)])
+    core.save(str(path))
+    row = {"messages": [USER, {"role": "assistant", "content": "\n    return 7"}]}
+    assert [text for text, trained in case.prepare([row]).only() if trained] == ["return 7<|im_end|>"]
+
+
+def test_the_header_of_the_assistant_s_next_turn_does_not_end_the_one_before(case: Case) -> None:
+    row_shapes.make_tokenizer(case.tokenizer, "glm4moe", row_shapes.templates()["glm4moe"])
+    good, twice = {"messages": [USER, ANSWER, USER, ANSWER]}, {"messages": [USER, ANSWER, ANSWER]}
+    (problem,) = case.errors([good, twice], data={"length": 500})
+    assert problem == f"train.jsonl:2: the row cannot be used: {messages.text('row.template_end')}"
 
 
 def test_a_last_turn_without_an_end_of_its_own_ends_with_the_end_of_text(case: Case) -> None:

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,3 +117,30 @@ def test_two_processes_train_stop_and_go_on(tmp_path: Path) -> None:
     assert (last["world"], last["tier"]) == (1, "EXACT")
     assert last["resumed_step"] >= 3
     assert sorted(events.steps(run / "events.jsonl")) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_group_is_left_to_the_process_s_end_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """With NCCL, leaving it may wait for the other ranks, and the error would not be written."""
+    import torch.distributed as dist
+
+    from stoker.engine import parallel
+
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("STOKER_RENDEZVOUS", str(meeting))
+    plan = SimpleNamespace(batch=SimpleNamespace(devices=1), strategy="ddp", device="cpu")
+    try:
+        with suppress(ZeroDivisionError), parallel.joined(plan, tmp_path / "events.jsonl"):
+            assert dist.is_initialized()
+            if fails:
+                raise ZeroDivisionError
+        assert dist.is_initialized() is meeting.is_dir() is fails
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -43,6 +43,19 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+_HEADS = ("qwen3", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "seed_oss", "ernie4_5", "ministral3", "llama")
+
+
+@pytest.mark.parametrize("family", _HEADS)
+def test_a_head_that_is_not_stated_is_as_wide_as_in_transformers(family: str) -> None:
+    from transformers import AutoConfig
+
+    built = AutoConfig.for_model(family, **_GROUPED)
+    shape = shapes.from_config({"model_type": family, **_GROUPED})
+    assert shape is not None
+    assert shape.head_dim == built.head_dim
+
+
 def _count(config: Any) -> int:
     import torch
     import transformers

@@ -1,6 +1,7 @@
 """The training program at its edges: what it resumes from, what it refuses, what it leaves behind."""
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -119,6 +120,25 @@ def test_a_start_on_a_disk_that_takes_nothing_is_an_error_in_words(
     assert through_program(run_dir) == 1
 
 
+def test_a_checkpoint_that_cannot_be_read_now_ends_the_attempt_and_stays_where_it_is(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir, stop_after=9) == 75
+    steps, opened = [one.step for one in checkpoints.committed(run_dir.checkpoints)], io.open
+
+    def refusing(file: Any, *how: Any, **options: Any) -> Any:
+        if str(file).endswith(f"step-{steps[-1]:08d}/state.safetensors"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opened(file, *how, **options)
+
+    monkeypatch.setattr(io, "open", refusing)
+    assert through_program(run_dir) == 1
+    assert last_error(run_dir) == "STK440"
+    assert [one.step for one in checkpoints.committed(run_dir.checkpoints)] == steps
+    assert not (run_dir.checkpoints / ".quarantine").exists()
+
+
 def test_too_little_room_is_said_before_the_disk_is_tried(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +193,7 @@ def test_a_damaged_best_checkpoint_is_put_aside_and_the_last_one_becomes_the_res
     assert tiny_run.train(run_dir) == 0
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(last)
     assert [e["path"] for e in events.read(run_dir.events_file) if e["event"] == "rejected"] == [best.name]
+    assert [(e["best"], e["step"]) for e in events.read(run_dir.events_file) if e["event"] == "not_best"] == [(3, 12)]
     aside = run_dir.checkpoints / checkpoints.QUARANTINE_NAME / f"{best.name}.1"
     assert (aside / checkpoints.REASON_NAME).exists() == bool(name)
     assert not best.exists()
@@ -237,22 +258,27 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_words(tmp_path: Path, base: P
     assert last_error(run_dir) == "STK405"
 
 
+@pytest.mark.parametrize("clip", [1.0, 0.0])
 def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, clip: float
 ) -> None:
     import torch
 
     from stoker.engine import trainer
 
     run_dir = make(tmp_path, base)
-    plain = trainer.ExactSteps._clip_grad_norm
+    plan = files.read_json(run_dir.plan_file)
+    plan["native"]["trainer"]["max_grad_norm"] = clip
+    files.write_json(run_dir.plan_file, plan)
+    plain = trainer.ExactSteps.training_step
 
-    def poisoned(self: Any, model: Any) -> torch.Tensor:
+    def poisoned(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = plain(self, *args, **kwargs)
         if self.state.global_step == 3:  # the fourth step is a save step
             self._trainable[0].grad[0] = float("nan")
-        return plain(self, model)
+        return loss
 
-    monkeypatch.setattr(trainer.ExactSteps, "_clip_grad_norm", poisoned)
+    monkeypatch.setattr(trainer.ExactSteps, "training_step", poisoned)
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK416"
     assert not checkpoints.committed(run_dir.checkpoints)
@@ -380,7 +406,7 @@ def test_the_rehearsal_changes_nothing(tmp_path: Path, base: Path) -> None:
     with_it = make(tmp_path / "with", base)
     assert tiny_run.train(with_it) == 0
     parts = [e["part"] for e in events.read(with_it.events_file) if e["event"] == "rehearsal"]
-    assert parts == ["step", "eval", "save"]
+    assert parts == ["causality", "step", "eval", "save"]
     from stoker.engine import rehearsal
 
     kept: Any = rehearsal.rehearse
@@ -414,3 +440,18 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_trained_again(tmp_path: Pat
     assert through_program(run_dir) == 1
     assert last_error(run_dir) == "STK403"
     assert len([e for e in events.read(run_dir.events_file) if e["event"] == "step"]) == 12
+
+
+def test_deterministic_kernels_do_not_fill_memory_that_is_written_anyway() -> None:
+    import torch
+
+    from stoker.engine import train
+
+    try:
+        train._use_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+        torch.utils.deterministic.fill_uninitialized_memory = True

@@ -7,11 +7,13 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("default")
 
 SIGNATURES = {
+    "_build_accelerator_args": ["self", "kwargs"],
     "get_train_dataloader": ["self"],
     "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],
     "floating_point_ops": ["self", "inputs"],
     "_clip_grad_norm": ["self", "model"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
     "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
@@ -43,6 +45,7 @@ def test_every_override_of_the_trainer_is_listed() -> None:
         ("_run_epoch", "self.get_batch_samples("),
         ("_run_epoch", "self.training_step(model, inputs, num_items_in_batch)"),
         ("_run_epoch", "self._clip_grad_norm(model)"),
+        ("_run_epoch", "grad_norm = self._get_grad_norm(model, grad_norm=grad_norm)"),
         ("_maybe_log_save_evaluate", "self._save_checkpoint(model, trial)"),
         ("_prepare_for_training", "self._load_optimizer_and_scheduler(resume_from_checkpoint)"),
         ("_prepare_for_training", "self._load_scaler(resume_from_checkpoint)"),
@@ -52,6 +55,8 @@ def test_every_override_of_the_trainer_is_listed() -> None:
         ("_prepare_for_training", "if self.is_distributed_loading_by_transformers:"),
         ("_prepare_for_training", "device_placement=False, evaluation_mode=True"),
         ("__init__", "args.place_model_on_device is not None"),
+        ("_build_accelerator_args", 'args["kwargs_handlers"] = ['),
+        ("create_accelerator_and_postprocess", "args = self._build_accelerator_args("),
         ("_inner_training_loop", "self.get_train_dataloader()"),
         ("compute_loss", 'kwargs["num_items_in_batch"] = num_items_in_batch'),
     ],

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny_families
+from transformers import AutoConfig
 from weighed_family import RANK, counted, stable
 
 from stoker.config import load
@@ -13,6 +14,7 @@ from stoker.estimate import layers, memory
 from stoker.estimate.step import Adapter
 from stoker.facts import cards, model_parts, shapes
 from stoker.facts.machine import Machine
+from stoker.launch import programs, weighing
 from stoker.plan import checks
 from stoker.rundir import files
 
@@ -51,6 +53,23 @@ def test_a_formula_equals_the_record(family: str) -> None:
         quantised = sum(one.weights * one.count for one in layers.quantised(shape))
         assert quantised == parts.quantised_parameters
         assert {one.name for one in layers.linear_layers(shape)} == layers.adaptable(shapes.from_parts(parts))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "rembert", "xlm-roberta"])
+def test_the_class_of_an_encoder_is_refused_when_planning(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    monkeypatch.setattr(programs, "run_on_folder", lambda _, folder: weigh.main(folder))
+    config = AutoConfig.for_model(family, hidden_size=64, num_hidden_layers=1, num_attention_heads=4)
+    with pytest.raises(StokerError, match="STK245"):
+        weighing.weigh(config.to_dict())
+    config.is_decoder = True
+    assert not weigh.is_encoder(config)
+
+
+def test_decoders_are_no_encoders_whatever_their_configuration_says() -> None:
+    assert not any(weigh.is_encoder(AutoConfig.for_model(family)) for family in ("bart", "gpt_neox", "opt"))
 
 
 def test_fused_experts_are_quantised_and_are_adapted_as_parameters() -> None:

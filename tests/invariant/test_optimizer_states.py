@@ -7,10 +7,13 @@ import bitsandbytes
 import pytest
 import tiny_run
 import torch
+from safetensors.torch import load_file
+from transformers.optimization import Adafactor
 
-from stoker.engine import checkpoint, paged
+from stoker.engine import checkpoint, models, paged
 from stoker.errors import StokerError
-from stoker.rundir import events
+from stoker.plan.plan import Plan
+from stoker.rundir import events, files
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -27,8 +30,10 @@ def _text(base: Path, **words: str) -> str:
     return f"model: {base}\n" + "\n".join(f"{key}: {value}" for key, value in sections.items())
 
 
-def test_states_of_another_type_than_their_parameter_resume_exactly(tmp_path: Path, base_model: Path) -> None:
-    """Adafactor keeps fp32 states of a bf16 `lm_head`; torch casts loaded states to the parameter's type."""
+def test_a_whole_module_next_to_an_adapter_is_trained_in_fp32_and_resumes_exactly(
+    tmp_path: Path, base_model: Path
+) -> None:
+    """PEFT copies it in the base's type, here bf16."""
     rows = tiny_run.random_rows(61, seed=5, longest=64, segments=3)
     whole = tiny_run.make_run(tmp_path / "whole", _text(base_model), rows, [])
     assert tiny_run.train(whole) == 0, (whole.path / "child.log").read_text()
@@ -39,11 +44,45 @@ def test_states_of_another_type_than_their_parameter_resume_exactly(tmp_path: Pa
     assert [(one["resumed_step"], one["tier"]) for one in attempts] == [(0, "EXACT"), (4, "EXACT")]
     assert tiny_run.losses(killed) == tiny_run.losses(whole)
     assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
+    trained = load_file(killed.final / "adapter_model.safetensors")
+    assert any("lm_head" in name for name in trained)
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_every_trained_weight_is_fp32_and_the_model_still_computes(
+    tmp_path: Path, base_model: Path, name: str, low: torch.dtype
+) -> None:
+    text = _text(base_model, native=f"{{lora: {{modules_to_save: [{name}]}}}}")
+    run_dir = tiny_run.make_run(tmp_path, text, tiny_run.random_rows(9, seed=5, longest=64))
+    plan = files.read_record(run_dir.plan_file, Plan)
+    plan.native.model["dtype"] = str(low).removeprefix("torch.")  # no CPU is planned with fp16
+    model = models.build(run_dir.run(), plan, run_dir.folder())
+    types = {trained: {p.dtype for p in model.parameters() if p.requires_grad is trained} for trained in (True, False)}
+    assert types == {True: {torch.float32}, False: {low}}
+    assert models.divides_by_tokens(model, "sdpa")
+
+
+def test_states_of_another_type_than_their_parameter_are_loaded_as_they_were(tmp_path: Path) -> None:
+    """Adafactor keeps fp32 states of a bf16 parameter; torch casts loaded states to the parameter's type."""
+    model = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+    optimizer = Adafactor(model.parameters(), lr=0.1, relative_step=False)
+    _trained(optimizer, model)
+    _saved(tmp_path, _state(checkpoint.TrainingState, optimizer, model))
+    again = Adafactor(model.parameters(), lr=0.1, relative_step=False)
+    _state(checkpoint.TrainingState, again, model).load(tmp_path, 2)
+    before, now = ([one.state[p] for p in model.parameters()] for one in (optimizer, again))
+    for state, loaded in zip(before, now, strict=True):
+        tensors = {field: value for field, value in state.items() if isinstance(value, torch.Tensor)}
+        assert torch.float32 in {value.dtype for value in tensors.values()}
+        assert all(loaded[field].dtype == value.dtype for field, value in tensors.items())
+        assert all(torch.equal(loaded[field], value) for field, value in tensors.items())
 
 
 def _trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
     for _ in range(2):
-        model(torch.ones(2, model.in_features)).square().sum().backward()
+        model(torch.ones(2, model.in_features, dtype=model.weight.dtype)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -128,9 +128,9 @@ def test_a_budget_counts_what_was_trained_on_other_machines(stand_in: Callable[.
     at = "2026-11-15T{}+00:00".format
     past = [
         {"at": at("00:00:00"), "event": "attempt", "resumed_step": 0},
-        {"at": at("00:01:20"), "event": "step", "step": 1, "seconds": 1},
-        {"at": at("09:00:00"), "event": "attempt", "resumed_step": 0},
-        {"at": at("09:01:20"), "event": "step", "step": 2, "seconds": 1},
+        {"at": at("00:01:20"), "event": "step", "step": 1, "seconds": 80},
+        {"at": at("09:00:00"), "event": "attempt", "resumed_step": 1},
+        {"at": at("09:01:20"), "event": "step", "step": 2, "seconds": 80},
     ]
     (watching.run_dir / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in past))
     assert watching.run() == 1

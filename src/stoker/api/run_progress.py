@@ -23,6 +23,7 @@ _KEPT = {
     "save_failed": "failed_save",
     "end": "end",
     "sources": "sources",
+    "not_best": "not_best",
 }
 """Events of which the newest counts, and the attribute that holds it."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
@@ -45,6 +46,8 @@ class RunProgress:
     end: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
     """Which sources differed from the prepared data at the newest start."""
+    not_best: dict[str, Any] = field(default_factory=dict)
+    """Why the finished model is not of the best step; empty where it is, or none was asked for."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
     """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
@@ -85,7 +88,7 @@ class RunProgress:
             return
         kind, self.newest = event["event"], event["at"]
         if kind == "attempt":
-            self.attempt, self.end, self.error = event, {}, {}
+            self.attempt, self.end, self.error, self.not_best = event, {}, {}, {}
             self.recent.clear()
         elif kind == "rejected":
             self.rejected.append(event)

@@ -67,6 +67,8 @@ def patience(tell: MessageCallback) -> Patience:
 
 def _check(run_dir: RunDir, run: Run, tell: MessageCallback) -> Lease:
     store = opening.of_run(run, run_dir.folder(), patience(tell))
+    if (folder := opening.unmounted(run, run_dir)) and not checkpoints.committed(run_dir.checkpoints):
+        raise StokerError("STK665", store=run.save.store, folder=folder)
     if opening.same_disk(run, run_dir):
         tell("store.same_disk")
     if fetch.require_same_run(store, run_dir, run):

@@ -15,6 +15,7 @@ from stoker.api.run_progress import RunProgress
 from stoker.cli import store_commands, watch_command
 from stoker.cli.prepare_command import ensure_prepared, say_changes
 from stoker.config.load import RunFile
+from stoker.config.run import Run
 from stoker.errors import EXIT_DONE, EXIT_USER, StokerError
 from stoker.facts import platforms
 from stoker.hosts import autodl, known, probe
@@ -26,7 +27,7 @@ from stoker.places.place import Place
 from stoker.plan import choices, clocks
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
-from stoker.rundir import checkpoints, last_known, layout, lock
+from stoker.rundir import checkpoints, last_known, layout, lock, training_words
 from stoker.rundir.layout import RunDir
 from stoker.store import copies
 from stoker.terminal import console, plan_pages, recipe_table
@@ -101,6 +102,7 @@ def _sent(there: Place, move: Move, name: str, overrides: list[str], *, yes: boo
     run_dir, run_file = move.run_dir, move.run_file
     found = _status(there, run_dir)
     if found is not None and found["state"] in ("queued", "running", "done"):
+        _require_same_training(there, run_dir, run_file.run)
         _say_running(there, run_dir, found)
         if not run_dir.manifest_file.exists():
             layout.create(run_file)
@@ -122,6 +124,21 @@ def _sent(there: Place, move: Move, name: str, overrides: list[str], *, yes: boo
     if there.kept_data:
         console.talk("remote.kept_data", name=run_dir.name, host=there.label)
     return sent
+
+
+def _require_same_training(there: Place, run_dir: RunDir, run: Run) -> None:
+    """Refuse a run file that asks for another training than the one of its name there, as the command does here."""
+    words = there.words(run_dir.name)
+    if words is None and run_dir.manifest_file.exists() and registry.recorded(run_dir) == there.name:
+        words = run_dir.words()  # as it was sent
+    if words is None:
+        return
+    # A fork that was started from another machine stays the fork that it is.
+    asked = (
+        run_dir.words(run) if run_dir.manifest_file.exists() else training_words.of(run, training_words.origin(words))
+    )
+    if changes := training_words.differing(words, asked):
+        raise StokerError("STK401", name=run_dir.name, folder=f"{there.label}:runs/{run_dir.name}", changes=changes)
 
 
 def _record(run_dir: RunDir, there: Place, plan: Plan | None, store: str | None) -> None:
@@ -310,6 +327,8 @@ def pull(there: Place, name: str) -> None:
     if (last := progress.elsewhere) and last_seen.stays_on(last):
         _say_billed(there, run_dir)
     if progress.own_state == "done":
+        if progress.not_best:
+            console.talk("train.not_best", **progress.not_best)
         run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
         _record(run_dir, there, None, None)

@@ -131,6 +131,8 @@ def _ended(run_dir: RunDir, code: int, progress: RunProgress) -> int:
     if training.supervision(run_dir).get("reason") == "store":
         console.talk("train.not_stored")
     if code == EXIT_DONE:
+        if progress.not_best:
+            console.talk("train.not_best", **progress.not_best)
         console.talk("train.done", name=run_dir.name, step=progress.done_steps, path=run_dir.final)
     elif code == EXIT_STOPPED:
         say_stopped(run_dir, progress.done_steps)

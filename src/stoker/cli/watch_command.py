@@ -148,6 +148,8 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if state == "interrupted":
         parts.append(Text("! " + messages.text("watch.rebooted"), style="yellow"))
+    if state == "done" and progress.not_best:
+        parts.append(Text("! " + messages.text("train.not_best", **progress.not_best), style="yellow"))
     if progress.error:
         error = progress.problem
         parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))

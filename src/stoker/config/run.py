@@ -343,6 +343,8 @@ class Where(_Section):
     """Recompute activations in the backward pass instead of keeping them."""
     arrange: Literal["auto", "rows", "grouped"] = "auto"
     """How a step's sequences form micro batches: as prepared, or documents grouped by length."""
+    loss: Literal["auto", "fused", "plain"] = "auto"
+    """How the loss is computed: a few rows of logits at a time, or from all of them at once, which takes memory."""
     workers: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("value")],
         Discriminator(_auto_kind),

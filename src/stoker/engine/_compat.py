@@ -18,7 +18,8 @@ def repeat_keys() -> None:
     """Give SDPA keys and values repeated for each head, instead of asking it to group heads.
 
     transformers 5.22 passes `enable_gqa`, which torch 2.13's memory-efficient kernel refuses; cards below compute
-    capability 8.0 have no other fast one and fall back to the kernel that holds all pairs of tokens.
+    capability 8.0, and fp32 on every card, have no other fast one and fall back to the kernel that holds all pairs of
+    tokens.
     Remove when either changes (transformers#48633, pytorch#191085).
     """
     from transformers import AttentionInterface

@@ -15,9 +15,8 @@ import yaml
 from transformers import AutoConfig
 
 from stoker.config.run import Shape
-from stoker.engine import generate, merge, program
+from stoker.engine import generate, merge, program, trained_on
 from stoker.errors import EXIT_DONE, StokerError
-from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, files, inputs, layout
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -77,8 +76,7 @@ def licence(run_dir: RunDir) -> dict[str, Any]:
     try:
         if run.model.startswith(inputs.EARLIER_RUN):
             return licence(layout.find(run.model.removeprefix(inputs.EARLIER_RUN)))
-        plan = files.read_record(run_dir.plan_file, Plan)
-        base = merge.base_folder(run_dir, run, plan)
+        base = trained_on.folder(run_dir, run)
     except StokerError:  # the base is gone; the model itself does not need it
         return UNKNOWN
     return said_licence(base / "README.md")

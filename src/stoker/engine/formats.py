@@ -108,6 +108,7 @@ def parse(row: Any, format_: str, *, has_template: bool) -> Document:
         raise BadRow("row.not_object", kind=type(row).__name__)
     if format_ in _READERS:
         rows.refuse_media(row)
+        rows.refuse_preferences(row)
         return _READERS[format_](row, has_template)
     return _plugin_document(row, _plugin(format_), has_template=has_template)
 
@@ -160,7 +161,10 @@ def _plain_text(row: Row) -> Text:
 
 
 def _chat(row: Row, key: str) -> Conversation:
-    return turns.conversation(rows.value(row, key, list, "list"), row.get("tools"), row.get("system"))
+    tools, functions = row.get("tools"), row.get("functions")
+    if tools and functions and tools != functions:
+        raise BadRow("row.differ", first="tools", second="functions")
+    return turns.conversation(rows.value(row, key, list, "list"), tools or functions, row.get("system"))
 
 
 def _alpaca(row: Row, *, has_template: bool) -> Document:
@@ -185,7 +189,13 @@ def _alpaca(row: Row, *, has_template: bool) -> Document:
 def _prompt_completion(row: Row, *, has_template: bool) -> Document:
     prompt_key, completion_key = _pair(row) or layouts.PAIRS[0]
     prompt, completion = rows.text(row, prompt_key), rows.text(row, completion_key)
-    return turns.conversation(turns.exchange(prompt, completion)) if has_template else Pair(prompt, completion)
+    if prompt_key == "question" and row.get("context"):
+        raise BadRow("row.context", key="context")
+    if has_template:
+        return turns.conversation(turns.exchange(prompt, completion), system=row.get("system"))
+    if row.get("system"):
+        raise BadRow("row.needs_template")
+    return Pair(prompt, completion)
 
 
 def _pair(row: Row) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from transformers import AutoConfig, GenerationConfig, TextIteratorStreamer
 
-from stoker.engine import models, reading, template_limits
+from stoker.engine import models, reading, template_limits, trained_on
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, files
@@ -53,7 +53,9 @@ def load_base(run_dir: RunDir) -> Any:
 def _as_loaded(run_dir: RunDir, plan: Plan) -> Any:
     # The attention kernel it trained with may not be here; the class's own choice runs everywhere.
     options = {**_placement(), "attn_implementation": None}
-    return _placed(models.load_base(run_dir.run(), plan, run_dir.folder(), **options)).eval()
+    run = run_dir.run()
+    base = trained_on.checked(run_dir, run)
+    return _placed(models.load_base(run, plan, run_dir.folder(), base, **options)).eval()
 
 
 def _placement() -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""Whether documents that are packed into one row see each other, as the model at hand computes it.
+"""What reaches an output of the model at hand: other documents of its row, or what follows it in its own.
 
-Attention keeps them apart by their position ids; recurrent layers (linear attention, Mamba, short convolutions) carry a
-state from one document to the next unless they are told where it ends. So the model is asked, not a table.
+Attention keeps packed documents apart by their position ids; recurrent layers (linear attention, Mamba, short
+convolutions) carry a state from one document to the next unless they are told where it ends. Encoders, and decoders
+that their configuration makes encoders, see what they are to predict. So the model is asked, not a table.
 """
 
 from typing import Any
@@ -10,17 +11,30 @@ import torch
 
 _TOKENS = 12
 """Of each document: longer than the kernel of any short convolution."""
+_CUT = 7
+"""No multiple of the size of blocks that a model may read at once."""
 
 
 def leaks(model: Any, vocab: int) -> bool:
-    """Whether anything of a document reaches the one behind it in the same row.
+    """Whether anything of a document reaches the one behind it in the same row."""
+    return _reaches(model, vocab, slice(0, _TOKENS), slice(_TOKENS, None), packed=True)
 
-    The second document's logits have no gradient with respect to the first one's embeddings where nothing does: exactly
-    zero in any precision, so that no tolerance is needed.
+
+def looks_ahead(model: Any, vocab: int, *, packed: bool) -> bool:
+    """Whether anything of a document reaches a position before it; `packed`: rows have position ids."""
+    return _reaches(model, vocab, slice(_CUT, _TOKENS), slice(0, _CUT), packed=packed)
+
+
+def _reaches(model: Any, vocab: int, given: slice, asked: slice, *, packed: bool) -> bool:
+    """Whether outputs depend on inputs, both by their positions in a row of two documents, or of one.
+
+    The outputs have no gradient with respect to the embeddings where they do not: exactly zero in any precision, so
+    that no tolerance is needed.
     """
     device = next(model.parameters()).device
-    ids = (torch.arange(2 * _TOKENS, device=device) * 7 + 3).remainder(vocab)[None]
-    positions = torch.arange(_TOKENS, device=device).repeat(2)[None]
+    positions = torch.arange(_TOKENS, device=device).repeat(2 if packed else 1)[None]
+    ids = (torch.arange(positions.numel(), device=device) * 7 + 3).remainder(vocab)[None]
+    row = {"input_ids": ids, "position_ids": positions} if packed else {"input_ids": ids}
     seen: list[torch.Tensor] = []
 
     def keep(*called: Any) -> torch.Tensor:
@@ -31,8 +45,10 @@ def leaks(model: Any, vocab: int) -> bool:
     hook = model.get_input_embeddings().register_forward_hook(keep)
     try:
         with torch.enable_grad():
-            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+            logits = model(**row, use_cache=False).logits
     finally:
         hook.remove()
-    (gradient,) = torch.autograd.grad(logits[:, _TOKENS:].float().square().sum(), seen[:1])
-    return bool(gradient[:, :_TOKENS].any())
+    # Weighted: hidden states, which the fused loss returns here, have by their norm the same sum of squares.
+    weights = torch.linspace(1, 2, logits.shape[-1], device=logits.device)
+    (gradient,) = torch.autograd.grad((logits.float() * weights)[:, asked].sum(), seen[:1])
+    return bool(gradient[:, given].any())

@@ -23,13 +23,12 @@ from transformers import AutoConfig
 from transformers.initialization import no_tie_weights
 
 from stoker import messages
-from stoker.config.run import Run
-from stoker.engine import generate, models, program, reading, weights
+from stoker.engine import generate, models, program, reading, trained_on, weights
 from stoker.engine.conversion import Conversion, Group, Tensors
 from stoker.engine.weights import ModelFiles, TensorEntry
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import artifacts, checkpoints, files, inputs
+from stoker.rundir import artifacts, files
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
@@ -38,7 +37,6 @@ ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.j
 _ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, "README.md")
 _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 """How images become tokens; text alone needs none of them, the whole model does."""
-_BASE_FILES = ("*config.json", "model*.safetensors", "model.safetensors.index.json", "README.md")
 _PREFIX = "base_model.model."
 _MERGEABLE = {
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"),
@@ -60,7 +58,7 @@ def main(path: Path) -> int:
     run, plan = run_dir.run(), files.read_record(run_dir.plan_file, Plan)
     started = time.perf_counter()
     check_options(files.read_object(run_dir.final / ADAPTER_CONFIG))
-    base = base_folder(run_dir, run, plan)
+    base = trained_on.folder(run_dir, run)
     merger = Merger(base, run_dir.final, plan)
     placed = merger.placed()
     total = sum(entry.num_bytes for entries in placed.values() for entry in entries)
@@ -86,7 +84,7 @@ def main(path: Path) -> int:
             bytes=total,
             dtype=plan.native.model["dtype"],
             untied=merger.untied,
-            base_verified=trained_base(run_dir) is not None,
+            base_verified=bool(trained_on.recorded(run_dir)),
             seconds=round(time.perf_counter() - started, 3),
         )
     return EXIT_DONE
@@ -105,43 +103,6 @@ def check_options(adapter: dict[str, Any]) -> None:
         said = value not in (None, False, [], {}, defaults.get(name))
         if said and name not in _MERGEABLE | {"init_lora_weights"}:
             raise StokerError("STK612", option=name, value=str(value))
-
-
-# ---- the base
-
-
-def trained_base(run_dir: RunDir) -> str | None:
-    """The digest of the base the newest checkpoint was trained on; None without a checkpoint."""
-    return _fingerprint(run_dir).get("base")
-
-
-def _fingerprint(run_dir: RunDir) -> dict[str, str]:
-    """Of the newest checkpoint; empty without one."""
-    committed = checkpoints.committed(run_dir.checkpoints)
-    return committed[-1].commit.fingerprint if committed else {}
-
-
-def base_folder(run_dir: RunDir, run: Run, plan: Plan) -> Path:
-    """The base model's folder; refused if its weights are not those the run was trained on."""
-    assert isinstance(run.model, str)
-    path = Path(inputs.model_path(run.model, run_dir.folder()))
-    recorded = trained_base(run_dir)
-    if not path.is_dir():
-        return _from_hub(run.model, plan.native.model.get("revision") or recorded)
-    if recorded is not None and models.is_other_base(_fingerprint(run_dir), run, run_dir.folder()):
-        raise StokerError("STK611", model=run.model, trained=recorded[:12])
-    return path
-
-
-def _from_hub(name: str, revision: str | None) -> Path:
-    """The files of a hub model at the trained revision: cached, else downloaded."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_BASE_FILES)))
-    except (OSError, HfHubHTTPError) as error:
-        raise StokerError("STK413", model=name, reason=str(error).splitlines()[0]) from error
 
 
 # ---- the tensors

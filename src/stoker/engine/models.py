@@ -3,6 +3,7 @@
 Options come unchanged from `plan.native`. Options the installed engine refuses are reported by name.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ NEVER = (
 """Options that would run code, read a pickle or read other files."""
 _SAMPLED_BYTES = 1 << 26
 """Files above this were digested by samples before `code` was part of a fingerprint."""
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -42,11 +44,18 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
 
 
-def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) -> Any:
+def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None, base: str = "") -> Any:
     """The model as training starts with it; one whose weights are all trained, from its checkpoint at once.
 
     A class may save its weights by other names than it has them (towers, experts), which only its own loading undoes.
     Weights of a type that stays are mapped, not read: a rank that keeps rows of them reads no others.
+
+    Args:
+        run: The run.
+        plan: Its plan.
+        folder: Where the run file's relative paths start.
+        checkpoint: The checkpoint to resume from.
+        base: `base_digest`: a hub model is loaded at this commit.
     """
     torch.manual_seed(run.train.seed)
     if plan.repeat_keys:
@@ -58,7 +67,7 @@ def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None) ->
     elif isinstance(run.model, Shape):
         model = _from_shape(plan)
     else:
-        model = load_base(run, plan, folder, **placement)
+        model = load_base(run, plan, folder, base, **placement)
     model.config.use_cache = False
     _without_balancing(model)
     if run.tune.method == "full":
@@ -99,29 +108,44 @@ def divides_by_tokens(model: Any, attention: str) -> bool:
 
     Asked before autocast and sharding are set up: flash attention takes neither fp32 nor a CPU.
     """
+    return bool(small_loss(model, attention) == 2 * small_loss(model, attention, 2))
+
+
+def small_loss(model: Any, attention: str, count: int = 1) -> torch.Tensor:
+    """The sum of the losses of a few tokens over a number, by the attention that every class and type has."""
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
     model.set_attn_implementation("eager")
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    low = min(types, key=lambda one: one.itemsize)
     try:
-        with evaluating(model):
-            one, two = (
-                model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(count, device=ids.device)).loss
-                for count in (1, 2)
-            )
+        # What is trained is wider than a base in 16 bits.
+        with evaluating(model), torch.autocast(ids.device.type, low, enabled=low != torch.float32):
+            return model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(count, device=ids.device)).loss
     finally:
         model.set_attn_implementation(attention)
-    return bool(one == 2 * two)
 
 
-def base_digest(run: Run, folder: Path) -> str:
-    """Identifies the base weights: a local model's digest, a hub model's commit; empty for a shape."""
+def base_digest(run: Run, folder: Path, recorded: str = "") -> str:
+    """Identifies the base weights: a local model's digest, a hub model's commit; empty for a shape.
+
+    Args:
+        run: The run.
+        folder: Where the run file's relative paths start.
+        recorded: How the run knows its base since it began. A hub model stays at that commit, whatever its revision is
+            now; a local one that has this content keeps the digest, also one of an older form.
+    """
     if isinstance(run.model, Shape):
         return ""
     path = Path(inputs.model_path(run.model, folder))
-    if not path.is_dir():
-        revision = run.native.model.get("revision", "main")
+    if path.is_dir():
+        same = bool(recorded) and safetensors_headers.has_content(path, recorded)
+        return recorded if same else safetensors_headers.content_digest(path)
+    if _COMMIT.fullmatch(recorded):
+        return recorded
+    revision = run.native.model.get("revision", "main")
+    with reading.named("STK413", model=run.model):
         # The cache keeps a revision in a folder named by its commit.
         return Path(hf_hub_download(run.model, "config.json", revision=revision)).parent.name
-    return safetensors_headers.content_digest(path)
 
 
 def is_other_base(fingerprint: Mapping[str, str], run: Run, folder: Path) -> bool:
@@ -129,7 +153,8 @@ def is_other_base(fingerprint: Mapping[str, str], run: Run, folder: Path) -> boo
 
     An older Stoker, which noted no code, knew large files by samples of them: such a digest says nothing.
     """
-    if isinstance(run.model, Shape) or fingerprint.get("base") == base_digest(run, folder):
+    recorded = fingerprint.get("base", "")
+    if isinstance(run.model, Shape) or recorded == base_digest(run, folder, recorded):
         return False
     path = Path(inputs.model_path(run.model, folder))
     large = (file.stat().st_size > _SAMPLED_BYTES for file in safetensors_headers.digested(path))
@@ -180,14 +205,16 @@ def _options(stated: Mapping[str, Any]) -> dict[str, Any]:
     return {**allowed, "dtype": dtype(allowed["dtype"])}
 
 
-def load_base(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
-    """The trained model a run starts from, in the precision and bits the plan states; see `runnable`."""
+def load_base(run: Run, plan: Plan, folder: Path, base: str = "", **placement: Any) -> Any:
+    """The trained model a run starts from, in the precision and bits the plan states; see `runnable` and `build`."""
     options = {**_options(plan.native.model), **placement}
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
-    path = inputs.model_path(run.model, folder)
-    with reading.named("STK413", model=run.model):
+    path, name = inputs.model_path(run.model, folder), run.model
+    if _COMMIT.fullmatch(base) and not Path(path).is_dir():
+        options["revision"], name = base, f"{name}@{base}"
+    with reading.named("STK413", model=name):
         try:
             return _from_files(path, options)
         except TypeError as error:
@@ -223,13 +250,21 @@ def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
     torch.manual_seed(run.train.seed)
     try:
         config = _for_packed(model, plan, adapters.config(model, plan.native.lora))
-        return runnable(get_peft_model(model, config), plan)
+        return runnable(_trained_in_fp32(get_peft_model(model, config)), plan)
     except (TypeError, ValueError) as error:
         raise StokerError("STK412", option="tune", engine="peft", reason=error) from error
 
 
+def _trained_in_fp32(model: Any) -> Any:
+    """PEFT 0.21 widens low-rank weights only; copies of whole modules (`modules_to_save`) have the base's type."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model
+
+
 def with_trained_adapter(base: Any, plan: Plan, folder: Path) -> Any:
-    """A base as it was loaded, with the adapter of a folder."""
+    """A base as it was loaded, with the adapter of a folder; whole modules in the base's type, as merged ones."""
     from peft import LoraConfig, PeftModel
 
     config = _for_packed(base, plan, LoraConfig.from_pretrained(folder))

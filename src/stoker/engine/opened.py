@@ -21,7 +21,7 @@ from stoker.errors import StokerError
 from stoker.facts import machine, own_code
 from stoker.plan import moves, order
 from stoker.plan.plan import Plan
-from stoker.rundir import files, prepared
+from stoker.rundir import checkpoints, files, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -81,7 +81,8 @@ def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
         prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else None)
-    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan))
+    recorded = json.loads(ranks.hear(json.dumps(_recorded_base(run_dir))))
+    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan, recorded))
     return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint, run_dir.words(run))
 
 
@@ -102,19 +103,25 @@ def _check_machine(plan: Plan, report: Report) -> None:
         raise StokerError("STK410", reason=messages.text("other.prepared"))
 
 
-def _fingerprint(run_dir: RunDir, run: Run, plan: Plan) -> dict[str, str]:
+def _recorded_base(run_dir: RunDir) -> str:
+    """The base that the checkpoint to resume from was trained on; the first rank's counts."""
+    found = checkpoints.next_found(run_dir.checkpoints)
+    return found.commit.fingerprint.get("base", "") if found else ""
+
+
+def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: str) -> dict[str, str]:
     """This rank's."""
     cuda = plan.device == "cuda"
-    libraries = (*moves.LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
         "instructions": _instructions(plan),
         "driver": str(torch._C._cuda_getDriverVersion()) if cuda else "",  # type: ignore[attr-defined]  # CUDA builds
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        **machine.installed(libraries),
+        **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if moves.reduces_by_nccl(plan) else {}),
+        **machine.installed(moves.libraries(plan)),
         "code": own_code.digest(),
-        "base": models.base_digest(run, run_dir.folder()),
+        "base": models.base_digest(run, run_dir.folder(), recorded),
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
     }

@@ -164,13 +164,11 @@ def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
         if is_lost(error):
             raise StokerError("STK423", rank=rank, reason=str(error).splitlines()[0]) from error
         raise
-    else:
-        # After a failure the last pulses stay for the supervisor.
-        if first_here:
-            shutil.rmtree(meeting, ignore_errors=True)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    # Not after a failure: the last pulses stay for the supervisor, and NCCL may wait for ranks that still compute
+    # before the error is written. The end of the process closes its connections.
+    if first_here:
+        shutil.rmtree(meeting, ignore_errors=True)
+    dist.destroy_process_group()
 
 
 def _place(meeting: Path, rank: int, world: int) -> dict[str, Any]:

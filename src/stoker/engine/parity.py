@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from stoker.engine import generate, models, program, template_limits, tensors
+from stoker.engine import generate, models, program, template_limits, tensors, trained_on
 from stoker.engine.dataset import PreparedSplit, token_ids
 from stoker.engine.foreign import observe
 from stoker.errors import StokerError
@@ -124,7 +124,7 @@ def _key(run_dir: RunDir) -> str:
     parts = {
         "format": parity_verdict.FORMAT,
         "trained": {path.name: digests.of(path) for path in sorted(folder.iterdir()) if path.is_file()},
-        "base": models.base_digest(run_dir.run(), run_dir.folder()),
+        "base": models.base_digest(run_dir.run(), run_dir.folder(), trained_on.recorded(run_dir)),
         "data": report.digest if report else "",
         "prompts": shipped.conversations(),
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},

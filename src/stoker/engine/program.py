@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
 from stoker.rundir.events import EventLog
+from stoker.rundir.files import Unreadable
 from stoker.rundir.layout import RunDir
 
 
@@ -23,6 +24,8 @@ def run(main: Callable[[Path], int]) -> int:
         return _let_go(main(path))
     except StokerError as error:
         problems = error.errors
+    except Unreadable as error:
+        problems = [error.named()]
     except Exception:  # noqa: BLE001  # the outermost handler: every unexpected error is logged with its traceback
         traceback.print_exc()
         return EXIT_SURPRISE

@@ -23,6 +23,8 @@ from stoker.rundir import checkpoints, files
 def rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
     """Run every part of the rehearsal; `first`: the run has no checkpoint yet."""
     opened.pulse.mark = "rehearsal"
+    if first and not trainer.is_deepspeed_enabled:
+        _part(opened, "causality", lambda: _causality(opened, trainer))
     if _packs(opened) and not trainer.is_deepspeed_enabled:
         _part(opened, "isolation", lambda: _isolation(opened, trainer))
     micro = _synthetic(opened, opened.report.train.longest)
@@ -54,6 +56,11 @@ def _packs(opened: Opened) -> bool:
     return opened.plan.arrange == "rows" and (flat or opened.report.packed)
 
 
+def _causality(opened: Opened, trainer: ExactTrainer) -> None:
+    if isolation.looks_ahead(trainer.model, opened.report.vocab, packed=_packs(opened)):
+        raise StokerError("STK434", family=trainer.model.config.model_type)
+
+
 def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
     if isolation.leaks(trainer.model, opened.report.vocab):
         raise StokerError("STK433", family=trainer.model.config.model_type)
@@ -62,7 +69,7 @@ def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
 def _synthetic(opened: Opened, longest: int) -> MicroBatch:
     """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
     plan = opened.plan
-    flat = plan.attention == "flash_attention_2"
+    flat = plan.attention == "flash_attention_2" and plan.arrange == "rows"
     count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
     ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
     micro = {"input_ids": ids, "labels": ids.clone()}

@@ -9,7 +9,7 @@ spans are mapped to tokens, so the ids are those of the plain rendering.
 import functools
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark with which a template says itself what the assistant generates."""
 
 _OPEN_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
-_EMPTY_THOUGHT = re.compile(r"\s*(?:<think>)?\s*</think>\s*|<\|channel>thought\s*<channel\|>\s*")
+_EMPTY_THOUGHT = re.compile(r"(?:\s*(?:<think>)?\s*</think>|<\|channel>thought\s*<channel\|>)(?:[ \t\r]*\n)*")
 _PAIRS = (("end", "begin"), ("end", "start"), ("END", "START"), ("</", "<"))
 """How a token that closes is called, and the one that opens."""
 _SHAPES = 10_000
@@ -56,6 +56,7 @@ class Renderer:
         self._closing = re.compile(rf"\s*({special})(?:{special})*" if special else r"(?!)")
         self._ending = re.compile(rf"((?:{special})+)\s*" if special else r"(?!)")
         self._marked = bool(tokenizer.template and _GENERATION.search(tokenizer.template))
+        self._special_ids = {tokenizer.backend.token_to_id(token) for token in tokenizer.special_tokens}
         self._readings: dict[tuple[Any, ...], Reading | BadRow] = {}
 
     def tokens(self, documents: Sequence[Document | BadRow]) -> list[np.ndarray | BadRow]:
@@ -129,7 +130,18 @@ class Renderer:
         if said.endswith(special):
             return start, start + len(said)
         following = next((token for token in special if text.startswith(token, end)), "")
+        if self._header and text.startswith(self._header, end):
+            following = ""  # the assistant speaks again
         return start, end + len(following)
+
+    @functools.cached_property
+    def _header(self) -> str:
+        """What the template writes where the assistant is to speak; empty where it writes nothing there."""
+        asked = [Chat([{"role": "user", "content": "a"}])]
+        (before,), (prompt,) = self._template(asked)[0], self._template(asked, prompt=True)[0]
+        if isinstance(before, BadRow) or isinstance(prompt, BadRow) or not prompt.startswith(before):
+            return ""
+        return prompt[len(before) :].strip()
 
     def _is_ended(self, said: str, turn: Turn) -> bool:
         """Whether a turn ends with a token; that which closes a pair within it, as one of a call may, ends no turn."""
@@ -241,7 +253,7 @@ class Renderer:
         else:
             tokens = ~ids
             for span in rendered.spans:
-                first, end = token_range(encoding, span)
+                first, end = token_range(encoding, span, self._special_ids)
                 tokens[first:end] = ids[first:end]
         front = [self._tokenizer.bos] if rendered.bos and self._tokenizer.bos is not None else []
         back = [self._tokenizer.end_of_text()] if rendered.eos else []
@@ -257,11 +269,12 @@ def _severity(found: Reading | BadRow) -> int:
     return {"row.template_prefix": 2, "row.template": 3}.get(found.reason, 1)
 
 
-def token_range(encoding: Any, span: Span) -> tuple[int, int]:
+def token_range(encoding: Any, span: Span, special: Collection[int | None] = ()) -> tuple[int, int]:
     """The tokens that hold any character of a span, first and behind the last.
 
     Some tokenizers cut white space off a token's offsets, so that a token of nothing but white space is left with an
-    empty place at its own end; it belongs to the span that holds that end.
+    empty place at its own end; it belongs to the span that holds that end. A special token that takes the white space
+    behind it along belongs to where it starts.
     """
     start, end = span
     count = range(len(encoding))
@@ -273,6 +286,8 @@ def token_range(encoding: Any, span: Span) -> tuple[int, int]:
         return encoding.token_to_chars(token)[1]
 
     first = bisect_right(count, start, key=finish)
+    if first < len(encoding) and begin(first) < start and encoding.ids[first] in special:
+        first += 1
     behind = max(bisect_left(count, end, key=begin), bisect_right(count, end, key=finish))
     return first, behind
 

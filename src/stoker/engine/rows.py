@@ -1,5 +1,6 @@
 """Values of a row, read with a reason where they cannot be used. Knows nothing of formats."""
 
+import json
 from typing import Any
 
 from stoker import messages
@@ -8,6 +9,8 @@ Row = dict[str, Any]
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Keys of what is no text."""
+_DEEPEST = 100
+"""Levels of a call's arguments or a tool's schema."""
 
 
 class BadRow(Exception):
@@ -29,6 +32,15 @@ def refuse_media(given: Row) -> None:
     for key in MEDIA:
         if given.get(key):
             raise BadRow("row.media", key=key)
+
+
+def refuse_preferences(row: Row) -> None:
+    """A row that compares or judges answers: trained as it is, it would teach the bad ones too."""
+    for key in ("chosen", "rejected"):
+        if row.get(key):
+            raise BadRow("row.preference", key=key)
+    if "completion" in row and isinstance(row.get("label"), bool):
+        raise BadRow("row.preference", key="label")
 
 
 def value(row: Row, key: str, kind: type, expected: str) -> Any:
@@ -62,6 +74,30 @@ def checked(key: str, given: Any) -> str:
     except UnicodeEncodeError:
         raise BadRow("row.not_unicode", key=key) from None
     return given
+
+
+def from_json(key: str, given: str) -> Any:
+    """What a text says as JSON; a ValueError where it is none."""
+    try:
+        return json.loads(given)
+    except RecursionError:
+        raise _too_deep(key) from None
+
+
+def check_json(key: str, given: Any) -> None:
+    """Require a value that templates can write: of whole characters, not nested without end."""
+    if _deeper(given, _DEEPEST):
+        raise _too_deep(key)
+    checked(key, json.dumps(given, ensure_ascii=False, default=str))
+
+
+def _deeper(given: Any, levels: int) -> bool:
+    inner = given.values() if isinstance(given, dict) else given if isinstance(given, list) else ()
+    return levels == 0 or any(_deeper(one, levels - 1) for one in inner)
+
+
+def _too_deep(key: str) -> BadRow:
+    return BadRow("row.too_deep", key=key, count=_DEEPEST)
 
 
 def wrong_type(key: str, expected: str) -> BadRow:

@@ -213,10 +213,10 @@ class Saver:
         with checkpoints.writing(self.folder, job.step, renames=self.renames, **job.facts) as aside:
             job.copied.write(aside)
         written = time.perf_counter() - started
-        made = next((one for one in checkpoints.committed(self.folder) if one.step == job.step), None)
-        if made is None:
-            raise OSError(errno.EIO, "the record cannot be read back")
-        self.size_bytes = made.commit.total_bytes
+        made = checkpoints.read_commit(self.folder / checkpoints.folder_name(job.step))
+        if isinstance(made, str):
+            raise OSError(errno.EIO, made)
+        self.size_bytes = made.total_bytes
         checkpoints.rotate(self.folder, self.keep, {job.best} if job.best else set(), renames=self.renames)
         self.committed, self._failures = max(self.committed, job.step), 0
         self.measure(job.stall_seconds, time.perf_counter() - started, self.size_bytes)
@@ -227,7 +227,7 @@ class Saver:
             stall_seconds=round(job.stall_seconds + (0 if self.background else written), 3),
             bytes=self.size_bytes,
             best=job.step == job.best,
-            digest=made.commit.digest,
+            digest=made.digest,
         )
 
     def _needed(self, job: SaveJob) -> int:

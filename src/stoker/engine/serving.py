@@ -9,9 +9,8 @@ from pathlib import Path
 
 from transformers import AutoConfig, GenerationConfig
 
-from stoker.engine import generate, merge, models, program
+from stoker.engine import generate, merge, models, program, trained_on
 from stoker.errors import EXIT_DONE
-from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 
@@ -21,9 +20,8 @@ NAME = "serving"
 def main(path: Path) -> int:
     """Write the server's settings."""
     run_dir = RunDir(path)
-    plan = files.read_record(run_dir.plan_file, Plan)
     adapter = (run_dir.final / merge.ADAPTER_CONFIG).is_file()
-    base = merge.base_folder(run_dir, run_dir.run(), plan) if adapter else run_dir.final
+    base = trained_on.folder(run_dir, run_dir.run()) if adapter else run_dir.final
     folder = artifacts.begin(run_dir, NAME)
     tokenizer = models.load_tokenizer(run_dir.final)
     settings = _settings(base)

@@ -174,6 +174,9 @@ def _json_rows(text: TextIO) -> Iterator[Numbered]:
         else:
             yield error.lineno, _not_json(error)
         return
+    except (ValueError, RecursionError) as error:
+        yield 1, BadRow("row.not_json", problem=error, column=1)
+        return
     rows = value.get("data") if isinstance(value, dict) else value
     if isinstance(rows, list):
         yield from enumerate(rows, 1)
@@ -183,15 +186,32 @@ def _json_rows(text: TextIO) -> Iterator[Numbered]:
 
 def _csv_rows(text: TextIO) -> Iterator[Numbered]:
     csv.field_size_limit(1 << 30)
-    reader = csv.reader(text)
-    header = next(reader, [])
-    line = reader.line_num + 1
-    for values in reader:
-        if values and len(values) != len(header):
+    table = _csv_lines(text)
+    _, header = next(table, (1, []))
+    repeated = [] if isinstance(header, BadRow) else [name for name in header if name and header.count(name) > 1]
+    if isinstance(header, BadRow) or repeated:
+        yield 1, header if isinstance(header, BadRow) else BadRow("row.header", key=repeated[0])
+        return
+    for line, values in table:
+        if isinstance(values, BadRow):
+            yield line, values
+        elif values and len(values) != len(header):
             yield line, BadRow("row.columns", found=len(values), expected=len(header))
         elif values:
             yield line, dict(zip(header, values, strict=True))
+
+
+def _csv_lines(text: TextIO) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """The rows of a table by the lines they begin at; a stray quote is named there, not read on to the next one."""
+    reader = csv.reader(text, strict=True)
+    while True:
         line = reader.line_num + 1
+        try:
+            yield line, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield line, BadRow("row.csv", problem=error, last=reader.line_num)
 
 
 def _text_rows(text: TextIO) -> Iterator[Numbered]:
@@ -232,7 +252,18 @@ def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
         yield 1, BadRow("row.unreadable", problem=error)
         return
     rows = (row for batch in file.iter_batches(batch_size=BATCH_ROWS) for row in batch.to_pylist())
-    yield from enumerate(rows, 1)
+    yield from enumerate(map(_as_written, rows), 1)
+
+
+def _as_written(row: dict[str, Any]) -> dict[str, Any]:
+    """A row out of Arrow, which gives each of a column's objects the keys of all of them, as null."""
+    return {key: _without_nulls(value) for key, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
@@ -249,7 +280,7 @@ def _hub_rows(source: Source) -> Iterator[Numbered]:
     for columns in dataset.iter(batch_size=BATCH_ROWS):
         for values in zip(*columns.values(), strict=True):
             number += 1
-            yield number, dict(zip(columns, values, strict=True))
+            yield number, _as_written(dict(zip(columns, values, strict=True)))
 
 
 def _from_hub(name: str, source: Source) -> Any:

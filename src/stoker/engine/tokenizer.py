@@ -191,6 +191,8 @@ def _described(name: str, opened: Any) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     first = backend.encode("a", add_special_tokens=True).ids[0]
+    with reading.named_whatever("STK312", tokenizer=name):
+        template = opened.get_chat_template() if opened.chat_template else None
     special = {str(token) for token in opened.added_tokens_decoder.values() if token.special}
     return Tokenizer(
         name=name,
@@ -200,7 +202,7 @@ def _described(name: str, opened: Any) -> Tokenizer:
         eos=opened.eos_token_id,
         special_tokens=tuple(sorted(special | set(opened.all_special_tokens))),
         added_tokens=tuple(sorted(str(token) for token in opened.added_tokens_decoder.values() if not token.special)),
-        template=opened.get_chat_template() if opened.chat_template else None,
+        template=template,
         template_fields=dict(opened.special_tokens_map),
     )
 

@@ -19,7 +19,20 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
-from stoker.engine import callbacks, guard, models, muon, parallel, program, pulse, reading, rehearsal, saving, spread
+from stoker.engine import (
+    callbacks,
+    fused_loss,
+    guard,
+    models,
+    muon,
+    parallel,
+    program,
+    pulse,
+    reading,
+    rehearsal,
+    saving,
+    spread,
+)
 from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
 from stoker.engine.saving import SaveJob, Saver
@@ -45,7 +58,7 @@ def main(path: Path) -> int:
         return _alone(run_dir, plan, rank)
     except Exception as error:
         number = saving.error_number(error)
-        if isinstance(error, StokerError) or number not in files.DISK_ERRORS:
+        if isinstance(error, StokerError | files.Unreadable) or number not in files.DISK_ERRORS:
             raise
         raise _refused(run_dir, plan, number) from error
 
@@ -86,6 +99,8 @@ def _use_deterministic_kernels() -> None:
     workspace than the plan's; neither adds to determinism.
     """
     torch.use_deterministic_algorithms(True)
+    # It would fill every `torch.empty`, a kernel each; nothing here reads memory before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set on the module itself
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
@@ -233,15 +248,19 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
     changes = training_words.differing(commit.words, opened.words) if commit.words is not None else []
     other_words = messages.text("other.words", step=commit.step, changes=changes) if changes else ""
     if commit.forked_from and commit.forked_from["weights_only"]:
-        return other_words
+        return other_words or _other_base(opened, found)
     if commit.data_digest != opened.report.digest:
         return messages.text("other.data")
     if commit.order_version != order.VERSION:
         return messages.text("other.order")
-    if other_words:
-        return other_words
-    differs = commit.fingerprint.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
-    if differs and models.is_other_base(commit.fingerprint, opened.run, opened.run_dir.folder()):
+    return other_words or _other_base(opened, found)
+
+
+def _other_base(opened: Opened, found: Checkpoint) -> str:
+    """The same for the weights under an adapter."""
+    before = found.commit.fingerprint
+    differs = before.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
+    if differs and models.is_other_base(before, opened.run, opened.run_dir.folder()):
         return messages.text("other.base")
     return ""
 
@@ -273,6 +292,7 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
         total_steps=opened.plan.steps.total,
         steps_per_epoch=opened.plan.steps.per_epoch,
         batch=opened.plan.batch.model_dump(),
+        base=opened.fingerprint["base"],
         trainable_parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
     )
 
@@ -285,7 +305,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     opened.pulse.mark = "build"
     past = _past(opened, found)
     tokenizer = models.load_tokenizer(data / "tokenizer")
-    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None)
+    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None, opened.fingerprint["base"])
     arrangement = Arrangement(
         kind=plan.arrange,
         micro=plan.batch.micro,
@@ -322,6 +342,8 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
     trainer.model_accepts_loss_kwargs = accepts
     if not accepts:
         raise StokerError("STK414", model=type(model).__name__)
+    if plan.loss == "fused":
+        fused_loss.use(model, plan.attention)
     recorder.trainer = trainer
     trainer.passed_over = frozenset(past.passed_over)
     trainer.heartbeat = guard.Heartbeat(opened.run_dir.heartbeat_file if opened.ranks.first else None)
@@ -438,6 +460,8 @@ def _finished(opened: Opened, best: int | None) -> bool:
     """Whether the finished model was written; on a full disk the next attempt does it."""
     try:
         _finish(opened, best)
+    except files.Unreadable:
+        raise
     except OSError as error:
         needed = checkpoints.committed(opened.run_dir.checkpoints)[-1].commit.total_bytes
         wrong = StokerError("STK422", folder=opened.run_dir.artifacts, reason=error.strerror, needed=f"{needed:,}")
@@ -465,6 +489,8 @@ def _result(opened: Opened, best: int | None) -> Checkpoint:
         if one.commit is not None and not one.reason:
             return Checkpoint(one.path, one.commit)
         opened.events.write("rejected", path=one.path.name, reason=one.reason)
+        if step != total:
+            opened.events.write("not_best", best=step, step=total, reason=one.reason)
         with suppress(OSError):  # gone, or on a disk that cannot be written to
             checkpoints.quarantine(one.path, one.reason)
     raise StokerError("STK403", folder=folder)

@@ -1,11 +1,13 @@
 """Everything Stoker overrides of `transformers.Trainer`, in one file (ADR 0006; tested floor: transformers 5.22).
 
 The Trainer's loop is kept. It sees one item per optimizer step, so its own accumulation and skipping do nothing:
+    _build_accelerator_args         autocast without its cache, which holds all weights in 16 bits
     get_train_dataloader            steps from the resumed one on (O(1) seek)
     get_batch_samples               one step at a time, and how long the loop waited for it
     training_step                   the step's micro batches: keyed RNG, canonical gradient sum, full-precision loss
     _prepare_for_training           sharding after the weights are loaded; the planned strategy is required
     _clip_grad_norm                 one norm in the order of the parameters
+    _get_grad_norm                  the same norm where nothing is clipped
     evaluate                        loss = mean over trained tokens of the whole split; interrupted by a stop
     log                             a logger's full disk does not end the training; log history is cleared
     _save_checkpoint                committed checkpoints in our format, without callback states: ours have none
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -101,6 +104,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.last_norm: torch.Tensor | None = None
         self.wait_seconds = 0.0
 
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Autocast keeps no copies of weights: with checkpointing or shards, they would be the whole model."""
+        found = super()._build_accelerator_args(**kwargs)
+        return {**found, "kwargs_handlers": [*found["kwargs_handlers"], AutocastKwargs(cache_enabled=False)]}
+
     # ---- data
 
     def get_train_dataloader(self) -> Any:
@@ -112,6 +120,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             sampler=FromStep(self._start_step, len(self._steps)),
             collate_fn=single,
             num_workers=workers,
+            # Python 3.14 starts processes by forkserver, which pickles the steps: mapped data would be copied, and a
+            # process group cannot be pickled.
+            multiprocessing_context="fork" if workers else None,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
         )
@@ -222,7 +233,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return 0
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
-        """Clip by a norm summed in parameter order, independent of ranks."""
+        """Clip by a norm summed in parameter order, independent of ranks; `train.clip: 0` only computes it."""
         if self.last_losses is None:
             return torch.zeros(())
         if self.is_deepspeed_enabled:
@@ -230,15 +241,12 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return self.last_norm
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients()
-        gradients: list[Any] = [parameter.grad for parameter in self._trainable if parameter.grad is not None]
-        if self._plan.strategy == "fsdp2":
-            norm = (exact.whole_norm if self._plan.exact else exact.sharded_norm)(gradients)
-            exact.clip_shards(gradients, norm, self.args.max_grad_norm)
-        else:
-            norm = torch.nn.utils.get_total_norm(gradients)
-            torch.nn.utils.clip_grads_with_norm_(self._trainable, self.args.max_grad_norm, norm)
-        self.last_norm = norm
-        return norm
+        self.last_norm = _clipped(self._trainable, self._plan, self.args.max_grad_norm)
+        return self.last_norm
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """The norm for the log. With `train.clip: 0` the Trainer asks for it only here."""
+        return super()._get_grad_norm(model, self._clip_grad_norm(model) if grad_norm is None else grad_norm)
 
     # ---- evaluation
 
@@ -354,6 +362,20 @@ class UnplacedArguments(TrainingArguments):
 
 class ExactTrainer(ExactSteps, Trainer):
     """The Trainer that Stoker runs for `pretrain` and `sft`."""
+
+
+def _clipped(parameters: list[torch.nn.Parameter], plan: Plan, largest: float) -> torch.Tensor:
+    """The norm of the gradients, which are scaled down to the largest one; 0 leaves them as they are."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if plan.strategy == "fsdp2":
+        norm = (exact.whole_norm if plan.exact else exact.sharded_norm)(gradients)
+        if largest:
+            exact.clip_shards(gradients, norm, largest)
+    else:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if largest:
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm
 
 
 def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:

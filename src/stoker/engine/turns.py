@@ -1,8 +1,8 @@
 """Conversations in one form, whatever the row's spelling: who says what, thinks what, calls what, and is trained.
 
-Spellings: role/content and from/value; calls as OpenAI writes them, flat, or as LLaMA-Factory's `function_call`;
-arguments as an object or as JSON text; thinking as a field or as `<think>` at the start of the content. Knows nothing
-of templates.
+Spellings: role/content and from/value; calls as OpenAI writes and wrote them, flat, or as LLaMA-Factory's
+`function_call`; arguments as an object or as JSON text; thinking as a field or as `<think>` at the start of the
+content. Knows nothing of templates.
 """
 
 import json
@@ -22,6 +22,7 @@ _ROLES = {
     "gpt": "assistant",
     "function_call": "assistant",
     "tool": "tool",
+    "function": "tool",
     "observation": "tool",
 }
 _THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -29,7 +30,8 @@ _MARKS = ("weight", "train", "loss")
 """Keys by which a message says whether it is trained."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of parts that OpenAI's interfaces give to text."""
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(?:[ \t\r]*\n)*", re.DOTALL)
+"""Up to what is said, whose first line may be indented."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,13 @@ class Conversation:
 
 
 def conversation(given: Sequence[Any], tools: Any = None, system: Any = None) -> Conversation:
-    """Messages of either spelling; `system` is put first, unless they have one."""
+    """Messages of either spelling; `system` is put first, unless it is there."""
     turns = [_turn(one) for one in given]
+    first = Turn("system", rows.checked("system", system or ""))
     if system and turns and turns[0].role != "system":
-        turns.insert(0, Turn("system", rows.checked("system", system)))
+        turns.insert(0, first)
+    elif system and turns and turns[0].content.strip() != first.content.strip():
+        raise BadRow("row.differ", first="system", second="messages[0]")
     _check_roles(turns)
     return Conversation(tuple(_named(turns)), _tools(tools))
 
@@ -168,7 +173,7 @@ def _calls(given: Row) -> tuple[Call, ...]:
 def _function_calls(content: str) -> tuple[Call, ...]:
     """What a `function_call` message of LLaMA-Factory holds: a call as JSON, or a list of them."""
     try:
-        given = json.loads(content)
+        given = rows.from_json("function_call", content)
     except ValueError:
         raise BadRow("row.call") from None
     calls = given if isinstance(given, list) else [given]
@@ -183,17 +188,13 @@ def _call(given: Any) -> Call:
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not inner["name"].strip():
         raise BadRow("row.call")
     name, arguments = rows.checked("name", inner["name"]), inner.get("arguments") or {}
-    if isinstance(arguments, str):
-        written = rows.checked("arguments", arguments)
-        try:
-            arguments = json.loads(written)
-        except ValueError:
-            arguments = None
-    else:
-        try:
-            written = json.dumps(arguments, ensure_ascii=False)
-        except TypeError:
-            arguments = None
+    written = rows.checked("arguments", arguments) if isinstance(arguments, str) else ""
+    try:
+        arguments = rows.from_json("arguments", written) if written else arguments
+        rows.check_json("arguments", arguments)
+        written = written or json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError):
+        arguments = None
     if not isinstance(arguments, dict):
         raise BadRow("row.arguments", name=name)
     return Call(name, arguments, written, rows.checked("id", given.get("id") or ""))
@@ -218,13 +219,14 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
     """The tools of a row: a list, or one as JSON text."""
     if isinstance(given, str):
         try:
-            given = json.loads(given or "[]")
+            given = rows.from_json("tools", given or "[]")
         except ValueError:
             raise rows.wrong_type("tools", "list") from None
     if not given:
         return ()
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise rows.wrong_type("tools", "list")
+    rows.check_json("tools", given)
     return tuple(given)
 
 

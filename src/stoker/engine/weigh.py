@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 from transformers.initialization import no_tie_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -97,6 +98,13 @@ def build(config: Any) -> Any:
     """The model without memory, from the class that training loads."""
     with torch.device("meta"):
         return models.auto_class(config).from_config(config, trust_remote_code=False)
+
+
+def is_encoder(config: Any) -> bool:
+    """Whether its class predicts masked tokens too, and is not told to be a decoder; some tell themselves so."""
+    stated = build(copy.deepcopy(config)).config.to_dict()
+    told = any(stated.get(key) for key in ("is_decoder", "causal"))
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not told
 
 
 def _kernels(config: Any, model: Any) -> tuple[str, ...]:
@@ -263,7 +271,8 @@ def _numberless(name: str) -> str:
 def main(folder: Path) -> int:
     """Weigh the model of FOLDER/config.json, or write why transformers cannot build it."""
     try:
-        record = model_parts.to_json(weigh(_config(folder)))
+        config = _config(folder)
+        record = {"encoder": True} if is_encoder(config) else model_parts.to_json(weigh(config))
     except (ImportError, KeyError, ValueError) as error:
         record = {"problem": " ".join(str(error).split())}
     files.write_json(folder / "parts.json", record)

@@ -32,7 +32,7 @@ class Peaks:
     """Bytes taken from the driver, as `torch.cuda.max_memory_reserved` counts them."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Block:
     """A block of a segment; the blocks of a segment are linked in address order."""
 
@@ -75,7 +75,8 @@ class Allocator:
         block.free = False
         self._used[number] = block
         self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block.size
 
     def free(self, number: int) -> None:
@@ -107,7 +108,7 @@ class Allocator:
         for place in range(bisect_left(pool, (size, -1)), len(pool)):
             block = self._free[pool[place][1]]
             if block is not end:
-                self._take(block)
+                del pool[place], self._free[block.address]
                 return block
         if end is not None and end.free and end.size >= size:
             self._take(end)

@@ -53,7 +53,7 @@ def traffic(step: Step, work: Work, links: Links) -> Traffic:
         return Traffic(blocking=blocking)
     if step.strategy == "ddp":
         gather = _gather(step, work.trained_bytes, replicas, links)
-        if step.canonical and replicas > step.devices_per_node:
+        if step.canonical:
             # After the last micro batch, so without overlap.
             sums = most_sums(step.accumulation, replicas)
             return Traffic(blocking=blocking, end=sums * _exchange(step, work.trained_bytes, replicas, links) + gather)

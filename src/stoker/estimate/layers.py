@@ -126,8 +126,7 @@ def trainable_parameters(shape: ModelShape, adapter: Adapter | None) -> int:
     if adapter is None:
         return shape.parameters()
     low_rank = sum(adapter.rank * one.ranks * (one.inputs + one.outputs) * one.count for one in adapted(shape, adapter))
-    tables = {"embed_tokens", "lm_head"} & set(adapter.whole)
-    return low_rank + (1 if tables and shape.tie_embeddings else len(tables)) * shape.vocab * shape.hidden
+    return low_rank + len({"embed_tokens", "lm_head"} & set(adapter.whole)) * shape.vocab * shape.hidden
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,9 @@ class Parameter:
 def trained(shape: ModelShape, adapter: Adapter | None) -> tuple[Parameter, ...]:
     """Every weight that gets a gradient, by form."""
     tables = {"embed_tokens", "lm_head"} if adapter is None else {"embed_tokens", "lm_head"} & set(adapter.whole)
-    looked_up = "embed_tokens" in tables or (shape.tie_embeddings and bool(tables))
-    found = [Parameter(shape.vocab, shape.hidden, 1, table=True, embedding=True)] if looked_up else []
-    if "lm_head" in tables and not shape.tie_embeddings:
+    found = [Parameter(shape.vocab, shape.hidden, 1, table=True, embedding=True)] if "embed_tokens" in tables else []
+    # PEFT trains a copy of each, also of tied ones.
+    if "lm_head" in tables and (adapter is not None or not shape.tie_embeddings):
         found.append(Parameter(shape.vocab, shape.hidden, 1, table=True))
     if adapter is not None:
         for one in adapted(shape, adapter):

@@ -260,9 +260,31 @@ def _buffer_bytes(step: Step) -> int:
     return 0
 
 
-def gradient_sets(micro_batches: int, *, exact: bool) -> int:
-    """The tree holds a sum per level and the newest leaf."""
-    return (micro_batches - 1).bit_length() + 1 if exact else 1
+@functools.cache
+def gradient_sets(micro_batches: int, *, exact: bool, ranks: int = 1) -> int:
+    """The tree holds a sum per level and the newest leaf; more on a rank whose leaves start inside a node.
+
+    Args:
+        micro_batches: Those of one device and step.
+        exact: Whether there is a tree.
+        ranks: How many share the leaves, each with a range of them.
+    """
+    if not exact:
+        return 1
+    starts = range(0, ranks * micro_batches, micro_batches)
+    return max((micro_batches - 1).bit_length() + 1, *(_most_held(start, start + micro_batches) for start in starts))
+
+
+def _most_held(first: int, last: int) -> int:
+    """The most nodes at a time while a tree takes the leaves [first, last)."""
+    held = most = 0
+    for leaf in range(first, last):
+        held += 1
+        most = max(most, held)
+        size = 2
+        while (leaf + 1) % size == 0 and leaf + 1 - size >= first:
+            held, size = held - 1, 2 * size
+    return most
 
 
 def checkpoint_bytes(step: Step) -> int:
@@ -359,8 +381,9 @@ def _state_tensors(step: Step) -> list[int]:
         return _parts(step, trained) * (moments + (1 if step.foreign.master else 0) if moments else 0)
     if kept.paged:
         return []
-    width = 1 if kept.bits == 8 else _FP32
-    return kept.moments * [one.elements * width // step.state_parts for one in trained for _ in range(one.count)]
+    sizes = (one.elements * (_FP32 if kept.bits == 32 or one.embedding else 1) // step.state_parts for one in trained)
+    counted = zip(sizes, trained, strict=True)
+    return kept.moments * [size for size, one in counted for _ in range(one.count)]
 
 
 def _parts(step: Step, trained: Iterable[Parameter]) -> list[int]:

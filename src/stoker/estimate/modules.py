@@ -78,7 +78,7 @@ class Modules:
         whole = step.adapter.whole if step.adapter else ()
         self.trains_embedding = self.trains_all or "embed_tokens" in whole
         self.table = BYTES[step.adapter.whole_dtype] if step.adapter and whole else self.outer
-        self.trains_head = self.trains_all or "lm_head" in whole or (shape.tie_embeddings and self.trains_embedding)
+        self.trains_head = self.trains_all or "lm_head" in whole
         # The experts of one token as one layer of their total width: approximate.
         inner = shape.intermediate * max(1, shape.experts_per_token)
         self.linears = layers.by_role(dataclasses.replace(shape, intermediate=inner) if shape.experts else shape)
@@ -320,13 +320,14 @@ class Modules:
         return self.selective and self.products % 2 == 1
 
     def _lowered(self, weight: Value, compute: int) -> Value:
-        """A weight as input of a product; autocast caches its copies of trained ones."""
+        """A weight as input of a product; autocast may cache its copies of trained ones."""
         if weight.size == compute:
             return weight
         if weight.edge is None:
             return self.tape.tensor(weight.bytes // weight.size * compute, compute)
         copy = self.tape.op(weight.bytes // weight.size * compute, compute, (weight,))
-        self.tape.cache.append(copy)
+        if self.step.foreign.autocast_cache:
+            self.tape.cache.append(copy)
         return copy
 
     def _unpacked_product(self, x: Held, linear: Linear) -> Held:

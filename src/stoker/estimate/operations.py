@@ -21,7 +21,13 @@ _UNPACKING = {"nf4": (5.0, 1), "nf4_double": (5.0, 3), "int8": (3.0, 2), "int4":
 """Bytes and kernels to dequantise a weight to 16 bits. GPTQ's is a chain of elementwise operations."""
 _MUON_ROUNDS = 5
 """Newton-Schulz iterations of torch's Muon, three products each."""
-_LOSS_BYTES = {"logits_fp32": (22.0, 30.0), "logits": (8.0, 12.0), "chunked": (14.0, 18.0), "fused": (4.0, 4.0)}
+_LOSS_BYTES = {
+    "logits_fp32": (22.0, 30.0),
+    "logits": (8.0, 12.0),
+    "chunked": (14.0, 18.0),
+    "fused": (22.0, 30.0),
+    "liger": (4.0, 4.0),
+}
 """Bytes per logit, forward and backward: an fp32 copy, a softmax, its gradient and its cast back."""
 _COMPILED_LOSS_BYTES = (6.0, 8.0)
 

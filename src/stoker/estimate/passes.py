@@ -3,6 +3,7 @@
 One embedding, one block, one output layer with its loss; `walk.py` repeats the block and goes back.
 """
 
+from stoker.estimate.fused_rows import fused_rows
 from stoker.estimate.modules import FP32, Modules
 from stoker.estimate.tape import LEAF, Held, Tensor, Value, Weight
 
@@ -28,7 +29,7 @@ class Passes(Modules):
         """The first block's input, and what lives through both passes: token ids and rotary tables."""
         step, shape, tape = self.step, self.shape, self.tape
         around = [tape.tensor(2 * 8 * self.tokens, 8)]
-        if shape.tie_embeddings and self.trains_embedding:
+        if shape.tie_embeddings and self.trains_all:
             self.table_edge = tape.leaf()
         size = self.table if self.trains_embedding else self.outer
         table = Weight(shape.vocab * shape.hidden, size, trained=self.trains_embedding, edge=self.table_edge)
@@ -65,6 +66,8 @@ class Passes(Modules):
         """The output layer and the loss."""
         if self.step.loss == "fused":
             return self._fused_loss(hidden)
+        if self.step.loss == "liger":
+            return self._liger_loss(hidden)
         if self.step.loss == "chunked":
             return self._chunked_loss(hidden)
         logits: Held = self._logits(hidden)
@@ -110,6 +113,23 @@ class Passes(Modules):
         return self.tape.join(losses)
 
     def _fused_loss(self, hidden: Held) -> Tensor:
+        """Ours (`engine.fused_loss`): a few rows of logits, of their log softmax, and of two gradients in fp32."""
+        tape, shape = self.tape, self.shape
+        hidden = self._cast(hidden, self.compute if self.step.autocast else hidden.size)
+        self.output = len(tape)
+        weight = self._output_weight(self.table_edge)
+        logits = min(fused_rows(shape.vocab), self.tokens) * shape.vocab
+        ready = [tape.tensor(hidden.bytes, hidden.size)]
+        if weight.edge is not None:
+            ready.append(tape.tensor(self.head.weights * FP32, FP32))
+        lowered = [tape.tensor(self.head.weights * hidden.size, hidden.size)] if weight.size != hidden.size else []
+        tape.touch(logits * FP32, logits * hidden.size)
+        tape.touch(*[logits * FP32] * 4)
+        tape.touch(logits * hidden.size, *([self.head.weights * hidden.size] if weight.edge is not None else []))
+        del lowered
+        return tape.ahead(FP32, (hidden, weight), ready)
+
+    def _liger_loss(self, hidden: Held) -> Tensor:
         """Liger's: gradients are computed in the forward pass, from a few rows of logits at a time."""
         tape, shape = self.tape, self.shape
         self.output = len(tape)
@@ -128,7 +148,8 @@ class Passes(Modules):
             if weight.edge is None:
                 tape.touch(rows * shape.hidden * compute, *cast)
                 continue
-            tape.cache += [tape.tensor(size, compute) for size in cast if turn == 0]
+            if self.step.foreign.autocast_cache and turn == 0:
+                tape.cache += [tape.tensor(size, compute) for size in cast]
             tape.touch(rows * shape.hidden * compute)
             tape.touch(self.head.weights * compute, *([weight.bytes] if cast else []))
         del logits

@@ -15,7 +15,7 @@ Attention = Literal["flash", "efficient", "eager"]
 # Of these, runs of ours use the first ones; those after the bar are of published measurements only.
 Storage = Literal["fp32", "bf16", "fp16", "nf4_double"] | Literal["nf4", "int8", "int4"]
 Recompute = Literal["none", "full"] | Literal["selective"]
-Loss = Literal["logits_fp32", "fused"] | Literal["logits", "chunked"]
+Loss = Literal["logits_fp32", "fused", "liger"] | Literal["logits", "chunked"]
 Optimizer = (
     Literal["adamw_fused", "adamw", "sgd", "adagrad", "rmsprop", "adafactor", "muon"]
     | Literal["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
@@ -54,6 +54,8 @@ class Foreign:
     """Whether the loss first copies the logits without their last position (transformers before 2025)."""
     held_outputs: bool = False
     """Whether the loop keeps the model's outputs, so the logits, through the backward pass (loops without Trainer)."""
+    autocast_cache: bool = False
+    """Whether autocast keeps its copies of trained weights until the forward pass ends, which is its default."""
     frozen_inputs: bool = False
     """Whether a quantised frozen layer keeps its input for the backward pass (bitsandbytes before 0.43)."""
     bucket: int | None = None
@@ -102,7 +104,7 @@ class Step:
     recompute: Recompute = "none"
     """Activations computed again in the backward pass: none, whole blocks, or cheap operations of them."""
     loss: Loss = "logits_fp32"
-    """Whole logits with or without an fp32 copy, logits in chunks, or fused with the output layer (Liger)."""
+    """Whole logits with or without an fp32 copy, in chunks, or fused with the output layer: by us, or by Liger."""
     optimizer: Optimizer = "adamw"
     """`adamw` is torch's foreach form, which makes temporaries; `adamw_fused` makes none."""
     extra_moments: int = 0

@@ -47,6 +47,8 @@ class KnownFamily(Fact):
     """The class that training loads."""
     text: str
     """`model_type` of its language model."""
+    straight: bool = False
+    """Whether the class hands the output layer's logits to the loss as they are, so that the two can be fused."""
     cells: dict[str, FamilyCell]
 
 

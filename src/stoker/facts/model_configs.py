@@ -62,6 +62,16 @@ def hub(model: str) -> FoundConfig | None:
     return _read(kept, "hub")
 
 
+def looks_ahead(config: dict[str, Any]) -> str:
+    """The setting by which a decoder's positions see those after them; empty where none does."""
+    text = {**config, **(config.get("text_config") or {})}
+    if text.get("is_causal") is False:
+        return "is_causal: false"
+    both = text.get("use_bidirectional_attention")
+    # Gemma 4 says `vision` where only the parts of an image see each other.
+    return f"use_bidirectional_attention: {json.dumps(both)}" if both in (True, "all") else ""
+
+
 def _fetched(model: str, name: str, largest: int) -> bytes | None:
     endpoint = env.read(env.HF_ENDPOINT, "https://huggingface.co").rstrip("/")
     offline = env.read(env.HF_HUB_OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE")

@@ -157,10 +157,15 @@ _IGNORE_BIAS = {"ernie4_5", "gpt2", "ministral3", "mistral", "mixtral", "phi", "
 _SPARSE = {"mixtral", "qwen3_moe", "gpt_oss"}
 """Families whose weights are counted by formula, but not what is quantised and adapted of their experts."""
 
+_UNCOUNTED = {"phi": ("qk_layernorm",), "stablelm": ("qk_layernorm", "use_parallel_residual")}
+"""Settings of a family that add or leave out weights, which no formula of ours counts."""
+
 _DEFAULTS: dict[str, dict[str, int]] = {
+    **{family: {"head_dim": 128} for family in ("ernie4_5", "glm", "glm4", "ministral3", "qwen3", "seed_oss")},
+    **{family: {"head_dim": 256} for family in ("gemma", "gemma2")},
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
 }
-"""Sizes that a family's published `config.json` leaves to transformers' defaults."""
+"""Sizes that a family's `config.json` may leave to transformers' defaults."""
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
@@ -207,6 +212,8 @@ def resolve(
 
 
 def _described(model: str, found: FoundConfig, weigh: Weigh | None) -> ResolvedShape:
+    if key := model_configs.looks_ahead(found.config):
+        raise StokerError("STK245", model=model, reason=f"`{key}`")
     shape = from_config(found.config) if _has_formula(found.config) else None
     if shape is None:
         parts = model_records.stored(found.config) or (weigh(found.config) if weigh else None)
@@ -237,7 +244,7 @@ def from_config(config: dict[str, Any]) -> ModelShape | None:
     """A `config.json` as a shape by our formulas; None where no formula of ours counts its weights."""
     text = {**config, **config["text_config"]} if "text_config" in config else config
     family = text.get("model_type", "")
-    text = {**_DEFAULTS.get(family, {}), **{key: value for key, value in text.items() if value is not None}}
+    text = {key: value for key, value in {**_DEFAULTS.get(family, {}), **text}.items() if value is not None}
     sizes = {
         word: next(text[name] for name in names if name in text) for word, names in _KEYS.items() if _has(text, names)
     }
@@ -266,7 +273,9 @@ def from_parts(parts: ModelParts) -> ModelShape:
 
 def _has_formula(config: dict[str, Any]) -> bool:
     """Whether one language model of a dense family; a class with other towers loads those too."""
-    return "text_config" not in config and _family(config) in _FAMILIES.keys() - _SPARSE
+    family = _family(config)
+    uncounted = any(config.get(key) for key in _UNCOUNTED.get(family, ()))
+    return "text_config" not in config and family in _FAMILIES.keys() - _SPARSE and not uncounted
 
 
 def _family(config: dict[str, Any]) -> str:

@@ -181,7 +181,7 @@ def _earlier(run_dir: RunDir | None, run: Run) -> Earlier | None:
     if run_dir is None or found is None:
         return None
     commit = found.commit
-    other = commit.words not in (None, run_dir.words(run))
+    other = commit.words is not None and bool(training_words.differing(commit.words, run_dir.words(run)))
     forked = commit.forked_from is not None
     return Earlier(commit.step, commit.fingerprint, commit.data_digest, commit.order_version, other, forked)
 

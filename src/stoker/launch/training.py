@@ -110,16 +110,20 @@ def is_running(run_dir: RunDir) -> bool:
 
 
 def _beats_elsewhere(run_dir: RunDir) -> bool:
-    """Whether a supervisor on another machine, such as a node of a queue, has written its heartbeat just now."""
+    """Whether a supervisor on another machine, such as a node of a queue, has written its heartbeat just now.
+
+    Or waits to retry, when it writes none. A heartbeat of the future is of a clock that was wrong, and no sign of life.
+    """
     seen = supervision(run_dir)
     if seen.get("host", "") in ("", socket.gethostname()) or seen.get("state") in _ENDED:
         return False
-    last = max(str(seen.get("beat") or ""), str(seen.get("next_retry") or ""))
     try:
-        silent = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(last)
-    except (ValueError, TypeError):
+        beat = datetime.datetime.fromisoformat(seen["beat"]).timestamp()
+        until = datetime.datetime.fromisoformat(seen.get("next_retry") or seen["beat"]).timestamp()
+    except files.FOREIGN:
         return False
-    return silent.total_seconds() < _SILENT_SECONDS
+    now = time.time()
+    return beat < now + _SILENT_SECONDS and now < max(beat, until) + _SILENT_SECONDS
 
 
 def was_rebooted(run_dir: RunDir) -> bool:

@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from stoker import messages
 from stoker.config.run import Shape, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.facts import model_parts, model_records, shapes
@@ -32,6 +33,9 @@ def weigh(config: dict[str, Any]) -> ModelParts:
         files.write_json(folder / "config.json", config)
         programs.run_on_folder("weigh", folder)
         record = files.read_object(folder / "parts.json")
+    if "encoder" in record:
+        family = config.get("model_type")
+        raise StokerError("STK245", model=family, reason=messages.text("ahead.encoder"))
     if "problem" in record:
         version = metadata.version("transformers")
         raise StokerError("STK232", family=config.get("model_type"), version=version, reason=record["problem"])

@@ -21,7 +21,7 @@ from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.facts.mirrors import Network
 from stoker.facts.prices import Offer
-from stoker.hosts import autodl, box_environment, mirror_probe, power, probe
+from stoker.hosts import autodl, box_environment, mirror_probe, power, probe, wheel
 from stoker.hosts.autodl import Woken
 from stoker.hosts.box_environment import BoxEnvironment
 from stoker.hosts.box_facts import BoxFacts
@@ -29,7 +29,7 @@ from stoker.hosts.known import Host
 from stoker.hosts.shell import Shell, Ssh
 from stoker.launch.plan_inputs import Elsewhere
 from stoker.messages import MessageCallback
-from stoker.places import box_pull, box_scripts, box_setup, wheel
+from stoker.places import box_pull, box_scripts, box_setup
 from stoker.places import package as packages
 from stoker.places.box_setup import BoxInstallation
 from stoker.places.package import Package
@@ -206,7 +206,7 @@ class Box(Place):
     def start(self, package: Package) -> None:
         """Start `stoker train` there in a session of its own, and wait a little for early errors."""
         self.launch(package, package.words)
-        self._await_start(package.name)
+        _await_start(self, package.name)
         self.leave_on()
 
     def launch(self, package: Package, words: Sequence[str]) -> None:
@@ -243,12 +243,6 @@ class Box(Place):
         folder = path.rpartition("/")[0]
         self.shell.run(f"umask 077; mkdir -p {quote(folder)}; cat > {quote(path)} <<'END'\n{text}END")
 
-    def _await_start(self, run: str) -> None:
-        """Wait for errors of the first seconds; what takes longer, such as preparing data, goes on by itself."""
-        until = time.monotonic() + START_SECONDS
-        while not self.has_launched(run) and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
-
     def has_launched(self, run: str) -> bool:
         """Whether the launch has ended; if it failed, raises with its output."""
         logs = quote(f"{self.run_folder(run)}/logs")
@@ -268,6 +262,10 @@ class Box(Place):
         if "launching" in there:
             return {"name": run, "state": "running", "step": 0}
         return dict(json.loads(self.say("watch", run, "--once", "--json"))) if "known" in there else None
+
+    def words(self, run: str) -> dict[str, Any] | None:
+        """The words of the training of this name, by its manifest there."""
+        return box_pull.words_of(self.shell, self.run_folder(run))
 
     def _launch_state(self, run: str) -> list[str]:
         return self.shell.run(box_scripts.LAUNCH_STATE.format(run=quote(self.run_folder(run)))).split()
@@ -331,7 +329,7 @@ class Box(Place):
     # ---- results
 
     def get(self, run: str) -> RunDir:
-        """Copy newest checkpoint, finished model and records here; every file is verified, and the box is told so."""
+        """Copy newest and best checkpoint, finished model and records here, all verified; the box is told so."""
         run_dir = layout.named(run)
         box_pull.pull(self.shell, self.run_folder(run), run_dir)
         with contextlib.suppress(StokerError):  # it may be shutting down already
@@ -350,7 +348,7 @@ class Box(Place):
 
 def _require_same_training(box: Box, package: Package) -> None:
     """Refuse what `stoker train` there would refuse, before anything is put into that run."""
-    there = box_pull.words_of(box.shell, box.run_folder(package.name))
+    there = box.words(package.name)
     if there is not None and (changes := training_words.differing(there, package.training)):
         folder = f"{box.name}:{box.run_folder(package.name)}"
         raise StokerError("STK401", name=package.name, folder=folder, changes=changes)
@@ -359,22 +357,34 @@ def _require_same_training(box: Box, package: Package) -> None:
 def _left_out(words: list[list[str]], package: Package) -> tuple[list[str], bool]:
     """What is not sent, by the answer to `INSPECT`; and whether other data there is kept.
 
-    Not sent: prepared data that is there or that checkpoints there belong to, and a checkpoint that is not newer.
+    Not sent: prepared data that is there or that checkpoints there belong to, and checkpoints, see `_saved_there`.
     """
     there = next((line[1:] for line in words if line[0] == "report"), None)
-    committed = max((line[1] for line in words if line[0] == "committed"), default="")
+    committed = {line[1]: line[2] for line in words if line[0] == "committed"}
     data, saved = (f"runs/{package.name}/{folder}/" for folder in ("data", "checkpoints"))
     equal = same = kept = False
     if there is not None and package.report in package.files:
         equal = there[0] == package.digest(package.report)
         # Another version, or another name of a source, makes another report of the same set.
         same = equal or there[1:] == [package.set_digest]
-        kept = not same and committed != ""
+        kept = not same and bool(committed)
     left_out = [data] if equal or kept else []
     left_out += [f"{data}{split}/" for split in ("train", "eval")] if same else []
-    left_out += [saved] if kept or committed >= package.newest_step else []
+    left_out += [saved] if kept else [f"{saved}{name}/" for name in _saved_there(committed, package.saved)]
     left_out += [f"runs/{package.name}/{name}" for name in packages.PAST] if ["events"] in words else []
     return left_out, kept
+
+
+def _saved_there(there: dict[str, str], own: dict[str, str]) -> list[str]:
+    """Checkpoints that are not sent: those that are there; all, where the run is further there, or as far otherwise.
+
+    Args:
+        there: Folders of committed checkpoints there, with the SHA-256 of their records.
+        own: The same of those that are ready to send.
+    """
+    newest, same = max(own, default=""), [name for name in own if there.get(name) == own[name]]
+    apart = max(there, default="") > newest or (newest in there and newest not in same)
+    return list(own) if apart else same
 
 
 def _send(shell: Shell, base: str, sent: dict[str, Path]) -> None:
@@ -382,11 +392,18 @@ def _send(shell: Shell, base: str, sent: dict[str, Path]) -> None:
     reports = [name for name in sent if name.endswith("/data/report.json")]
     records = {name: path for name, path in sent.items() if name.endswith(f"/{checkpoints.COMMIT_NAME}")}
     records |= {name: sent[name] for name in reports}
-    if reports:
-        shell.run(f"cd {quote(base)} 2>/dev/null || exit 0\nrm -f -- {shlex.join(reports)}")
+    if records:
+        shell.run(f"cd {quote(base)} 2>/dev/null || exit 0\nrm -f -- {shlex.join(records)}")
     shell.send({name: path for name, path in sent.items() if name not in records}, base)
     if records:
         shell.send(records, base)
+
+
+def _await_start(box: Box, run: str) -> None:
+    """Wait for errors of the first seconds; what takes longer, such as preparing data, goes on by itself."""
+    until = time.monotonic() + START_SECONDS
+    while not box.has_launched(run) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
 
 
 def _stop_launch(box: Box, run: str) -> None:

@@ -1,4 +1,4 @@
-"""Copies a run from a box here: records, newest checkpoint, finished model. Every file is verified by its digest."""
+"""Copies a run from a box here: records, newest and best checkpoint, finished model, each file verified by digest."""
 
 import re
 import shutil
@@ -11,6 +11,7 @@ from stoker.errors import StokerError
 from stoker.hosts.shell import Shell
 from stoker.launch import training
 from stoker.rundir import artifacts, checkpoints, files, in_place, layout, pulled, segments, training_words
+from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import Manifest, RunDir
 
 _NEWEST = 3
@@ -49,7 +50,7 @@ def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
     for name in (one for one in _RECORDS if one in listed):
         _pull_record(shell, folder, name, run_dir)
     _pull_events(shell, folder, run_dir)
-    _pull_checkpoint(shell, folder, run_dir, sorted(_steps(listed)))
+    _pull_checkpoints(shell, folder, run_dir, sorted(_steps(listed)))
     if "artifacts/final" in listed:
         _pull_final(shell, folder, run_dir)
     record, target = pulled.text(pulled.standing(run_dir)), f"{folder}/{pulled.NAME}"
@@ -100,29 +101,44 @@ def _pull_events(shell: Shell, folder: str, run_dir: RunDir) -> None:
         shutil.rmtree(run_dir.events_file.with_suffix(""), ignore_errors=True)  # what was pulled has its summary
 
 
-def _pull_checkpoint(shell: Shell, folder: str, run_dir: RunDir, steps: list[int]) -> None:
+def _pull_checkpoints(shell: Shell, folder: str, run_dir: RunDir, steps: list[int]) -> None:
+    """The newest, and the best that it names."""
+    newest = _pull_newest(shell, folder, run_dir, steps)
+    best = checkpoints.best_step(newest) if newest else None
+    if best is not None and best in steps:
+        _pull_checkpoint(shell, folder, run_dir, best)
+
+
+def _pull_newest(shell: Shell, folder: str, run_dir: RunDir, steps: list[int]) -> Checkpoint | None:
     """The newest; if a running training has rotated it away by then, the one before."""
     for step in reversed(steps[-_NEWEST:]):
-        if any(one.step == step and not checkpoints.verify(one) for one in checkpoints.committed(run_dir.checkpoints)):
-            return
-        name = checkpoints.folder_name(step)
-        run_dir.checkpoints.mkdir(exist_ok=True)
-        aside = run_dir.checkpoints / f".{name}.pull.tmp"
-        source = f"{folder}/checkpoints/{name}"
-        try:
-            _fetch(shell, source, aside)
-            layout.adopt(run_dir, aside)
-        except (StokerError, OSError) as error:
-            if isinstance(error, StokerError) and error.code == _OTHER_TRAINING:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-            if "there" in shell.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
-                raise StokerError("STK707", host=shell.name, reason=error) from error
-            shutil.rmtree(aside, ignore_errors=True)
-            continue
-        return
+        if (found := _pull_checkpoint(shell, folder, run_dir, step)) is not None:
+            return found
     if steps:
         raise StokerError("STK707", host=shell.name, reason=checkpoints.folder_name(steps[-1]))
+    return None
+
+
+def _pull_checkpoint(shell: Shell, folder: str, run_dir: RunDir, step: int) -> Checkpoint | None:
+    """One of them, as it is here afterwards; None where a running training has rotated it away by then."""
+    here = [one for one in checkpoints.committed(run_dir.checkpoints) if one.step == step]
+    if here and not checkpoints.verify(here[0]):
+        return here[0]
+    name = checkpoints.folder_name(step)
+    run_dir.checkpoints.mkdir(exist_ok=True)
+    aside = run_dir.checkpoints / f".{name}.pull.tmp"
+    source = f"{folder}/checkpoints/{name}"
+    try:
+        _fetch(shell, source, aside)
+        return layout.adopt(run_dir, aside)
+    except (StokerError, OSError) as error:
+        if isinstance(error, StokerError) and error.code == _OTHER_TRAINING:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if "there" in shell.run(f"if [ -e {quote(source)}/COMMIT.json ]; then echo there; fi"):
+            raise StokerError("STK707", host=shell.name, reason=error) from error
+        shutil.rmtree(aside, ignore_errors=True)
+        return None
 
 
 def _pull_final(shell: Shell, folder: str, run_dir: RunDir) -> None:

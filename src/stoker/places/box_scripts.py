@@ -31,7 +31,11 @@ kill -KILL $children {pid} 2>/dev/null || true
 INSPECT = """
 date -u +'now %Y-%m-%dT%H:%M:%S+00:00'
 cd {run} 2>/dev/null || exit 0
-for one in checkpoints/step-*; do if [ -e "$one/COMMIT.json" ]; then echo "committed $(basename "$one")"; fi; done
+for one in checkpoints/step-*; do
+  if [ -e "$one/COMMIT.json" ]; then
+    echo "committed $(basename "$one") $(sha256sum < "$one/COMMIT.json" | cut -d ' ' -f 1)"
+  fi
+done
 if [ -e events.jsonl ]; then echo events; fi
 if grep -q '"event": "step"' events.jsonl events/*.jsonl 2>/dev/null; then echo steps; fi
 if [ -e data/report.json ]; then

@@ -15,8 +15,8 @@ from typing import Any
 
 from stoker import env, messages
 from stoker.config.run import Run
+from stoker.hosts import wheel
 from stoker.places import package as packages
-from stoker.places import wheel
 from stoker.places.bundle_main import RECORD
 from stoker.places.package import Package
 from stoker.rundir import files

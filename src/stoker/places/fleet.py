@@ -182,6 +182,10 @@ class Fleet(Place):
             return {**found, "state": "short"}
         return found
 
+    def words(self, run: str) -> dict[str, Any] | None:
+        """The words of the training of this name on the head."""
+        return self.head.words(run)
+
     def watch(self, run: str, terminal: Terminal, *, once: bool, as_json: bool) -> int:
         """`stoker watch` on the head."""
         return self.head.watch(run, terminal, once=once, as_json=as_json)

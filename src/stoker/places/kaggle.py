@@ -158,7 +158,7 @@ class KernelChain(Place):
         """A kernel's time ends with the kernel."""
 
     def get(self, run: str) -> RunDir:
-        """Copy records, newest checkpoint and finished model of the newest segment that left any; verified."""
+        """Copy records, newest and best checkpoint and finished model of the newest segment that left any; verified."""
         chain, run_dir = self._chain(run), layout.named(run)
         if chain.good is None:
             raise StokerError("STK755", name=run)
@@ -402,7 +402,11 @@ def _take(source: RunDir, run_dir: RunDir, report: SegmentReport, kernel: str) -
     if standing is not None and standing.step is not None:
         if newest is None or newest.commit.digest != standing.commit:
             raise StokerError("STK754", kernel=kernel, reason=wrong[0].reason if wrong else "checkpoint")
-        layout.adopt(run_dir, newest.path)
+        kept = checkpoints.with_best(source.checkpoints, newest, verified=True)
+        if standing.best and standing.best != kept[0].commit.digest:
+            raise StokerError("STK754", kernel=kernel, reason="checkpoint")
+        for one in kept:
+            layout.adopt(run_dir, one.path)
     if standing is not None and standing.final:
         if not source.final.is_dir() or artifacts.digest(source.final) != standing.final:
             raise StokerError("STK754", kernel=kernel, reason="artifacts/final")

@@ -73,16 +73,15 @@ class Package:
         return found[1] if found else ""
 
     @property
-    def newest_step(self) -> str:
-        """The name of its checkpoint's folder; empty where it has none."""
-        saved = f"runs/{self.name}/checkpoints/"
-        return max(
-            (name.removeprefix(saved).split("/")[0] for name in self.files if name.startswith(saved)), default=""
-        )
+    def saved(self) -> dict[str, str]:
+        """Its checkpoints: the name of each one's folder, and the SHA-256 of its record."""
+        start, end = f"runs/{self.name}/checkpoints/", f"/{checkpoints.COMMIT_NAME}"
+        records = [name for name in self.files if name.startswith(start) and name.endswith(end)]
+        return {name.removeprefix(start).removesuffix(end): self.digest(name) for name in records}
 
     @property
     def without_past(self) -> "Package":
-        """The same for a machine that joins the run: neither its checkpoint nor its events."""
+        """The same for a machine that joins the run: neither its checkpoints nor its events."""
         past = (f"runs/{self.name}/checkpoints/", *(f"runs/{self.name}/{name}" for name in PAST))
         kept = {name: path for name, path in self.files.items() if not name.startswith(past)}
         return dataclasses.replace(self, files=kept)
@@ -100,7 +99,7 @@ def make(name: str, run_file: RunFile, overrides: list[str], *, moving: bool = F
         name: Run file or recipe, as the user named it.
         run_file: Its content.
         overrides: The user's `--set`.
-        moving: With its newest checkpoint and its past, if it has any here.
+        moving: With its newest checkpoint, its best one and its past, if it has any here.
     """
     run_name = str(run_file.run.name)
     data, digests = _prepared(run_file)
@@ -161,15 +160,15 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def _so_far(run_name: str) -> dict[str, Path]:
-    """The newest checkpoint here that verifies, what was passed over, and what was spent."""
+    """The newest checkpoint here that verifies, the best that it names, what was passed over, and what was spent."""
     run_dir = layout.named(run_name)
-    checkpoint, _ = checkpoints.newest_verified(run_dir.checkpoints)
-    if checkpoint is None:
+    newest, _ = checkpoints.newest_verified(run_dir.checkpoints)
+    if newest is None:
         return {}
     past = {f"runs/{run_name}/{name}": run_dir.path / name for name in PAST if (run_dir.path / name).is_file()}
-    folder = f"runs/{run_name}/checkpoints/{checkpoint.path.name}"
-    names = (*checkpoint.commit.files, checkpoints.COMMIT_NAME)
-    return {**past, **{f"{folder}/{name}": checkpoint.path / name for name in names}}
+    kept = checkpoints.with_best(run_dir.checkpoints, newest, verified=True)
+    inner = [one.path / name for one in kept for name in (*one.commit.files, checkpoints.COMMIT_NAME)]
+    return {**past, **{f"runs/{run_name}/{path.relative_to(run_dir.path).as_posix()}": path for path in inner}}
 
 
 def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:

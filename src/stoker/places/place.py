@@ -121,7 +121,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def get(self, run: str) -> RunDir:
-        """Copy the newest checkpoint, the finished model and the records here, verified by digest."""
+        """Copy the newest checkpoint, the best one, the finished model and the records here, verified by digest."""
 
     @abc.abstractmethod
     def stop_meter(self) -> None:
@@ -148,6 +148,10 @@ class Place(abc.ABC):
     def kept_data(self) -> bool:
         """Whether `put` left the prepared data of a trained run as it was there, although the one here differs."""
         return False
+
+    def words(self, run: str) -> dict[str, Any] | None:  # noqa: ARG002  # for places whose run directories can be read
+        """The words of the training of this name there, see `training_words`; None where it cannot be asked."""
+        return None
 
     def check(self, run_file: RunFile) -> None:  # noqa: B027  # most places take any run
         """Refuse a run that cannot go there, before anything is written."""

@@ -140,6 +140,8 @@ def main(text: str) -> int:
 
 
 def _error_record(problem: Exception) -> dict[str, Any]:
+    if isinstance(problem, files.Unreadable):
+        return problem.named().to_json()
     if not isinstance(problem, StokerError):
         traceback.print_exception(problem)
         problem = StokerError("STK900", reason=f"{type(problem).__name__}: {problem}")
@@ -150,7 +152,7 @@ def _error_record(problem: Exception) -> dict[str, Any]:
 
 
 def bring(request: SegmentRequest, run_dir: RunDir, rejected: list[dict[str, str]]) -> int:
-    """Copy the checkpoint of an earlier segment; the step training resumes from.
+    """Copy the newest checkpoint of an earlier segment, and the best; the step training resumes from.
 
     Raises:
         StokerError: STK751 where its output is missing, STK752 where it has no valid checkpoint. A chain never starts
@@ -163,11 +165,8 @@ def bring(request: SegmentRequest, run_dir: RunDir, rejected: list[dict[str, str
     newest, wrong = checkpoints.newest_verified(before.checkpoints)
     rejected += [{"path": one.path.name, "reason": one.reason} for one in wrong]
     if newest is not None:
-        _adopt(newest, run_dir)
-        best = checkpoints.best_step(newest)
-        for one in checkpoints.committed(before.checkpoints):
-            if one.step == best != newest.step and not checkpoints.verify(one):
-                _adopt(one, run_dir)
+        for one in checkpoints.with_best(before.checkpoints, newest, verified=True):
+            _adopt(one, run_dir)
         return newest.step
     if not report.step and not wrong:
         return 0

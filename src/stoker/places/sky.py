@@ -22,10 +22,11 @@ from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import EXIT_STOPPED, StokerError
 from stoker.facts import cards
+from stoker.hosts import wheel
 from stoker.hosts.box_facts import BoxFacts
 from stoker.launch import plan_inputs
 from stoker.launch.tools import Tool
-from stoker.places import box_setup, wheel
+from stoker.places import box_setup
 from stoker.places import package as packages
 from stoker.places.package import Package
 from stoker.places.place import Place, Terminal

@@ -6,10 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.estimate.fused_rows import fused_rows
 from stoker.facts import families
 from stoker.facts.machine import Device, Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import strategy
+from stoker.plan import moves, strategy
 from stoker.plan.plan import Reason
 from stoker.plan.save_interval import OVERHEAD_CAP
 
@@ -21,6 +22,8 @@ _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
 
+HEADS = ("lm_head", "embed_out", "output_layer")
+"""Names of output layers."""
 _MEMORY_FOR_A_COPY = 0.4
 """Share of main memory that the copy of a checkpoint may take while it is being written."""
 
@@ -128,16 +131,18 @@ def attention(run: Run, machine: Machine, precision: str, shape: ModelShape) -> 
         return _because("flash_attention_2", "attention", "why.attention.flash")
     if "sdpa" not in shape.attention:
         return _because("eager", "attention", "why.attention.eager", family=shape.family)
-    if repeats_keys(machine, "sdpa"):
-        return _because("sdpa", "attention", "why.attention.repeated", capability=machine.compute_capability)
+    if repeats_keys(machine, "sdpa", precision):
+        capability = machine.compute_capability
+        return _because("sdpa", "attention", "why.attention.repeated", capability=capability, precision=precision)
     if able and broken:
         return _because("sdpa", "attention", "why.attention.broken", reason=broken)
     return _because("sdpa", "attention", "why.attention.sdpa")
 
 
-def repeats_keys(machine: Machine, attention: str) -> bool:
-    """Whether keys must be repeated for each head: older cards have no kernel for grouped heads but the slowest."""
-    return attention == "sdpa" and machine.kind == "cuda" and machine.compute_capability < _BF16_CAPABILITY
+def repeats_keys(machine: Machine, attention: str, precision: str) -> bool:
+    """Whether keys must be repeated for each head: older cards, and fp32, have no fast kernel for grouped heads."""
+    without_flash = machine.compute_capability < _BF16_CAPABILITY or precision == "fp32"
+    return attention == "sdpa" and machine.kind == "cuda" and without_flash
 
 
 def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
@@ -151,6 +156,40 @@ def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
     if attention == "flash_attention_2":
         return _because("rows", "arrange", "why.arrange.rows")
     return _because("grouped", "arrange", "why.arrange.grouped")
+
+
+def loss(run: Run, machine: Machine, shape: ModelShape) -> Choice[str]:
+    """Whether the loss is computed without all logits at once: the largest tensor of most steps."""
+    asked, hinders = run.where.loss, _hinders_fusing(run, shape)
+    if run.native.trainer.get("use_liger_kernel"):
+        if asked != "auto":
+            raise StokerError("STK239", asked=asked, reason="`native.trainer.use_liger_kernel`")
+        return _because("liger", "loss", "why.asked", word="native.trainer.use_liger_kernel")
+    if asked == "fused" and hinders:
+        raise StokerError("STK239", asked=asked, reason=hinders)
+    if asked != "auto":
+        return _because(asked, "loss", "why.asked", word="where.loss")
+    if machine.kind == "cpu":
+        return _because("plain", "loss", "why.loss.cpu")
+    if hinders:
+        return _because("plain", "loss", "why.loss.plain", reason=hinders)
+    return _because("fused", "loss", "why.loss.fused", rows=fused_rows(shape.vocab))
+
+
+def _hinders_fusing(run: Run, shape: ModelShape) -> str:
+    """What of a run needs all logits, or an output layer as it is called; empty if nothing does."""
+    row, trainer, lora = families.of_shape(shape), run.native.trainer, run.native.lora
+    if row is None or not row.straight or shape.head_bias:
+        return f"`{shape.family}`"
+    if run.where.strategy == "zero3":
+        return "`where.strategy: zero3`"
+    if moves.compiles(trainer):
+        return "`native.trainer.torch_compile`"
+    if trainer.get("label_smoothing_factor"):
+        return "`native.trainer.label_smoothing_factor`"
+    named = [] if run.tune.method == "full" or isinstance(run.tune.targets, str) else list(run.tune.targets)
+    own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(HEADS)]
+    return f"`{own[0]}`" if own else ""
 
 
 def exact(run: Run, chosen: str) -> Choice[bool]:

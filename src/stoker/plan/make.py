@@ -147,6 +147,7 @@ def find(inputs: Inputs) -> Found:
     precision = choices.precision(run, machine)
     attention = choices.attention(run, machine, precision.value, inputs.shape.shape)
     arrange = choices.arrangement(run, attention.value, inputs.shape.shape)
+    loss = choices.loss(run, machine, inputs.shape.shape)
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)
@@ -159,6 +160,7 @@ def find(inputs: Inputs) -> Found:
         precision=precision.value,
         attention=attention.value,
         arrange=arrange.value,
+        loss=loss.value,
         devices=devices,
         share=share,
         earlier=inputs.earlier,
@@ -174,7 +176,7 @@ def find(inputs: Inputs) -> Found:
         inputs=inputs,
         constraints=constraints,
         way=way,
-        choices=(trains, precision, attention, arrange, exact, workers, save, background),
+        choices=(trains, precision, attention, arrange, loss, exact, workers, save, background),
         workers=workers.value,
         intervals=Intervals(
             save=save.value,
@@ -221,8 +223,9 @@ def make_plan(inputs: Inputs) -> Plan:
         strategy=way.strategy,
         gradient_checkpointing=way.checkpointing,
         attention=constraints.attention,
-        repeat_keys=choices.repeats_keys(machine, constraints.attention),
+        repeat_keys=choices.repeats_keys(machine, constraints.attention, constraints.precision),
         arrange=constraints.arrange,
+        loss=constraints.loss,
         exact=strategy.exact(run, way.strategy),
         deterministic=run.train.deterministic,
         threads=machine.threads,

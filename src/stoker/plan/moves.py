@@ -15,10 +15,10 @@ from stoker.plan import order
 from stoker.plan.plan import Plan, Reason, Resume
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
-"""Packages whose versions are part of the fingerprint; DeepSpeed's only where it is used."""
-_UNSEEN = ("instructions", "driver", "cuda", "base")
+"""Packages whose versions are part of the fingerprint; DeepSpeed's and Liger's only where they are used."""
+_UNSEEN = ("instructions", "driver", "cuda", "nccl", "base")
 """Parts of the fingerprint that only the trainer knows."""
-_PACKAGES = ("torch", *LIBRARIES, "deepspeed")
+_PACKAGES = ("torch", *LIBRARIES, "deepspeed", "liger_kernel")
 """Also unknown for another machine: missing packages are installed there with Stoker."""
 
 _ELSEWHERE = {
@@ -70,6 +70,7 @@ def decided(plan: Plan) -> dict[str, str]:
         "precision": plan.precision,
         "attention": plan.attention,
         "arrange": plan.arrange,
+        "loss": plan.loss,
         **cut(
             strategy=plan.strategy,
             exact=plan.exact,
@@ -85,6 +86,17 @@ def decided(plan: Plan) -> dict[str, str]:
         "batch": str(plan.batch.effective),
         **_options(plan),
     }
+
+
+def libraries(plan: Plan) -> tuple[str, ...]:
+    """Packages that compute with this plan, besides torch."""
+    used = {"deepspeed": plan.native.deepspeed, "liger_kernel": plan.native.trainer.get("use_liger_kernel")}
+    return (*LIBRARIES, *(name for name, on in used.items() if on))
+
+
+def reduces_by_nccl(plan: Plan) -> bool:
+    """Whether NCCL adds gradients, in an order of its own; in the canonical order it only carries them."""
+    return plan.device == "cuda" and plan.batch.devices > 1 and not plan.exact
 
 
 def _options(plan: Plan) -> dict[str, str]:
@@ -165,8 +177,7 @@ def resume(earlier: Earlier | None, plan: Plan, machine: Machine, *, elsewhere: 
 def _seen(machine: Machine, plan: Plan) -> dict[str, str]:
     """The device and package versions, as probing the machine finds them."""
     device = machine.devices[0].name if machine.kind == "cuda" else plan.card
-    libraries = ("torch", *LIBRARIES, *(("deepspeed",) if plan.native.deepspeed else ()))
-    versions = {name: machine.packages[name] for name in libraries if name in machine.packages}
+    versions = {name: machine.packages[name] for name in ("torch", *libraries(plan)) if name in machine.packages}
     return {"device": device, **versions, "code": own_code.digest()}
 
 

@@ -262,9 +262,11 @@ class Plan(_PlanPart):
     gradient_checkpointing: bool
     """Whether activations are computed again in the backward pass."""
     attention: Literal["flash_attention_2", "sdpa", "eager"]
+    """Attention kernel."""
     repeat_keys: bool = False
     """Whether keys and values are repeated for each head before `sdpa`."""
-    """Attention kernel."""
+    loss: Literal["plain", "fused", "liger"] = "plain"
+    """From all logits at once, from a few rows of them at a time, or by Liger's kernel (`use_liger_kernel`)."""
     arrange: Literal["rows", "grouped"]
     """How a step's sequences form micro batches."""
     exact: bool

@@ -15,7 +15,7 @@ from stoker.errors import StokerError
 from stoker.estimate import layers, memory, ranges, speed
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
-from stoker.estimate.step import Adapter, Attention, Dtype, Step, Strategy
+from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
@@ -32,6 +32,8 @@ _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
+_TABLES = {"embed_tokens": ("embed_tokens", "wte", "embed_in", "word_embeddings"), "lm_head": choices.HEADS}
+"""Names that embedding and output layer have in the families, by the estimate's."""
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
@@ -49,6 +51,7 @@ class Constraints:
     precision: str
     attention: str
     arrange: str
+    loss: str
     devices: int
     share: int
     """Sequences per device and step."""
@@ -83,15 +86,15 @@ class Way:
         """Nine in ten runs lie between."""
         return int(self.memory.device * self.around.low), int(self.memory.device * self.around.high)
 
-    @property
-    def may_fit(self) -> bool:
-        """Whether the tensors alone fit."""
-        return self.memory.allocated + self.memory.runtime <= self.room
+    def may_fit(self, *, surely: bool = False) -> bool:
+        """Whether the tensors alone fit, or surely do: more than they take is reserved, but that costs a replay."""
+        least = self.memory.allocated + self.memory.runtime
+        return least * (self.around.high if surely else 1.0) <= self.room
 
     @functools.cached_property
     def verdict(self) -> Fits:
         """Whether it fits: surely, as expected but not surely, or not."""
-        if not self.may_fit:
+        if not self.may_fit():
             return "no"
         if self.memory_range[1] <= self.room:
             return "yes"
@@ -139,6 +142,7 @@ def _comparable(constraints: Constraints) -> Earlier | None:
         "precision": constraints.precision,
         "attention": constraints.attention,
         "arrange": constraints.arrange,
+        "loss": constraints.loss,
     }
     run = constraints.run
     compiled = moves.compiles(run.native.trainer)
@@ -168,7 +172,7 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
 
 def _fastest(ways: list[Way], verdict: Fits) -> Way | None:
     """Of the ways with this verdict, the first of the ladder that is about as fast as the fastest."""
-    able = [way for way in ways if way.may_fit]
+    able = [way for way in ways if way.may_fit(surely=verdict == "yes")]
     by_pace = sorted(able, key=lambda way: -way.pace.tokens_per_second)
     best = next((way for way in by_pace if way.verdict == verdict), None)
     if best is None:
@@ -234,7 +238,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
     run, precision = constraints.run, constraints.precision
     accumulation = constraints.share // micro
     exact = strategy.exact(run, chosen)
-    sets = memory.gradient_sets(accumulation, exact=exact)
+    sets = memory.gradient_sets(accumulation, exact=exact, ranks=constraints.devices if chosen == "ddp" else 1)
     return Step(
         shape=constraints.shape,
         micro=micro,
@@ -249,7 +253,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         attention=_kernel(constraints),
         masked=constraints.attention != "flash_attention_2" and constraints.arrange == "rows" and run.data.pack,
         recompute="full" if checkpointing else "none",
-        loss="fused" if run.native.trainer.get("use_liger_kernel") else "logits_fp32",
+        loss=_LOSSES[constraints.loss],
         optimizer=optimizers.step_name(run),
         extra_moments=optimizers.extra_moments(run),
         gradient_sets=sets,
@@ -262,6 +266,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
     )
 
 
+_LOSSES: dict[str, Loss] = {"plain": "logits_fp32", "fused": "fused", "liger": "liger"}
 _DTYPES: dict[str, Dtype] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _STRATEGIES: dict[str, Strategy] = {
     "single": "single",
@@ -281,7 +286,13 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
     if not isinstance(tune.targets, str):
         names = layers.adaptable(shape)
         targets = tuple(name for name in tune.targets if name in names)
-    return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0)
+    return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0, whole=_whole(run))
+
+
+def _whole(run: Run) -> tuple[str, ...]:
+    """Embedding and output layer, if they are trained next to the adapter; the engine holds such a copy in fp32."""
+    named = run.native.lora.get("modules_to_save") or ()
+    return tuple(table for table, names in _TABLES.items() if any(one.endswith(names) for one in named))
 
 
 def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double"]:

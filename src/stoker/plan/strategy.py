@@ -52,7 +52,8 @@ def reason(run: Run, chosen: str, *, kept: bool = False) -> Reason:
 def check(run: Run, machine: Machine, strategy: str, devices: int, precision: str) -> None:
     """Refuse conflicting words of the run file."""
     conflicts = _conflicts(run, machine, strategy, devices)
-    if strategy == "fsdp2" and precision == "fp16":
+    # The loss scaler knows no shards; DeepSpeed's own is neither unscaled before clipping nor in checkpoints.
+    if strategy not in ("single", "ddp") and precision == "fp16":
         conflicts.append(("where.precision", "fp16", "ddp"))
     for word, asked, instead in conflicts:
         raise StokerError("STK216", word=word, asked=asked, strategy=strategy, instead=instead)
@@ -108,7 +109,6 @@ def deepspeed(run: Run, strategy: str, precision: str, share: int, devices: int)
     if zero.get("stage", stage) != stage:
         fields = {"option": "zero_optimization.stage", "value": zero["stage"], "word": "where.strategy"}
         raise StokerError("STK217", ours="where.strategy", **fields)
-    low = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
     return {
         **{key: value for key, value in user.items() if key not in _OURS},
         "zero_optimization": {**zero, "stage": stage},
@@ -117,7 +117,7 @@ def deepspeed(run: Run, strategy: str, precision: str, share: int, devices: int)
         "gradient_accumulation_steps": 1,
         "gradient_clipping": run.train.clip,
         # Weights stay in fp32 and matrix products run in the lower precision, as with every other strategy.
-        **({"torch_autocast": {"enabled": True, "dtype": low}} if low else {}),
+        **({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}} if precision == "bf16" else {}),
         "zero_allow_untested_optimizer": True,
     }
 

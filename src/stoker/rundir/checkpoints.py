@@ -4,7 +4,7 @@
     checkpoints/.step-00000500.<pid>.{tmp,gone}/          being written or deleted; left by a crash: swept
     checkpoints/.quarantine/step-00000500.<n>/            named like one and none: REASON.json says why
     checkpoints/.store.json                               steps whose copy in the store was verified
-Knows files, not tensors: the engine fills the folder it is given.
+What the disk refuses to hand out right now is neither: `Unreadable`. Knows files, not tensors.
 """
 
 import contextlib
@@ -18,13 +18,14 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.rundir import files, in_place
+from stoker.rundir import file_check, files, in_place
+from stoker.rundir.files import Unreadable
 
 FORMAT = 2
 COMMIT_NAME = "COMMIT.json"
@@ -249,15 +250,18 @@ def _rendered(commit: dict[str, Any]) -> str:
 
 
 def committed(checkpoints: Path) -> list[Checkpoint]:
-    """Checkpoints with a readable COMMIT.json, oldest first. Their files are not yet checked: see `verify`."""
+    """Checkpoints with a sound COMMIT.json, oldest first. Their files are not yet checked: see `verify`."""
     read = ((path, read_commit(path)) for path in _folders(checkpoints))
     return [Checkpoint(path, commit) for path, commit in read if isinstance(commit, Commit)]
 
 
 def next_found(checkpoints: Path) -> Checkpoint | None:
     """The checkpoint the next start continues from, if it verifies: the newest, also one that `sweep` will rename."""
-    inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    unnamed = (path for path in inner if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1]))
+    unnamed = (
+        path
+        for path in file_check.inside(checkpoints)
+        if path.suffix == ".tmp" and _NAME.fullmatch(path.name.split(".")[1])
+    )
     whole = ((path, read_commit(path)) for path in unnamed)
     lacking = [Checkpoint(path, commit) for path, commit in whole if isinstance(commit, Commit)]
     return max([*committed(checkpoints), *lacking], key=lambda one: one.step, default=None)
@@ -265,8 +269,8 @@ def next_found(checkpoints: Path) -> Checkpoint | None:
 
 def _folders(checkpoints: Path) -> list[Path]:
     """Folders that are named like checkpoints, oldest first."""
-    inner = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    return sorted((path for path in inner if _NAME.fullmatch(path.name)), key=lambda path: int(path.name[5:]))
+    named = (path for path in file_check.inside(checkpoints) if _NAME.fullmatch(path.name))
+    return sorted(named, key=lambda path: int(path.name[5:]))
 
 
 def verify(checkpoint: Checkpoint, *, from_disk: bool = False) -> str:
@@ -275,19 +279,14 @@ def verify(checkpoint: Checkpoint, *, from_disk: bool = False) -> str:
     Args:
         checkpoint: Which one.
         from_disk: Read what the disk has, not what memory remembers of it, where the system can be asked to.
+
+    Raises:
+        Unreadable: Where the disk does not say.
     """
     for name, entry in checkpoint.commit.files.items():
         path = checkpoint.path / name
-        try:
-            if not path.is_file():
-                return messages.text("damage.missing", name=name)
-            size = path.stat().st_size
-            if size != entry.bytes:
-                return messages.text("damage.size", name=name, found=size, expected=entry.bytes)
-            if files.sha256(path, from_disk=from_disk) != entry.sha256:
-                return messages.text("damage.digest", name=name)
-        except OSError as error:
-            return messages.text("damage.unreadable", name=name, reason=error.strerror)
+        if wrong := file_check.wrong(path, name, entry.bytes, entry.sha256, from_disk=from_disk):
+            return wrong
     return ""
 
 
@@ -309,11 +308,23 @@ def is_foreign(path: Path) -> bool:
 
 def best_step(checkpoint: Checkpoint) -> int | None:
     """The step that was the best so far when this one was saved; None where none was tracked."""
+    path = checkpoint.path / "trainer_state.json"
+    return file_check.patiently(path, lambda: _best_step(path))
+
+
+def _best_step(path: Path) -> int | None:
     try:
-        step = files.read_json(checkpoint.path / "trainer_state.json")["best_global_step"]
-    except (OSError, ValueError, KeyError, TypeError):
+        step = files.read_json(path)["best_global_step"]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     return int(step) if step is not None else None
+
+
+def with_best(checkpoints: Path, newest: Checkpoint, *, verified: bool = False) -> list[Checkpoint]:
+    """The newest, and before it the best that it names, if that is another one here (and, if asked, verifies)."""
+    best = best_step(newest)
+    found = [one for one in committed(checkpoints) if one.step == best != newest.step]
+    return [*(one for one in found if not (verified and verify(one))), newest]
 
 
 @dataclass(frozen=True)
@@ -326,8 +337,16 @@ class Examined:
 
 
 def examine(checkpoints: Path) -> list[Examined]:
-    """Every folder named like a checkpoint, read through, oldest first."""
-    return [examined(path) for path in _folders(checkpoints)]
+    """Every folder named like a checkpoint, read through, oldest first; also those that cannot be read now."""
+    return [_reported(path) for path in _folders(checkpoints)]
+
+
+def _reported(path: Path) -> Examined:
+    try:
+        return examined(path)
+    except Unreadable as error:
+        name = Path(error.filename).name
+        return Examined(path, None, messages.text("damage.unreadable", name=name, reason=error.strerror))
 
 
 def examined(path: Path) -> Examined:
@@ -390,7 +409,7 @@ def sweep(checkpoints: Path) -> list[Path]:
 
     A complete one that was not renamed yet is renamed.
     """
-    inner = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
+    inner = file_check.inside(checkpoints)
     stale = [p for p in inner if p.name.startswith((".step-", ".probe.")) and p.suffix in (".tmp", ".gone")]
     for path in stale:
         final = path.with_name(path.name.split(".")[1])
@@ -399,7 +418,7 @@ def sweep(checkpoints: Path) -> list[Path]:
             files.sync_folder(checkpoints)
         else:
             shutil.rmtree(path, ignore_errors=True)
-    halves = [p for p in inner if _NAME.fullmatch(p.name) and ((p / WRITING_NAME).exists() or _is_empty(p))]
+    halves = [p for p in inner if _NAME.fullmatch(p.name) and _is_half(p)]
     for path in halves:
         if _is_whole(path):
             (path / WRITING_NAME).unlink()
@@ -408,9 +427,10 @@ def sweep(checkpoints: Path) -> list[Path]:
     return stale + halves
 
 
-def _is_empty(folder: Path) -> bool:
-    """A writer that commits by record and was killed at once leaves its folder with nothing in it."""
-    return folder.is_dir() and not any(folder.iterdir())
+def _is_half(folder: Path) -> bool:
+    """A writer that commits by record leaves its mark; killed at once, it leaves its folder with nothing in it."""
+    names = [path.name for path in file_check.inside(folder)]
+    return WRITING_NAME in names or (not names and folder.is_dir())
 
 
 # ---- copies in the store
@@ -443,16 +463,25 @@ def _is_whole(path: Path) -> bool:
 
 
 def read_commit(path: Path) -> Commit | str:
-    """The commit record, or why there is none."""
-    try:
-        commit = parse_commit((path / COMMIT_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return messages.text("damage.missing", name=COMMIT_NAME)
-    except (ValueError, OSError) as error:
-        return messages.text("damage.unreadable", name=COMMIT_NAME, reason=str(error).splitlines()[0])
+    """The commit record, or why there is none.
+
+    Raises:
+        Unreadable: Where the disk does not say.
+    """
+    file = path / COMMIT_NAME
+    commit = file_check.patiently(file, lambda: _parsed(file))
     if isinstance(commit, Commit) and _NAME.fullmatch(path.name) and commit.step != int(path.name[5:]):
         return messages.text("damage.step", step=commit.step)
     return commit
+
+
+def _parsed(file: Path) -> Commit | str:
+    try:
+        return parse_commit(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return messages.text("damage.unreadable", name=COMMIT_NAME, reason=str(error).splitlines()[0])
+    except OSError as error:
+        return file_check.damage(COMMIT_NAME, error)
 
 
 def parse_commit(text: str) -> Commit | str:
@@ -466,12 +495,6 @@ def parse_commit(text: str) -> Commit | str:
         return messages.text("damage.format", found=commit.format, expected=FORMAT)
     if text != _rendered(said) or commit.digest != _digest(said):
         return messages.text("damage.changed", name=COMMIT_NAME)
-    if any(not is_inside(name) for name in commit.files):
+    if any(not file_check.is_inside(name) for name in commit.files):
         return messages.text("damage.outside")
     return commit
-
-
-def is_inside(name: str) -> bool:
-    """Whether a file of this name exists in its folder."""
-    parts = PurePosixPath(name).parts
-    return bool(parts) and not name.startswith("/") and ".." not in parts and "\\" not in name and ":" not in name

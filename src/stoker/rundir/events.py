@@ -5,8 +5,10 @@ Older events are in segments of their own (`rundir/segments.py`); offsets count 
 Kinds and their fields (a reader ignores what it does not know):
     prepare     done_rows, rows, tokens
     sources     changed: files that differ from the prepared data that a start goes on with
-    attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, trainable_parameters
+    attempt     pid, world, tier, changed, resumed_step, total_steps, steps_per_epoch, batch, base (commit or digest),
+                trainable_parameters
     rejected    path, reason: a checkpoint that did not verify, or another node's newer one (`node:step-...`)
+    not_best    best, step, reason: the finished model is of this step, as the best checkpoint cannot be used
     rehearsal   part, seconds
     step        step, epoch, loss, grad_norm, learning_rate, sequences, order, micro_batches, tokens, trained_tokens,
                 padded_tokens, seconds, wait_seconds, memory_bytes; `sequences` is their number, `order` the CRC-32 of
@@ -69,6 +71,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "eval": {"step": int, "eval_loss": _LOSS},
     "sources": {"changed": list},
     "checkpoint": {"step": int, "bytes": int},
+    "not_best": {"best": int, "step": int, "reason": str},
     "passed_over": {"step": int},
     "error": {"program": str, "error": dict},
     "end": {"status": str},

@@ -44,6 +44,17 @@ class Validating(Protocol):
         """The record, or a ValueError."""
 
 
+class Unreadable(OSError):
+    """The disk does not hand out a checkpoint right now: no permission, a lost mount, a failing device.
+
+    It may be whole, so it is neither put aside nor passed over.
+    """
+
+    def named(self) -> StokerError:
+        """The error that the user sees."""
+        return StokerError("STK440", path=self.filename, reason=self.strerror)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace `path` with `text` in one step: written aside, synced, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """What a run reads: the run file's sources expanded to files, in a fixed order. Knows names and sizes, not contents."""
 
-from collections.abc import Iterable
-from pathlib import Path
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
 from typing import Any
 
 from stoker.config import load
@@ -140,7 +141,7 @@ def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
 def _matches(pattern: str, folder: Path) -> list[Path]:
     anchor = Path(pattern).anchor
     root = Path(anchor) if anchor else folder
-    matched = sorted(root.glob(pattern[len(anchor) :]))
+    matched = sorted(set(_glob(root, pattern[len(anchor) :])))
     files = [file for match in matched for file in (_below(match) if match.is_dir() else [match])]
     known = _known(files)
     if files and not known:
@@ -148,10 +149,45 @@ def _matches(pattern: str, folder: Path) -> list[Path]:
     return known
 
 
+def _glob(root: Path, pattern: str) -> Iterator[Path]:
+    """What a pattern matches below a folder; `**` enters linked folders, too."""
+    parts = PurePath(pattern).parts
+    if "**" not in parts:
+        yield from root.glob(pattern)
+        return
+    at = parts.index("**")
+    before, after = PurePath(*parts[:at]), PurePath(*parts[at + 1 :])
+    for top in root.glob(str(before)) if before.parts else [root]:
+        for folder in _folders(top, hidden=True):
+            yield from _glob(folder, str(after)) if after.parts else [folder]
+
+
 def _below(folder: Path) -> list[Path]:
-    """All files below a folder, without hidden ones."""
-    inner = (path for path in folder.rglob("*") if path.is_file())
-    return [path for path in inner if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    """All files below a folder, also in linked folders, without hidden ones."""
+    inner = (path for one in _folders(folder, hidden=False) for path in sorted(one.iterdir()))
+    return [path for path in inner if path.is_file() and not path.name.startswith(".")]
+
+
+def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
+    """A folder and all below it, each once; linked ones last, so that a link to what is there anyway adds nothing."""
+    seen: set[str] = set()
+    starts = [top]
+    while starts:
+        links: list[Path] = []
+        for parent, names, _ in (found for start in starts for found in os.walk(start)):
+            names[:] = sorted(name for name in names if hidden or not name.startswith("."))
+            if (real := os.path.realpath(parent)) in seen:
+                names.clear()
+                continue
+            seen.add(real)
+            yield Path(parent)
+            links += [path for path in (Path(parent, name) for name in names) if _leads_elsewhere(path)]
+        starts = links
+
+
+def _leads_elsewhere(path: Path) -> bool:
+    """Whether it is a link, and not to a folder that it is in itself."""
+    return path.is_symlink() and not path.parent.resolve().is_relative_to(path.resolve())
 
 
 def _known(files: Iterable[Path]) -> list[Path]:

@@ -24,21 +24,25 @@ class Pulled(BaseModel):
     """Of the newest checkpoint; None where there is none."""
     commit: str
     """Digest of its record, which has the digest of every file; empty where there is none."""
+    best: str = ""
+    """Digest of the record of the best checkpoint that it names; empty where that is itself, or there is none."""
     final: str
     """Digest of the list of the finished model's files; empty where there is none."""
 
 
 def standing(run_dir: RunDir) -> Pulled:
-    """The newest checkpoint that verifies and the finished model, every file read."""
+    """The newest checkpoint that verifies, the best that it names and the finished model, every file read."""
     return examined(run_dir)[0]
 
 
 def examined(run_dir: RunDir) -> tuple[Pulled, list[Rejected]]:
     """Its contents, and newer committed checkpoints that no longer verify, newest first."""
     newest, rejected = checkpoints.newest_verified(run_dir.checkpoints)
+    others = checkpoints.with_best(run_dir.checkpoints, newest, verified=True)[:-1] if newest else []
     record = Pulled(
         step=newest.step if newest else None,
         commit=newest.commit.digest if newest else "",
+        best=others[0].commit.digest if others else "",
         final=artifacts.digest(run_dir.final) if run_dir.final.is_dir() else "",
     )
     return record, [one for one in rejected if not _is_none(one.path)]

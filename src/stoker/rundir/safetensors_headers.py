@@ -4,6 +4,7 @@ Reads headers only, without torch. The tensors themselves are read in the engine
 """
 
 import hashlib
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, digests, files
+from stoker.rundir import digests, file_check, files
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -33,14 +34,52 @@ class HeaderEntry:
 
 
 def content_digest(folder: Path) -> str:
-    """What a model folder holds: its weights and its configuration."""
-    parts = digests.of_all(digested(folder))
-    return hashlib.sha256("".join(parts.values()).encode()).hexdigest()
+    """What a model folder is loaded as: its weights, and what its configuration says however it is written."""
+    parts = digests.of_all(_loaded(folder))
+    said = json.dumps(_config(folder), sort_keys=True)
+    return hashlib.sha256("".join([*parts.values(), said]).encode()).hexdigest()
+
+
+def has_content(folder: Path, digest: str) -> bool:
+    """Whether a model folder is what a digest says; one of an older Stoker counted every byte of the configuration.
+
+    Such a digest also counted every safetensors file; files that were added since and are not loaded do not matter.
+    """
+    if digest == content_digest(folder):
+        return True
+    config = [*folder.glob("config.json")]
+    older = (sorted([*weights, *config]) for weights in (_loaded(folder), folder.glob("*.safetensors")))
+    return any(digest == _of_bytes(paths) for paths in older)
 
 
 def digested(folder: Path) -> list[Path]:
     """The files of a model folder that its digest is made of."""
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")])
+    return sorted([*_loaded(folder), *folder.glob("config.json")])
+
+
+def _loaded(folder: Path) -> list[Path]:
+    """The weights that transformers may load: `model*.safetensors`, what an index lists; all if others are named.
+
+    Other files may hold the same weights once more, such as `consolidated.safetensors`.
+    """
+    every = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX_NAME
+    shards = {folder / name for name in listed(index).values()} if index.is_file() else set()
+    known = {*folder.glob("model*.safetensors"), *(path for path in shards if path.is_file())}
+    return every if "transformers_weights" in _config(folder) or not known else sorted(known)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What a configuration says; of a damaged one, its bytes: loading it says what is wrong."""
+    path = folder / "config.json"
+    try:
+        return files.read_object(path) if path.is_file() else {}
+    except StokerError:
+        return {"sha256": files.sha256(path)}
+
+
+def _of_bytes(paths: list[Path]) -> str:
+    return hashlib.sha256("".join(digests.of_all(paths).values()).encode()).hexdigest()
 
 
 def read(folder: Path) -> dict[str, HeaderEntry]:
@@ -61,7 +100,7 @@ def listed(index: Path) -> dict[str, str]:
     promised = files.read_object(index).get("weight_map")
     if not isinstance(promised, dict):
         raise _broken(index, messages.text("weights.header"))
-    if not all(isinstance(name, str) and checkpoints.is_inside(name) for name in promised.values()):
+    if not all(isinstance(name, str) and file_check.is_inside(name) for name in promised.values()):
         raise _broken(index, messages.text("weights.outside"))
     if not all(name.endswith(".safetensors") for name in promised.values()):  # transformers would unpickle others
         raise _broken(index, messages.text("weights.pickles"))

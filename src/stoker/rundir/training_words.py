@@ -1,8 +1,11 @@
 """The words of a run file that make a training this one and no other. They are in every COMMIT.json."""
 
+import functools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from stoker.config.run import Run
 
@@ -16,6 +19,8 @@ _LEFT_OUT = {
 """Sizes that only plans use, what to do about a bad step, how the model is served; options of places come on top."""
 
 _ORIGIN = "forked_from."
+_FREE = ("native.", _ORIGIN)
+"""Keys that no field of the run file lists: one that is absent was not set."""
 
 
 def of(run: Run, origin: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -42,10 +47,45 @@ def changed(before: Run, after: Run) -> list[str]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The same for words by dotted key."""
-    keys = sorted(before.keys() | after.keys())
-    differing = (key for key in keys if before.get(key) != after.get(key))
+    """The same for words by dotted key, which another version of Stoker may have written.
+
+    A key that one of them lacks is new: there it is the default of today, which must be what was done before the key
+    existed. A key that the run file no longer has is ignored: a run that sets it is refused when its run file is read.
+    """
+    defaults = _defaults(Run)
+    known = (key for key in before.keys() | after.keys() if key in defaults or key.startswith(_FREE))
+    differing = sorted(key for key in known if _meant(before, key, defaults) != _meant(after, key, defaults))
     return [f"{key} {_shown(before.get(key))} -> {_shown(after.get(key))}" for key in differing]
+
+
+def _meant(words: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> Any:
+    """The value of a key, also where it was not written; a list of sections likewise, item by item."""
+    if key.startswith(_FREE):
+        return words.get(key)
+    value = words.get(key, defaults[key])
+    if not isinstance(value, list):
+        return value
+    inner = {name.removeprefix(f"{key}."): default for name, default in defaults.items() if name.startswith(f"{key}.")}
+    return [{**inner, **item} if isinstance(item, dict) else item for item in value]
+
+
+@functools.cache
+def _defaults(section: type[BaseModel], path: str = "") -> dict[str, Any]:
+    """The default of every key by its dotted path; None for one without."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        found[f"{path}{name}"] = None if field.is_required() or isinstance(default, BaseModel) else default
+        for inner in _sections(field.annotation):
+            found |= _defaults(inner, f"{path}{name}.")
+    return found
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a field may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _sections(part)]
 
 
 def _flat(value: Any, path: str) -> list[tuple[str, Any]]:

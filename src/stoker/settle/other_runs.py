@@ -65,4 +65,5 @@ def _is_elsewhere(run_dir: RunDir) -> bool:
     there, home = checkpoints.committed(run_dir.checkpoints), pulled.read(run_dir)
     if home is None or has_final != bool(home.final):
         return False
-    return home.commit == (there[-1].commit.digest if there else "")
+    kept = checkpoints.with_best(run_dir.checkpoints, there[-1]) if there else []
+    return [one for one in (home.best, home.commit) if one] == [one.commit.digest for one in kept]

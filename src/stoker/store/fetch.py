@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from stoker import messages
 from stoker.config.run import Run
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import artifacts, checkpoints, events, files, layout, prepared, training_words
+from stoker.rundir import artifacts, checkpoints, events, file_check, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
 from stoker.store import copies
@@ -121,7 +121,7 @@ def fetch_checkpoint(store: Patient, run_dir: RunDir, copy: Copy) -> Checkpoint:
 def fetch_files(store: Patient, folder: str, aside: Path, entries: dict[str, FileEntry]) -> None:
     """Bring files; those that an earlier attempt brought whole are not brought again, and no others are left."""
     for name in entries:
-        if not checkpoints.is_inside(name) or name == COMMIT_NAME:
+        if not file_check.is_inside(name) or name == COMMIT_NAME:
             raise StokerError("STK658", file=f"{folder}/{name}", reason=messages.text("damage.name"))
     needed = sum(entry.bytes for entry in entries.values())
     files.require_room(_existing(aside), max(0, needed - files.folder_bytes(aside)))

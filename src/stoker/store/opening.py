@@ -44,6 +44,20 @@ def same_disk(run: Run, run_dir: RunDir) -> bool:
     return where.kind == address.DIRECTORY and disk_of(Path(where.root)) == run_dir.path.stat().st_dev
 
 
+def unmounted(run: Run, run_dir: RunDir) -> Path | None:
+    """The folder where a store's disk is probably not mounted; None where nothing suggests that.
+
+    That is an empty folder on this machine's own disk in which the store would be created. A relative path is in a
+    folder of the user's own, and a folder that exists is meant, even where it is empty.
+    """
+    where, folder = address.parse(str(run.save.store), run_dir.folder()), Path(str(run.save.store)).expanduser()
+    root = Path(where.root)
+    if where.kind != address.DIRECTORY or not folder.is_absolute() or root.exists() or any(root.parent.iterdir()):
+        return None
+    own = {run_dir.path.stat().st_dev, Path(root.anchor).stat().st_dev}
+    return root.parent if disk_of(root) in own and not root.parent.is_mount() else None
+
+
 def _open(where: Address, patience: Patience, rate: Bandwidth) -> Store:
     if where.kind == address.DIRECTORY:
         return DirectoryStore(Path(where.root), patience, rate)

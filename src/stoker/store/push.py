@@ -35,9 +35,10 @@ def push(run_dir: RunDir) -> dict[str, Any]:
     """
     with _alone(run_dir), contextlib.closing(EventLog(run_dir.events_file)) as log:
         started = time.monotonic()
-        newest = _newest(run_dir)
-        outcome: dict[str, Any] = {"step": newest.step if newest else None, "copied": False}
+        outcome: dict[str, Any] = {"step": None, "copied": False}
         try:
+            newest = _newest(run_dir)
+            outcome["step"] = newest.step if newest else None
             outcome |= {"bytes": _push(run_dir, newest), "copied": True}
         except (Fault, OSError) as fault:
             outcome["reason"] = env.without_secrets(str(fault))
@@ -96,11 +97,10 @@ def copy_checkpoint(store: Patient, run_dir: RunDir, checkpoint: Checkpoint, own
 
 
 def _wanted(run_dir: RunDir, run: Run, newest: Checkpoint | None) -> list[Checkpoint]:
-    """The newest, and before it the best: a run that continues from the newest needs that, too."""
+    """The newest, and before it the best, where the run file asks for that."""
     if newest is None:
         return []
-    best = checkpoints.best_step(newest) if run.save.best else None
-    return [one for one in checkpoints.committed(run_dir.checkpoints) if one.step == best != newest.step] + [newest]
+    return checkpoints.with_best(run_dir.checkpoints, newest) if run.save.best else [newest]
 
 
 def retain(store: Patient, run_dir: RunDir, run: Run, newest: Checkpoint) -> list[str]:

@@ -49,15 +49,34 @@ def counted_seconds(*records: Record) -> float:
 
 
 def trained_seconds(past: Iterable[Record]) -> float:
-    """Training time by the events: all that a new machine knows of a budget, and what an orphaned trainer did."""
-    total, last = 0.0, 0.0
+    """Training time by the events: all that a new machine knows of a budget, and what an orphaned trainer did.
+
+    It is the sum of what the trainer measured by a clock that nobody sets: every step, eval and part of a rehearsal,
+    and saves for as long as training stood still. The wall clock, which may be corrected by years, counts only for
+    steps that an old log leaves out, and only where it is near what the next step tells of them.
+    """
+    total, step, last = 0.0, 0, 0.0
     for event in past:
         with contextlib.suppress(*files.FOREIGN):
-            if event["event"] in AT_WORK:
-                at = datetime.fromisoformat(event["at"]).timestamp()
-                total += max(0.0, at - last) if event["event"] != "attempt" and last else 0.0
-                last = at
+            kind = event["event"]
+            if kind not in AT_WORK:
+                continue
+            at = datetime.fromisoformat(event["at"]).timestamp()
+            if kind == "attempt":
+                step = int(files.number(event.get("resumed_step")))
+            elif kind == "step":
+                total += _steps_seconds(event["step"] - step, files.number(event["seconds"]), at - last)
+                step = event["step"]
+            else:
+                total += files.number(event.get("stall_seconds" if kind == "checkpoint" else "seconds"))
+            last = at
     return total
+
+
+def _steps_seconds(steps: int, last_seconds: float, passed_seconds: float) -> float:
+    """What so many steps took, of which only the last was measured; in between the wall clock passed."""
+    expected = max(1, steps) * last_seconds
+    return passed_seconds if steps > 1 and expected / 2 <= passed_seconds <= expected * 2 else expected
 
 
 def launch_seconds(launched: str, records: Iterable[Record], now: float) -> float:

@@ -21,6 +21,7 @@ from typer.exceptions import TyperException
 
 from stoker import env, messages
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
+from stoker.rundir.files import Unreadable
 from stoker.terminal import usage
 from stoker.terminal.plain_text import json_plain, plain
 
@@ -162,7 +163,10 @@ def guarded(command: Callable[[], None]) -> int:
 
 
 def _unforeseen(error: Exception) -> int:
-    """A full or read-only disk is an error the user can fix; everything else is a surprise."""
+    """A disk that is full, read-only or out of reach is an error the user can fix; everything else is a surprise."""
+    if isinstance(error, Unreadable):
+        show_error(error.named())
+        return EXIT_USER
     if isinstance(error, OSError) and error.errno in _DISK and error.filename:
         show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
         return EXIT_USER

@@ -69,7 +69,7 @@ def test_a_plan_shows_as_a_table_and_as_text(language: str, word: str, monkeypat
 
 
 def test_a_plan_that_does_not_fit_says_what_would() -> None:
-    plan = stoker.plan("lora_qwen2.5_7b_rank64", card="RTX4090")
+    plan = stoker.plan("lora_qwen2.5_7b_rank64", card="T4")
     assert plan.fits == "no"
     assert "What would fit:" in plan._repr_html_()
     assert "What would fit:" in str(plan)

@@ -4,6 +4,7 @@ The places are those of an installed package: what each has of the run is in a f
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ class Box1(Place):
         if found == "off":
             raise StokerError("STK701", host=self.name, reason="no route")
         return found
+
+    def words(self, run):
+        file = HERE / f"{self.name}.words"
+        return json.loads(file.read_text()) if file.exists() else None
 
     def get(self, run):
         if saved := self.status(run).get("saved"):
@@ -223,6 +228,41 @@ def _known_step(run_dir: RunDir) -> int:
     last = last_known.read(run_dir)
     assert last is not None
     return last.step
+
+
+# ---- a place that has another training of this name
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "done"])
+def test_a_run_file_of_another_training_is_not_called_the_one_that_is_there(folder: Path, state: str) -> None:
+    run_dir = _on_box1(folder, {"state": state, "step": 1101})
+    before = _records(run_dir)
+    error = _refused(folder, "box1", "train.seed=7", "train.learning_rate=1e-5")
+    assert error.code == "STK401"
+    assert "train.seed 42 -> 7" in str(error.what)
+    assert "box1:runs/night" in str(error.what)
+    assert _records(run_dir) == before
+
+
+@pytest.mark.parametrize("has_records", [True, False])
+def test_the_words_there_count_and_not_those_that_are_here(folder: Path, *, has_records: bool) -> None:
+    run_dir = _on_box1(folder, {"state": "done", "step": 1101})
+    there = layout.named("night").words(load.load(str(folder / "night.yaml"), ["train.seed=7"]).run)
+    (folder / "box1.words").write_text(json.dumps({**there, "forked_from.run": "day"} if not has_records else there))
+    if not has_records:
+        shutil.rmtree(run_dir.path)
+    assert _refused(folder, "box1").fields["changes"] == ["train.seed 7 -> 42"]
+    path, given = str(folder / "night.yaml"), ["train.seed=7"]
+    remote.train(load.load(path, given), path, given, "box1", detach=False, yes=True)
+    assert registry.recorded(run_dir) == "box1"
+
+
+@pytest.mark.parametrize("override", ["save.keep=5", "data.rows=200", "train.seed=42"])
+def test_words_that_do_not_change_the_training_may_differ(folder: Path, override: str) -> None:
+    _on_box1(folder, RUNNING)
+    path = str(folder / "night.yaml")
+    remote.train(load.load(path, [override]), path, [override], "box1", detach=False, yes=True)
+    assert not (folder / "box1.put").exists()
 
 
 # ---- a place that takes no checkpoint

@@ -240,7 +240,7 @@ def test_a_local_model_is_told_by_its_content_and_one_of_a_hub_by_its_commit(
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
     first = preflight._model(run.model_copy(update={"model": "base"}), tmp_path)
-    (tmp_path / "base/config.json").write_text("{ }")
+    (tmp_path / "base/config.json").write_text('{"vocab_size": 7}')
     assert first.startswith("local ")
     assert preflight._model(run.model_copy(update={"model": "base"}), tmp_path) != first
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

@@ -40,6 +40,7 @@ STEPS = {
     "checkpointed": replace(FULL, recompute="full"),
     "selective": replace(LORA, recompute="selective"),
     "fused": replace(LORA, loss="fused"),
+    "liger": replace(LORA, loss="liger"),
     "chunked": replace(HALF, loss="chunked"),
     "eager": replace(FULL, shape=GEMMA, attention="eager"),
     "joined": replace(QLORA, shape=PHI),
@@ -156,13 +157,14 @@ def test_a_checkpointed_block_keeps_its_input() -> None:
     assert more - weights == pytest.approx(step.tokens * LLAMA.hidden * 2, abs=MiB)
 
 
-def test_autocast_keeps_a_16_bit_copy_of_every_trained_weight() -> None:
-    """A checkpointed block keeps none in the backward pass, but autocast does until the model returns."""
-    step = replace(FULL, recompute="full", optimizer="sgd", micro=1, length=64)
+@pytest.mark.parametrize(("cached", "copy"), [(True, 2), (False, 0)])
+def test_autocast_may_keep_a_16_bit_copy_of_every_trained_weight(cached: bool, copy: int) -> None:
+    """A checkpointed block keeps none in the backward pass, but autocast's cache does until the model returns."""
+    step = replace(FULL, recompute="full", optimizer="sgd", micro=1, length=64, foreign=Foreign(autocast_cache=cached))
     deeper = replace(step, shape=replace(LLAMA, layers=9))
     more = memory.estimate(deeper).moments["loss"] - memory.estimate(step).moments["loss"]
     linear = sum(one.weights for one in layers.linear_layers(LLAMA))
-    assert more == pytest.approx(linear * (4 + 2) + step.tokens * LLAMA.hidden * 4, rel=0.01)
+    assert more == pytest.approx(linear * (4 + copy) + step.tokens * LLAMA.hidden * 4, rel=0.01)
 
 
 def test_four_bits_are_half_a_byte_and_a_scale_for_64() -> None:
@@ -200,6 +202,8 @@ def test_what_is_offloaded_is_not_on_the_device() -> None:
 def test_the_canonical_tree_holds_a_sum_for_each_level() -> None:
     assert [memory.gradient_sets(n, exact=True) for n in (1, 2, 3, 4, 8)] == [1, 2, 3, 3, 4]
     assert memory.gradient_sets(8, exact=False) == 1
+    among = [memory.gradient_sets(n, exact=True, ranks=8) for n in (1, 2, 4, 7, 8, 15, 31)]
+    assert among == [1, 2, 3, 5, 4, 7, 8], "ranges that start inside a node are held in more pieces"
 
 
 def test_gradients_of_earlier_micro_batches_wait() -> None:

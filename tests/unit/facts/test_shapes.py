@@ -205,6 +205,34 @@ def test_a_family_without_a_formula_is_refused_and_never_counted_like_llama(tmp_
         assert (caught.value.code, caught.value.fields["family"]) == ("STK231", family)
 
 
+_AHEAD: tuple[dict[str, Any], ...] = (
+    {"is_causal": False},
+    {"use_bidirectional_attention": True},
+    {"text_config": {"use_bidirectional_attention": "all"}},
+)
+
+
+@pytest.mark.parametrize("changed", _AHEAD)
+def test_a_configuration_whose_positions_see_ahead_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    _put({**_QWEN3_CONFIG, **changed}, tmp_path / "ahead/config.json")
+    with pytest.raises(StokerError, match="STK245"):
+        shapes.resolve("ahead", tmp_path)
+
+
+def test_parts_of_an_image_may_see_each_other(tmp_path: Path) -> None:
+    _put({**_QWEN3_CONFIG, "use_bidirectional_attention": "vision", "is_causal": True}, tmp_path / "m/config.json")
+    assert shapes.resolve("m", tmp_path).shape.layers == 28
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [("phi", "qk_layernorm"), ("stablelm", "qk_layernorm"), ("stablelm", "use_parallel_residual")]
+)
+def test_settings_that_no_formula_counts_are_weighed(tmp_path: Path, family: str, key: str) -> None:
+    _put({**_QWEN3_CONFIG, "model_type": family, key: True}, tmp_path / "m/config.json")
+    with pytest.raises(StokerError, match="STK231"):
+        shapes.resolve("m", tmp_path)
+
+
 def test_a_class_with_other_towers_is_not_counted_by_its_text_alone(tmp_path: Path) -> None:
     _put({"model_type": "gemma3", "text_config": _QWEN3_CONFIG}, tmp_path / "several/config.json")
     with pytest.raises(StokerError, match="STK231"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.api import stopping
 from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir.layout import RunDir
@@ -52,6 +53,24 @@ def test_a_run_on_another_machine_that_shares_the_folder_is_running_until_it_fal
         assert not training.is_running(run_dir)
     beat(run_dir, 200, next_retry=datetime.datetime.now(datetime.timezone.utc).isoformat())
     assert training.is_running(run_dir)
+
+
+def test_a_heartbeat_of_a_clock_that_was_ahead_is_no_sign_of_life(tmp_path: Path) -> None:
+    run_dir, ahead = RunDir(tmp_path), 8 * 3600
+    retry = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=ahead + 60)
+    beat(run_dir, -30)
+    assert training.is_running(run_dir)
+    for more in ({}, {"next_retry": retry.isoformat()}):
+        beat(run_dir, -ahead, **more)
+        assert not training.is_running(run_dir)
+        training.require_idle(run_dir)
+        assert not stopping.stop(run_dir, lambda *_, **__: None)
+
+
+def test_a_supervisor_elsewhere_that_waits_to_retry_is_running(tmp_path: Path) -> None:
+    retry = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=300)
+    beat(RunDir(tmp_path), 200, next_retry=retry.isoformat())
+    assert training.is_running(RunDir(tmp_path))
 
 
 def test_a_trainer_without_a_supervisor_is_an_orphan(tmp_path: Path) -> None:

@@ -108,3 +108,10 @@ def test_a_finished_model_is_replaced_only_where_it_was_pulled(tmp_path: Path, m
         box_pull.pull(LocalShell(), str(there.path), here)
     assert caught.value.code == "STK664"
     assert weights.read_text() == "made here"
+
+
+def test_a_box_says_the_words_of_the_training_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = trained(monkeypatch, tmp_path / "box/runs", 12, "train.seed=7")
+    box = Box(LocalShell(), Host(name="box", host="box", base=str(tmp_path / "box")), None)
+    assert box.words("night") == there.words()
+    assert box.words("day") is None

@@ -13,7 +13,8 @@ import pytest
 
 from stoker.config import load
 from stoker.config.run import Run
-from stoker.places import bundle, bundle_main, wheel
+from stoker.hosts import wheel
+from stoker.places import bundle, bundle_main
 from stoker.places.package import Package
 
 TEXT = "model: {shape: llama, layers: 1, width: 8, heads: 1}\ntokenizer: {train: bpe, vocab: 300}\n"

@@ -180,6 +180,25 @@ def test_what_is_brought_home_is_compared_with_the_report(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("arrives_whole", [True, False])
+def test_the_best_checkpoint_is_brought_home_too(tmp_path: Path, *, arrives_whole: bool) -> None:
+    source = RunDir(tmp_path / "out" / "runs" / "tiny")
+    source.path.mkdir(parents=True)
+    for step in (3, 6, 9):
+        with checkpoints.writing(source.checkpoints, step, **FACTS) as aside:
+            (aside / "trainer_state.json").write_text('{"best_global_step": 3}')
+    report = SegmentReport(chain="c", number=1, state="stopped", step=9, standing=pulled.standing(source))
+    (tmp_path / "out" / segment.REPORT).write_text(json.dumps(report.sealed()))
+    told = Told(_link(1, "stopped", step=9), output=tmp_path / "out")
+    if arrives_whole:
+        assert [one.step for one in checkpoints.committed(told.get("tiny").checkpoints)] == [3, 9]
+        return
+    (source.checkpoints / "step-00000003" / "trainer_state.json").write_text("{}")
+    with pytest.raises(StokerError) as problem:
+        told.get("tiny")
+    assert problem.value.code == "STK754"
+
+
 @pytest.mark.parametrize("name", ["artifacts/final/model.safetensors", "checkpoints/step-00000009/model.safetensors"])
 def test_a_file_that_arrives_damaged_is_not_taken(tmp_path: Path, name: str) -> None:
     report = _finished(tmp_path / "out")

@@ -7,7 +7,8 @@ import pytest
 
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.places import package, wheel
+from stoker.hosts import wheel
+from stoker.places import package
 
 RUN = """
 name: sent
@@ -80,7 +81,7 @@ def test_the_wheel_is_this_very_stoker_and_equal_each_time(tmp_path: Path) -> No
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as archive:
         names = archive.namelist()
-        assert archive.read("stoker/places/wheel.py") == Path(wheel.__file__).read_bytes()
+        assert archive.read("stoker/hosts/wheel.py") == Path(wheel.__file__).read_bytes()
         archive.extractall(tmp_path / "out")
     assert "stoker/facts/data/platforms.json" in names
     assert not [name for name in names if "__pycache__" in name]

@@ -103,7 +103,7 @@ def test_stated_recomputing_is_taken(asked: str) -> None:
 
 
 def test_what_does_not_fit_is_planned_as_small_as_it_goes_and_says_so() -> None:
-    made = plan("", machine("T4"), model=SEVEN)
+    made = plan("where: {loss: plain}", machine("T4"), model=SEVEN)
     assert made.fits == "no"
     assert (made.batch.micro, made.gradient_checkpointing) == (1, True)
     assert made.memory.peak_device_bytes > made.memory.available_bytes
@@ -203,6 +203,24 @@ def test_attention_and_arrangement_follow_what_can_be_imported(
 
 def test_fp32_has_no_flash_attention() -> None:
     assert plan("where: {precision: fp32}", machine("RTX4090", packages={"flash_attn": "2"})).attention == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("card", "words", "repeated"),
+    [
+        ("T4", "", True),
+        ("RTX4090", "", False),
+        ("RTX4090", "precision: fp32", True),
+        ("RTX4090", "precision: fp32, attention: sdpa", True),
+        ("RTX4090", "precision: fp32, attention: eager", False),
+        ("M2-Max", "", False),
+    ],
+)
+def test_keys_are_repeated_where_torch_has_no_flash_kernel(card: str, words: str, repeated: bool) -> None:
+    """Flash needs compute capability 8.0 and 16 bits; the memory-efficient kernel refuses grouped heads."""
+    made = plan(f"where: {{{words}}}", machine(card))
+    assert made.repeat_keys is repeated
+    assert "attention" in words or (reason(made, "attention") == "why.attention.repeated") is repeated
 
 
 @pytest.mark.parametrize("asked", ["sdpa", "eager"])

@@ -86,8 +86,8 @@ def test_a_micro_batch_that_no_longer_divides_a_share_is_replaced_and_said() -> 
 
 def test_a_micro_batch_that_no_longer_fits_is_replaced_and_said() -> None:
     """What an A100 took at once is too much for a T4; batch and length stay."""
-    earlier = left(plan(f"{LORA}where: {{micro: 32}}\n", box("A100")), box("A100"))
-    moved = plan(LORA, box("T4"), earlier=earlier)
+    earlier = left(plan(f"{LORA}where: {{micro: 32, loss: plain}}\n", box("A100")), box("A100"))
+    moved = plan(f"{LORA}where: {{loss: plain}}\n", box("T4"), earlier=earlier)
     assert moved.fits != "no"
     assert moved.batch.micro < 32
     assert moved.batch.effective == 32
@@ -235,3 +235,12 @@ def test_what_the_run_file_states_goes_before_what_was() -> None:
     assert moved.batch.micro == 4
     assert moved.resume is not None
     assert "micro: 2 -> 4" in moved.resume.changed
+
+
+def test_another_version_of_liger_is_named_where_it_is_used() -> None:
+    liger = f"{FULL}native: {{trainer: {{use_liger_kernel: true}}}}\n"
+    before, now = (box(packages={**PACKAGES, "liger_kernel": version}) for version in ("0.6.0", "0.7.0"))
+    again = plan(liger, now, earlier=left(plan(liger, before), before))
+    assert again.resume is not None
+    assert (again.resume.tier, again.resume.changed) == ("SAMPLE-EXACT", ["liger_kernel: 0.6.0 -> 0.7.0"])
+    assert "liger_kernel" not in moves.libraries(plan(FULL, now))

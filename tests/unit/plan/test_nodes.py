@@ -81,13 +81,20 @@ def test_a_step_takes_no_less_time_on_more_nodes_and_more_over_a_thin_line(text:
 
 
 def test_one_node_is_as_it_was() -> None:
-    """With one node a canonical sum sends what any other does; only the norm of whole gradients sends shards again."""
-    for text in (FULL, LORA, f"{LORA}\nwhere: {{strategy: fsdp2}}"):
+    """Shards are reduced alike in any order; only the norm of whole gradients sends them again."""
+    for text in (FULL, f"{LORA}\nwhere: {{strategy: fsdp2}}"):
         now = step(text, 1)
         before = dataclasses.replace(now, canonical=False, devices_per_node=8)
         norm = sent(now).end if now.canonical and now.strategy == "fsdp2" else 0.0
         assert sent(now) == dataclasses.replace(sent(before), end=norm)
         assert norm < 0.01 * sent(now).backward or norm == 0.0
+
+
+def test_the_canonical_sum_of_whole_gradients_overlaps_nothing() -> None:
+    now = step(LORA, 1)
+    assert (now.strategy, now.canonical) == ("ddp", True)
+    assert sent(now).last == 0.0 < sent(now).end
+    assert sent(dataclasses.replace(now, canonical=False)).end == 0.0
 
 
 def test_money_is_for_whole_machines_of_every_node() -> None:

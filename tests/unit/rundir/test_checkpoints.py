@@ -1,5 +1,7 @@
 """Committed or it does not exist; the newest that verifies; nothing old goes before something newer is read back."""
 
+import errno
+import io
 import json
 import os
 from collections.abc import Callable
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.rundir import checkpoints, files
+from stoker.rundir import checkpoints, file_check, files
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint
 
 FACTS: dict[str, Any] = {"data_digest": "d", "order_version": 1, "world": 1, "fingerprint": {"torch": "2"}}
@@ -215,6 +217,80 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     found, _ = checkpoints.newest_verified(tmp_path)
     assert found is not None
     assert found.step == 100_000_000
+
+
+# ---- what the disk does not hand out
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str, number: int = errno.EIO, times: int = 1000) -> None:
+    """Files of this name cannot be opened so many times."""
+    opened, left = io.open, [times]
+
+    def refusing(file: Any, *how: Any, **options: Any) -> Any:
+        if Path(str(file)).name == name and left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), str(file))
+        return opened(file, *how, **options)
+
+    monkeypatch.setattr(io, "open", refusing)
+    monkeypatch.setattr(file_check, "_PAUSES_SECONDS", (0.0, 0.0))
+
+
+@pytest.mark.parametrize("name", [COMMIT_NAME, "model.safetensors"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_what_cannot_be_read_now_is_neither_damaged_nor_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    for step in (10, 20):
+        commit(tmp_path, step)
+    refuse(monkeypatch, name, number)
+    with pytest.raises(files.Unreadable) as caught:
+        checkpoints.newest_verified(tmp_path)
+    assert caught.value.named().code == "STK440"
+    assert caught.value.named().fields == {
+        "path": str(tmp_path / "step-00000020" / name),
+        "reason": os.strerror(number),
+    }
+
+
+def test_records_that_cannot_be_read_now_are_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(tmp_path, 10)
+    refuse(monkeypatch, COMMIT_NAME)
+    for look in (checkpoints.committed, checkpoints.next_found):
+        with pytest.raises(files.Unreadable):
+            look(tmp_path)
+    (seen,) = checkpoints.examine(tmp_path)
+    assert seen.reason == f"{COMMIT_NAME} cannot be read: Input/output error"
+
+
+def test_a_disk_that_is_back_in_a_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        commit(tmp_path, step)
+    refuse(monkeypatch, "model.safetensors", times=2)
+    found, rejected = checkpoints.newest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, rejected) == (20, [])
+
+
+def test_a_sweep_deletes_nothing_that_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(tmp_path, 10)
+    (tmp_path / "step-00000010").rename(tmp_path / ".step-00000010.1.tmp")
+    with monkeypatch.context() as for_now:
+        refuse(for_now, "model.safetensors")
+        with pytest.raises(files.Unreadable):
+            checkpoints.sweep(tmp_path)
+    checkpoints.sweep(tmp_path)
+    assert steps(tmp_path) == [10]
+
+
+def test_the_best_step_is_not_none_for_want_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = commit(tmp_path, 10)
+    assert checkpoints.best_step(made) is None
+    files.write_json(made.path / "trainer_state.json", {"best_global_step": 8})
+    assert checkpoints.best_step(made) == 8
+    refuse(monkeypatch, "trainer_state.json")
+    with pytest.raises(files.Unreadable):
+        checkpoints.best_step(made)
 
 
 # ---- rotate

@@ -45,6 +45,34 @@ def test_a_glob_gives_what_it_matches_in_order(folder: Path, pattern: str, found
     assert names(pattern, folder) == found
 
 
+@pytest.fixture
+def linked(folder: Path) -> Path:
+    """`folder`, with a link to a folder outside of it that leads on to another one."""
+    for name in ("nas/shared/g.jsonl", "nas/other/deep/h.jsonl"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("x", encoding="utf-8")
+    (folder / "data/shared").symlink_to(folder / "nas/shared", target_is_directory=True)
+    (folder / "nas/shared/other").symlink_to(folder / "nas/other", target_is_directory=True)
+    return folder
+
+
+def test_a_linked_folder_is_read_like_any_other(linked: Path) -> None:
+    own = ["data/a.csv", "data/b.jsonl"]
+    behind = ["data/shared/g.jsonl", "data/shared/other/deep/h.jsonl"]
+    assert names("data", linked) == [*own, *behind, "data/sub/c.txt", "data/sub/d.jsonl.gz"]
+    assert names("data/**/*.jsonl", linked) == ["data/.f.jsonl", "data/b.jsonl", *behind]
+    assert names("data/**/deep/**/*.jsonl", linked) == behind[1:]
+    assert names("data/**", linked) == [*own, *behind, *names("data/**/.hidden", linked), *names("data/sub", linked)]
+    assert names("data/*", linked) == ["data/.f.jsonl", *names("data", linked)]
+
+
+def test_a_link_to_what_is_there_anyway_adds_nothing(folder: Path) -> None:
+    before = {path: names(path, folder) for path in ("data", "data/**/*.txt", "data/**")}
+    for name, target in {"again": "sub", "self": ".", "up": "..", "sub/top": "../../data", "round": "round"}.items():
+        (folder / "data" / name).symlink_to(target, target_is_directory=True)
+    assert {path: names(path, folder) for path in before} == before
+
+
 def test_an_absolute_path_or_glob_is_taken_as_it_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     assert inputs.expand(str(folder / "data/b.jsonl"), elsewhere) == [folder / "data/b.jsonl"]

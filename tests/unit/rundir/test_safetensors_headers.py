@@ -86,3 +86,45 @@ def test_an_index_without_a_map_is_refused(tmp_path: Path, content: str) -> None
 def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
     (tmp_path / safetensors_headers.INDEX_NAME).write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
     assert "pickle files are not loaded" in reason(tmp_path)
+
+
+# ---- the digest
+
+
+def sharded(folder: Path) -> Path:
+    """A model in two files that its index lists."""
+    write(folder / "one.safetensors", {"a": [2]})
+    write(folder / "two.safetensors", {"b": [3]})
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "llama", "rope_theta": 1.5}')
+    return folder
+
+
+def test_a_digest_is_of_what_is_loaded(tmp_path: Path) -> None:
+    before = safetensors_headers.content_digest(sharded(tmp_path))
+    write(tmp_path / "consolidated.safetensors", {"a": [2], "b": [3]})
+    (tmp_path / "config.json").write_text('{\n  "rope_theta": 1.5,\n  "model_type": "llama"\n}\n\n')
+    assert safetensors_headers.content_digest(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["one.safetensors", "two.safetensors", "model.safetensors", "model.fp16.safetensors"])
+def test_a_file_that_may_be_loaded_changes_the_digest(tmp_path: Path, name: str) -> None:
+    before = safetensors_headers.content_digest(sharded(tmp_path))
+    write(tmp_path / name, {"a": [5]})
+    assert safetensors_headers.content_digest(tmp_path) != before
+
+
+def test_a_value_of_the_configuration_changes_the_digest(tmp_path: Path) -> None:
+    before = safetensors_headers.content_digest(sharded(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "rope_theta": 1.25}')
+    assert safetensors_headers.content_digest(tmp_path) != before
+
+
+def test_weights_that_the_configuration_names_change_the_digest(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    (tmp_path / "config.json").write_text('{"transformers_weights": "consolidated.safetensors"}')
+    write(tmp_path / "consolidated.safetensors", {"a": [2], "b": [3]})
+    before = safetensors_headers.content_digest(tmp_path)
+    write(tmp_path / "consolidated.safetensors", {"a": [2], "b": [4]})
+    assert safetensors_headers.content_digest(tmp_path) != before

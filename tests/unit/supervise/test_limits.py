@@ -39,15 +39,46 @@ def test_the_longest_count_counts(records: list[dict[str, Any]], seconds: float)
 
 def test_time_between_attempts_is_not_trained() -> None:
     past = [
-        {"at": at(0), "event": "attempt"},
-        {"at": at(10), "event": "step"},
-        {"at": at(500), "event": "store"},
-        {"at": at(1000), "event": "attempt"},
-        {"at": at(1020), "event": "checkpoint"},
-        {"at": "never", "event": "step"},
+        {"at": at(0), "event": "attempt", "resumed_step": 0},
+        {"at": at(10), "event": "step", "step": 1, "seconds": 10},
+        {"at": at(500), "event": "store", "seconds": 400},
+        {"at": at(1000), "event": "attempt", "resumed_step": 0},
+        {"at": at(1010), "event": "step", "step": 1, "seconds": 9},
+        {"at": at(1020), "event": "checkpoint", "step": 1, "seconds": 8, "stall_seconds": 3},
+        {"at": "never", "event": "step", "step": 2, "seconds": 1},
         {"event": "step"},
     ]
-    assert limits.trained_seconds(past) == 30
+    assert limits.trained_seconds(past) == 10 + 9 + 3
+
+
+def test_long_rehearsals_steps_evals_and_saves_are_trained() -> None:
+    past = [
+        {"at": at(0), "event": "attempt", "resumed_step": 4},
+        {"at": at(700), "event": "rehearsal", "part": "step", "seconds": 650},
+        {"at": at(4400), "event": "step", "step": 5, "seconds": 3600},
+        {"at": at(5000), "event": "eval", "step": 5, "seconds": 590},
+        {"at": at(5400), "event": "checkpoint", "step": 5, "seconds": 390, "stall_seconds": 390},
+    ]
+    assert limits.trained_seconds(past) == 650 + 3600 + 590 + 390
+
+
+@pytest.mark.parametrize("jump", [NOW, 86_400, 3600, -3600, -86_400])
+def test_a_clock_that_is_corrected_trains_nothing(jump: float) -> None:
+    true = [at(second) for second in range(6)]
+    for first in range(1, 6):
+        stamps = true[:first] + [at(second + jump) for second in range(first, 6)]
+        past: list[dict[str, Any]] = [{"at": stamps[0], "event": "attempt", "resumed_step": 0}]
+        past += [{"at": stamp, "event": "step", "step": n, "seconds": 1} for n, stamp in enumerate(stamps[1:], 1)]
+        assert limits.trained_seconds(past) == 5
+
+
+@pytest.mark.parametrize(("passed", "seconds"), [(950, 950), (86_400, 1200), (-86_400, 1200), (0, 1200)])
+def test_steps_that_an_old_log_leaves_out_are_trained(passed: float, seconds: float) -> None:
+    past = [
+        {"at": at(0), "event": "attempt", "resumed_step": 0},
+        {"at": at(passed), "event": "step", "step": 100, "seconds": 12},
+    ]
+    assert limits.trained_seconds(past) == seconds
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Real classes of transformers, PEFT, torch and bitsandbytes; only the 4-bit layer and the 8-bit optimizer are emulated.
 """
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -211,11 +212,20 @@ def held(model: Any) -> list[torch.Tensor]:
 class Fake8bit(torch.optim.Optimizer):
     """The state of bitsandbytes' optimizers: a byte per moment and a scale per 256; paged states are off the device.
 
-    Weights below 4,096 elements have fp32 states, paged ones below 100,000 elements stay on the device.
+    Weights below 4,096 elements and embeddings have fp32 states, paged ones below 100,000 elements stay on the device.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter], *, paged: bool, moments: int = 2, bits: int = 8) -> None:
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        embeddings: Container[int] = (),
+        *,
+        paged: bool,
+        moments: int = 2,
+        bits: int = 8,
+    ) -> None:
         super().__init__(parameters, {})
+        self.embeddings = embeddings
         self.paged = paged
         self.moments = range(1, moments + 1)
         self.bits = bits
@@ -232,7 +242,7 @@ class Fake8bit(torch.optim.Optimizer):
     def _state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         elements = parameter.numel()
         away = self.paged and elements >= 100_000
-        wide = self.bits == 32 or elements < 4096
+        wide = self.bits == 32 or elements < 4096 or id(parameter) in self.embeddings
         state = {} if wide else {f"absmax{number}": torch.zeros(-(-elements // 256)) for number in self.moments}
         if not away:
             dtype = torch.float32 if wide else torch.uint8
@@ -240,8 +250,10 @@ class Fake8bit(torch.optim.Optimizer):
         return state
 
 
-def optimizer(step: Step, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer over the trained weights."""
+def optimizer(
+    step: Step, parameters: list[torch.nn.Parameter], embeddings: Container[int] = ()
+) -> torch.optim.Optimizer:
+    """The optimizer over the trained weights, of which some are embeddings, by their identity."""
     if step.optimizer in ("adamw", "adamw_fused"):
         fused = step.optimizer == "adamw_fused"
         return torch.optim.AdamW(parameters, lr=1e-4, fused=fused, foreach=not fused)
@@ -262,4 +274,4 @@ def optimizer(step: Step, parameters: list[torch.nn.Parameter]) -> torch.optim.O
         groups = [[{"params": some}] if some else [] for some in (hidden, rest)]
         return muon.MuonAdamW(*groups, lr=1e-4, fused=True)
     kept = KEPT[step.optimizer]
-    return Fake8bit(parameters, paged=kept.paged, moments=kept.moments, bits=kept.bits)
+    return Fake8bit(parameters, embeddings, paged=kept.paged, moments=kept.moments, bits=kept.bits)

@@ -65,9 +65,12 @@ class Loop:
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """One for all weights; or one per weight, run as soon as its gradient is ready."""
+        tables = {id(module.weight) for module in self.model.modules() if isinstance(module, torch.nn.Embedding)}
+        pairs = zip(self.trained, self.updated, strict=True)
+        embeddings = {id(updated) for parameter, updated in pairs if id(parameter) in tables}
         if self.step.gradient_sets > 0:
-            return [building.optimizer(self.step, self.updated)]
-        several = [building.optimizer(self.step, [updated]) for updated in self.updated]
+            return [building.optimizer(self.step, self.updated, embeddings)]
+        several = [building.optimizer(self.step, [updated], embeddings) for updated in self.updated]
         for place, (parameter, optimizer) in enumerate(zip(self.trained, several, strict=True)):
             parameter.register_post_accumulate_grad_hook(
                 lambda _, place=place, optimizer=optimizer: self._update([place], optimizer)
@@ -148,7 +151,8 @@ class Loop:
         self.outside: Any = nullcontext()
         if not self.step.autocast or self.step.compute == "fp32":
             return
-        context = torch.autocast("cpu", dtype=DTYPES[self.step.compute])
+        cached = self.step.foreign.autocast_cache
+        context = torch.autocast("cpu", dtype=DTYPES[self.step.compute], cache_enabled=cached)
         if self.step.loss == "logits" or self.step.foreign.shifted_logits:
             self.outside = context
         else:

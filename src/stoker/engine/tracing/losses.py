@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from stoker.engine import fused_loss
 from stoker.estimate.step import Step
 
 _CHUNKS = 8
@@ -19,7 +20,9 @@ def prepare(step: Step, model: Any, labels: torch.Tensor) -> None:
     if step.loss == "chunked":
         output.forward = lambda hidden: _chunked(hidden, output, shifted)
     elif step.loss == "fused":
-        output.forward = lambda hidden: _Fused.apply(hidden.reshape(-1, hidden.shape[-1]), output.weight)
+        output.forward = lambda hidden: fused_loss.summed(hidden.reshape(-1, hidden.shape[-1]), output.weight, shifted)
+    elif step.loss == "liger":
+        output.forward = lambda hidden: _Liger.apply(hidden.reshape(-1, hidden.shape[-1]), output.weight)
 
 
 def loss(step: Step, model: Any, inputs: dict[str, Any], labels: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -28,7 +31,7 @@ def loss(step: Step, model: Any, inputs: dict[str, Any], labels: torch.Tensor) -
         outputs = model(**inputs, labels=labels)
         return outputs.loss, outputs
     outputs = model(**inputs)
-    if step.loss in ("chunked", "fused"):
+    if step.loss in ("chunked", "fused", "liger"):
         return outputs.logits, None
     return _from_logits(step, outputs.logits, labels), outputs
 
@@ -62,7 +65,7 @@ def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(flat, labels.reshape(-1), reduction="sum")
 
 
-class _Fused(torch.autograd.Function):
+class _Liger(torch.autograd.Function):
     """Liger's fused linear cross entropy: gradients are made in the forward pass, a few rows of logits at a time."""
 
     @staticmethod
