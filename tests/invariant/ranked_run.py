@@ -5,6 +5,7 @@ from pathlib import Path
 
 import tiny_run
 
+from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 
 TUNE = {
@@ -38,3 +39,22 @@ def trained(folder: Path, base: Path, method: str, where: str, train: str = EXAC
 
 def said(run_dir: RunDir) -> str:
     return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
+
+
+def require_one_training(folder: Path, base: Path, method: str, precision: str) -> None:
+    """One SHA, one trajectory of losses, over `ddp` and `fsdp2` on 1, 2 and 4 ranks."""
+    shas, losses, evals = {}, set(), set()
+    for strategy in ("ddp", "fsdp2"):
+        for count in (1, 2, 4):
+            where = f"micro: 1, arrange: rows, precision: {precision}, strategy: {strategy}, processes: {count}"
+            run_dir = trained(folder / f"{strategy}-{count}", base, method, where)
+            shas[strategy, count] = tiny_run.weights_sha(run_dir.final)
+            losses.add(tuple(tiny_run.losses(run_dir).values()))
+            evals.add(tuple(eval_losses(run_dir)))
+    assert len(set(shas.values())) == 1, shas
+    assert len(losses) == 1
+    assert len(evals) == 1
+
+
+def eval_losses(run_dir: RunDir) -> list[str]:
+    return [event["eval_loss"].hex() for event in events.read(run_dir.events_file) if event["event"] == "eval"]

@@ -1,0 +1,60 @@
+"""What tests/invariant/test_across_ranks.py leaves to the night: adapters in fp32, eight ranks, DeepSpeed's ZeRO."""
+
+from pathlib import Path
+
+import pytest
+import tiny_run
+from ranked_run import make, require_one_training, said, trained
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base", dropout=0.1)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_one_sha_with_ddp_and_fsdp2_on_one_two_and_four_ranks(tmp_path: Path, base: Path, method: str) -> None:
+    require_one_training(tmp_path, base, method, "fp32")
+
+
+def test_groups_of_uneven_number_on_up_to_eight_ranks(tmp_path: Path, base: Path) -> None:
+    shas = set()
+    for strategy, count in [("auto", 1), ("ddp", 2), ("ddp", 8)]:
+        where = f"micro: 1, arrange: grouped, strategy: {strategy}, processes: {count}"
+        shas.add(tiny_run.weights_sha(trained(tmp_path / f"{strategy}-{count}", base, "lora", where).final))
+    assert len(shas) == 1
+
+
+MOVES = [("ddp", 2, "zero2", 2), ("fsdp2", 2, "zero3", 2), ("zero2", 2, "ddp", 1), ("zero3", 2, "fsdp2", 2)]
+COUNTS = [("zero2", 2, "zero2", 4), ("zero2", 2, "zero2", 1), ("zero3", 2, "zero3", 4)]
+"""DeepSpeed's own checkpoints refuse another number of ranks; ours have none of its files in them."""
+
+
+@pytest.mark.parametrize(("one", "count", "other", "others"), [*MOVES, *COUNTS])
+def test_a_run_moves_between_strategies(
+    tmp_path: Path, base: Path, one: str, count: int, other: str, others: int
+) -> None:
+    """One format for all: weights, moments, counters and rates go over, so the losses stay close."""
+    train = "batch: 8, exact: false, epochs: 2, eval_every: never"
+    where = "micro: 1, arrange: rows, strategy: {}, processes: {}"
+    whole = trained(tmp_path / "whole", base, "full", where.format("ddp", 2), train)
+    moved = make(tmp_path / "moved", base, "full", where.format(one, count), train)
+    assert tiny_run.train(moved, kill_after=5) == -9, said(moved)
+    moved = make(tmp_path / "moved", base, "full", where.format(other, others), train)
+    assert tiny_run.train(moved) == 0, said(moved)
+    expected = tiny_run.losses(whole)
+    for step, loss in tiny_run.losses(moved).items():
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(expected[step]), rel=1e-5), step
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_zero_goes_on_where_it_was_killed(tmp_path: Path, base: Path, strategy: str) -> None:
+    where = f"micro: 2, arrange: rows, strategy: {strategy}, processes: 2"
+    whole = trained(tmp_path / "whole", base, "full", where, "batch: 8, exact: auto")
+    killed = make(tmp_path / "killed", base, "full", where, "batch: 8, exact: auto")
+    assert tiny_run.train(killed, kill_after=3) == -9, said(killed)
+    assert tiny_run.train(killed) == 0, said(killed)
+    assert tiny_run.losses(killed) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
