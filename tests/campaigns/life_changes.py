@@ -66,7 +66,8 @@ def token_not_bound(_: bool) -> None:
 
 
 def recorded_before_it_is_sent(_: bool) -> None:
-    """The place counts as the run's before anything arrived there."""
+    """The place counts as the run's before anything arrived there, and after it was refused."""
+    from stoker.api import last_place
     from stoker.places.box import Box
     from stoker.rundir import last_known, layout
 
@@ -77,6 +78,7 @@ def recorded_before_it_is_sent(_: bool) -> None:
         plain(self, package)
 
     Box.put = put  # type: ignore[method-assign]
+    last_place.Records.restore = lambda _: None  # type: ignore[method-assign]
 
 
 def no_optimizer(_: bool) -> None:
