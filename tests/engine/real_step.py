@@ -9,7 +9,7 @@ import torch.distributed as dist
 from accelerate.utils.operations import convert_outputs_to_fp32
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -42,7 +42,7 @@ def measured_peak(asked: Step) -> int:
 def real_steps(asked: Step) -> None:
     model = real_model(asked)
     if asked.strategy == "fsdp2":
-        shard(model, asked.devices)
+        shard(model, asked.devices, mixed=asked.autocast)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = real_optimizer(asked, trained)
     cached = asked.foreign.autocast_cache
@@ -64,15 +64,21 @@ def real_steps(asked: Step) -> None:
         optimizer.zero_grad()
 
 
-def shard(model: Any, devices: int) -> None:
+def shard(model: Any, devices: int, *, mixed: bool) -> None:
     """Cut real weights; what other ranks would send is whatever lies in memory.
 
     Real ranks over gloo agree with it only at times: its threads let go of buffers when they come to it.
     """
     dist.init_process_group("fake", rank=0, world_size=devices, store=FakeStore())
     mesh = init_device_mesh("cpu", (devices,))
+    lowered = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if mixed else None
+    options = {"mesh": mesh, **({"mp_policy": lowered} if lowered else {})}
     for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
+        inside = [one for one in layer.modules() if isinstance(one, torch.nn.Linear)]
+        fully_shard(inside if lowered else layer, **options)
+    if not model.config.tie_word_embeddings:
+        fully_shard(model.model.embed_tokens, mesh=mesh)
+        fully_shard(model.lm_head, reshard_after_forward=False, **options)
     fully_shard(model, mesh=mesh)
 
 

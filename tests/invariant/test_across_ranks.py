@@ -123,34 +123,34 @@ def test_what_does_not_run_as_planned_stops(tmp_path: Path, base: Path) -> None:
 
     run_dir = make(tmp_path / "run", base, "lora", "micro: 1, strategy: ddp, processes: 2")
     plan = json.loads(run_dir.plan_file.read_text())
-    from stoker.engine import parallel
+    from stoker.engine import fsdp
 
-    shard = parallel.shard
+    shard = fsdp.shard
     plan["strategy"] = "fsdp2"
     run_dir.plan_file.write_text(json.dumps(plan))
-    parallel.shard = lambda model, plan: None  # in the forked children: sharding does nothing
+    fsdp.shard = lambda model, plan: None  # in the forked children: sharding does nothing
     try:
         assert tiny_run.train(run_dir) not in (0, 75)
     finally:
-        parallel.shard = shard
+        fsdp.shard = shard
     assert "STK418" in said(run_dir)
 
 
 def test_a_weight_that_is_not_shared_out_stops_the_run(tmp_path: Path, base: Path) -> None:
     """Negative control: a parameter that every rank holds in full is found by its local bytes."""
-    from stoker.engine import parallel
+    from stoker.engine import fsdp
 
     run_dir = make(tmp_path / "run", base, "qlora", "micro: 1, strategy: fsdp2, processes: 2")
-    whole = parallel.fully_shard
+    whole = fsdp.fully_shard
 
     def leaves_one_out(module: object, **options: object) -> object:
         left_out = {parameter for name, parameter in module.named_parameters() if "q_proj.base" in name}
         return whole(module, ignored_params=left_out, **options)
 
-    parallel.fully_shard = leaves_one_out  # in the forked children
+    fsdp.fully_shard = leaves_one_out  # in the forked children
     try:
         assert tiny_run.train(run_dir) not in (0, 75)
     finally:
-        parallel.fully_shard = whole
+        fsdp.fully_shard = whole
     assert "STK417" in said(run_dir)
     assert "q_proj.base_layer.weight" in said(run_dir)

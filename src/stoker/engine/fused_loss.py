@@ -102,12 +102,21 @@ class _InRows(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight += grad.t() @ hidden[part]
             del grad
-        ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.products, ctx.weight_type = hidden.dtype, weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """The gradients of the sum, times its own: a loss is a sum over a number, times a scale in fp16."""
+        """The gradients of the sum, times its own: a loss is a sum over a number, times a scale in fp16.
+
+        The weight's is rounded once, to the type of the products, as the plain loss leaves it: it has the same bits
+        whether the weight comes in fp32 or, gathered from shards, in that type.
+        """
         grad_hidden, grad_weight = ctx.saved_tensors
-        scaled = (None if one is None else (one.float() * grads[0]).to(one.dtype) for one in (grad_hidden, grad_weight))
-        return (*scaled, None)
+        if grad_weight is not None:
+            lowered = grad_weight.mul_(grads[0]).to(ctx.products)
+            grad_weight = lowered if ctx.weight_type == ctx.products else grad_weight.copy_(lowered)
+        if grad_hidden is not None:
+            grad_hidden = (grad_hidden.float() * grads[0]).to(grad_hidden.dtype)
+        return grad_hidden, grad_weight, None

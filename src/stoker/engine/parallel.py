@@ -1,8 +1,8 @@
-"""The ranks of a run: joining them, assigning micro batches, sharding, and agreeing on decisions.
+"""The ranks of a run: joining them, assigning micro batches, and agreeing on decisions.
 
 `ddp` keeps the whole model on every rank (accelerate wraps it in DistributedDataParallel); `fsdp2` shards parameters,
-gradients and optimizer state (torch's `fully_shard`, applied here: accelerate silently turns FSDP on a CPU into
-DDP); `zero2` and `zero3` are DeepSpeed's. `require_strategy` checks that the planned strategy runs.
+gradients and optimizer state (`engine.fsdp`: accelerate silently turns FSDP on a CPU into DDP); `zero2` and `zero3` are
+DeepSpeed's. `require_strategy` checks that the planned strategy runs.
 """
 
 import datetime
@@ -18,13 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from stoker import env, messages
-from stoker.engine import exact
-from stoker.engine.exact import CanonicalReduceScatter
 from stoker.errors import EXIT_USER, StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir.events import EventLog
@@ -217,54 +214,6 @@ def is_lost(error: Exception) -> bool:
 
 
 # ---- sharding
-
-
-def shard(model: Any, plan: Plan) -> CanonicalReduceScatter | None:
-    """Shard a model in place: every block, then the rest. Returns the reduction if it is canonical."""
-    mesh = init_device_mesh(plan.device, (plan.batch.devices,))
-    options = _fsdp_options(plan)
-    blocks = [module for module in model.modules() if type(module).__name__ in _block_names(model)]
-    for block in blocks:
-        fully_shard(block, mesh=mesh, **options)
-    fully_shard(model, mesh=mesh, **options)
-    _require_shards(model, plan.batch.devices)
-    reduction = CanonicalReduceScatter() if plan.exact and plan.batch.devices > 1 else None
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # The loss is normalised by the tokens of all ranks: gradients are summed, not averaged.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-            if reduction is not None:
-                module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # its base class is private
-    return reduction
-
-
-def _fsdp_options(plan: Plan) -> dict[str, Any]:
-    """Options of `fully_shard` from the plan, where dtypes and the offload policy are names."""
-    options = dict(plan.native.fsdp)
-    dtypes = {
-        key: getattr(torch, options.pop(key))
-        for key in ("param_dtype", "reduce_dtype", "output_dtype")
-        if key in options
-    }
-    offload = CPUOffloadPolicy() if options.pop("offload_policy", None) == "cpu" else OffloadPolicy()
-    return {**options, "mp_policy": MixedPrecisionPolicy(**dtypes), "offload_policy": offload}
-
-
-def _block_names(model: Any) -> set[str]:
-    """Names of the classes that repeat through the model's depth."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return set(base._no_split_modules or ())
-
-
-def _require_shards(model: torch.nn.Module, world: int) -> None:
-    """Require every parameter to be sharded: replicated ones would exceed the plan's memory."""
-    for name, parameter in model.named_parameters():
-        held = exact.local(parameter)
-        row = parameter.numel() // parameter.shape[0] * parameter.element_size()
-        largest = -(-parameter.shape[0] // world) * row
-        if held.nbytes > largest:
-            raise StokerError("STK417", name=name, expected=f"{largest:,}", found=f"{held.nbytes:,}")
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, guard, models, paged, parallel, reading, zero
+from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.parallel import Ranks
@@ -141,7 +141,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         """Shard the model after loading its weights and before creating the optimizer."""
         if self._plan.strategy == "fsdp2":
-            self._reduction = parallel.shard(self.model, self._plan)
+            self._reduction = fsdp.shard(self.model, self._plan)
         if not (self.is_deepspeed_enabled and resume_from_checkpoint):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         else:

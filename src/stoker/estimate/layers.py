@@ -6,7 +6,7 @@ Of a dense family by formula, of any other by the tensors of its record (`shape.
 import functools
 from dataclasses import dataclass
 
-from stoker.estimate.step import Adapter
+from stoker.estimate.step import Adapter, Step
 from stoker.facts.model_parts import TEXT, ModelParts, WeightGroup
 from stoker.facts.shapes import ModelShape
 
@@ -181,33 +181,75 @@ class Sizes:
     """Bytes of an element of a model's weights."""
 
     outer: float
-    """Of embedding, norms, biases and output layer."""
+    """Of embedding, norms and biases."""
+    head: float
     linear: float
     adapter: float
 
 
-def gathered_bytes(shape: ModelShape, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
-    """Weights of one block, and of what is outside the blocks."""
+@dataclass(frozen=True)
+class Gathered:
+    """Bytes of weights as a device gathers them from all."""
+
+    block: int
+    embedding: int
+    head: int
+    """0 where it is the embedding."""
+    rest: int
+    """What else is outside the blocks."""
+
+
+def gathers_lowered(step: Step) -> bool:
+    """Whether linear layers and output layer are gathered in the type of the products, as `engine.fsdp` decides."""
+    mixes = step.autocast and step.adapter is None and step.weights == "fp32" != step.compute
+    return step.strategy == "fsdp2" and mixes and _plain_blocks(step.shape)
+
+
+def _plain_blocks(shape: ModelShape) -> bool:
+    """Whether the matrices of blocks are those of linear layers, the last one without a bias."""
+    if shape.parts:
+        repeated = [one for one in shape.parts.groups if one.count > 1]
+        matrices = [one for one in repeated if len(one.shape) > 1]
+        linear = all(one.role in ("linear", "router") and len(one.shape) == 2 for one in matrices)
+        last = matrices[-1].name.removesuffix("weight") + "bias"
+        return linear and all(one.name != last for one in repeated)
+    return not shape.experts and not linear_layers(shape)[-1].bias
+
+
+def gathered(shape: ModelShape, adapter: Adapter | None, sizes: Sizes) -> Gathered:
+    """The weights of one block, and of what is outside the blocks."""
     if shape.parts:
         return _gathered_parts(shape, shape.parts, adapter, sizes)
     linear = sum(one.weights * one.count for one in linear_layers(shape)) // shape.layers
-    tables = shape.vocab * shape.hidden * (1 if shape.tie_embeddings else 2) + shape.learned_positions * shape.hidden
-    outer = tables + shape.norm_weights * shape.hidden + (shape.vocab if shape.head_bias else 0)
-    rest = (shape.parameters() - outer) // shape.layers - linear
+    table, head = shape.vocab * shape.hidden, 0 if shape.tie_embeddings else shape.vocab * shape.hidden
+    head += shape.vocab if shape.head_bias else 0
+    outer = (shape.learned_positions + shape.norm_weights) * shape.hidden
+    rest = (shape.parameters() - outer - table - head) // shape.layers - linear
     low_rank = sum(one.elements * one.count for one in trained(shape, adapter)) // shape.layers if adapter else 0
-    return int(linear * sizes.linear + rest * sizes.outer + low_rank * sizes.adapter), int(outer * sizes.outer)
+    return Gathered(
+        block=int(linear * sizes.linear + rest * sizes.outer + low_rank * sizes.adapter),
+        embedding=int(table * sizes.outer),
+        head=int(head * sizes.head),
+        rest=int(outer * sizes.outer),
+    )
 
 
-def _gathered_parts(shape: ModelShape, parts: ModelParts, adapter: Adapter | None, sizes: Sizes) -> tuple[int, int]:
-    inside, outside = 0.0, 0.0
+def _gathered_parts(shape: ModelShape, parts: ModelParts, adapter: Adapter | None, sizes: Sizes) -> Gathered:
+    inside, outside, tables = 0.0, 0.0, {"embedding": 0.0, "head": 0.0}
     for one in parts.groups:
-        size = sizes.linear if one.quantised else sizes.outer
         if one.count > 1:
-            inside += one.elements * one.count * size
+            inside += one.elements * one.count * (sizes.linear if one.quantised else sizes.outer)
+        elif one.role in tables and one.tower == TEXT:
+            tables[one.role] += one.elements * (sizes.head if one.role == "head" else sizes.outer)
         else:
-            outside += one.elements * size
+            outside += one.elements * sizes.outer
     low_rank = trainable_parameters(shape, adapter) * sizes.adapter if adapter else 0
-    return int((inside + low_rank) / shape.layers), int(outside)
+    return Gathered(
+        block=int((inside + low_rank) / shape.layers),
+        embedding=int(tables["embedding"]),
+        head=int(tables["head"]),
+        rest=int(outside),
+    )
 
 
 def _multiplies(group: WeightGroup) -> bool:

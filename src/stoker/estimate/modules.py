@@ -74,6 +74,8 @@ class Modules:
         self.quantised = step.weights in _QUANTISED
         self.compute = BYTES[step.compute]
         self.outer = self._seen(step.outer if self.quantised else step.weights)
+        self.matrix = self.compute if layers.gathers_lowered(step) else self.outer
+        """Bytes of an element of a linear layer's weight in use."""
         self.trains_all = step.adapter is None
         whole = step.adapter.whole if step.adapter else ()
         self.trains_embedding = self.trains_all or "embed_tokens" in whole
@@ -84,7 +86,7 @@ class Modules:
         self.linears = layers.by_role(dataclasses.replace(shape, intermediate=inner) if shape.experts else shape)
         self.head = Linear("lm_head", shape.hidden, shape.vocab, 1, bias=shape.head_bias)
         self.table_edge = LEAF
-        self.selective, self.products = step.recompute == "selective", 0
+        self.selective, self.products, self.first_product = step.recompute == "selective", 0, 0
         self.outputs: list[Held] = []
         """What the training loop holds until the end of the backward pass."""
         self.output = 0
@@ -299,9 +301,10 @@ class Modules:
         return self._low_rank(x, self._base(x, linear), linear, adapter)
 
     def _base(self, x: Held, linear: Linear) -> Held:
+        self.first_product = min(self.first_product, len(self.tape))
         if self.quantised:
             return self._unpacked_product(x, linear)
-        return self._product(x, linear, Weight(linear.weights, self.outer, trained=self.trains_all))
+        return self._product(x, linear, Weight(linear.weights, self.matrix, trained=self.trains_all))
 
     def _product(self, x: Held, linear: Linear, weight: Value) -> Tensor:
         """`functional.linear`, with the casts that autocast adds."""

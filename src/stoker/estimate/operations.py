@@ -430,6 +430,9 @@ def _orthogonalising(step: Step) -> list[Product]:
 def _gathered(sizes: _Sizes) -> float:
     step = sizes.step
     if not sizes.quantised:
+        if layers.gathers_lowered(step):
+            tables = step.shape.vocab * step.shape.hidden
+            return (sizes.held - tables) * sizes.element + tables * BYTES[step.weights]
         # Under autocast weights are cast at use, after they were gathered.
         return sizes.held * (BYTES.get(step.weights, sizes.element) if step.autocast else sizes.element)
     packed = sizes.packed_weights

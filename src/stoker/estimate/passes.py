@@ -3,6 +3,8 @@
 One embedding, one block, one output layer with its loss; `walk.py` repeats the block and goes back.
 """
 
+import sys
+
 from stoker.estimate.fused_rows import fused_rows
 from stoker.estimate.modules import FP32, Modules
 from stoker.estimate.tape import LEAF, Held, Tensor, Value, Weight
@@ -48,7 +50,7 @@ class Passes(Modules):
 
     def block(self, hidden: Held) -> Tensor:
         """One block."""
-        self.products = 0
+        self.products, self.first_product = 0, sys.maxsize
         if self.family.parallel != "none":
             return self._parallel_block(hidden)
         residual = hidden
@@ -92,6 +94,8 @@ class Passes(Modules):
 
     def _output_weight(self, edge: int) -> Weight:
         size = self.table if self.trains_head else self.outer
+        if not self.shape.tie_embeddings:
+            size = min(size, self.matrix)
         return Weight(self.head.weights, size, trained=self.trains_head, edge=edge)
 
     def _cross_entropy(self, logits: Held) -> Tensor:
@@ -123,6 +127,7 @@ class Passes(Modules):
         if weight.edge is not None:
             ready.append(tape.tensor(self.head.weights * FP32, FP32))
         lowered = [tape.tensor(self.head.weights * hidden.size, hidden.size)] if weight.size != hidden.size else []
+        weight = tape.widened(weight, FP32)
         tape.touch(logits * FP32, logits * hidden.size)
         tape.touch(*[logits * FP32] * 4)
         tape.touch(logits * hidden.size, *([self.head.weights * hidden.size] if weight.edge is not None else []))

@@ -195,6 +195,14 @@ class Tape:
             self._nodes[edge].ready = tuple(gradients)
         return Tensor(self, size, size, edge)
 
+    def widened(self, weight: Weight, size: int) -> Weight:
+        """A weight whose gradient is computed with elements of `size` bytes, then rounded to the weight's own."""
+        if weight.edge is None or weight.size >= size:
+            return weight
+        edge = self._note([(weight.edge, weight.bytes)], (), ())
+        assert edge is not None
+        return Weight(weight.bytes // weight.size, size, trained=True, edge=edge)
+
     def _result(self, num_bytes: int, size: int, *, spared: bool) -> Tensor:
         if spared and self._spared:
             return self._spared.pop(0)

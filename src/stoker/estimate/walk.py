@@ -62,11 +62,13 @@ class Walk:
         """The embedding, all blocks and the last norm."""
         tape, step = self.tape, self.step
         if self.shards:
-            self.shards.gather_outer()
+            self.shards.begin()
         embedded, self.around = self.passes.embed()
+        if self.shards:
+            self.shards.drop()
         self.masks = self.passes.masks()
-        self.places: list[int] = []
-        """Where on the tape blocks begin."""
+        self.places: list[tuple[int, int]] = []
+        """Where on the tape blocks begin, and their first products."""
         hidden: Held = embedded
         for _ in range(self.run - 1):
             hidden = self._block(hidden)
@@ -87,10 +89,11 @@ class Walk:
         self.hidden = [hidden]
 
     def _block(self, hidden: Held) -> Held:
-        self.places.append(len(self.tape))
+        place = len(self.tape)
         if self.shards:
             self.shards.gather()
         made = self.tape.checkpoint(self.passes.block, hidden) if self._checkpoints else self.passes.block(hidden)
+        self.places.append((place, self.passes.first_product))
         if self.shards:
             self.shards.drop()
         return made
@@ -104,13 +107,20 @@ class Walk:
         """Whether the model returns logits, and the loss is computed from them later."""
         return self.step.loss == "logits" or self.step.foreign.shifted_logits
 
+    @property
+    def _head_first(self) -> bool:
+        """Whether the last block is gathered again only when the backward pass comes to the output layer."""
+        return self._loss_outside or (self.shards is not None and self.shards.apart)
+
     def _loss(self) -> None:
         """The output layer and the loss; autocast ends with them and frees its cache."""
         tape = self.tape
+        tape.peak = tape.live
+        if self.shards:
+            self.shards.gather_head()
+            if self._loss_outside:
+                self.shards.leave()
         self.output, saved = len(tape), tape.live
-        tape.peak = saved
-        if self.shards and self._loss_outside:
-            self.shards.leave()
         self.loss = self.passes.loss(self.hidden.pop())
         self._mark("loss", activations=saved, logits=tape.peak - saved)
         del tape.cache[: self.copies]
@@ -126,17 +136,23 @@ class Walk:
     def _loss_backward(self) -> None:
         """Backward to the logits' gradient, then through the output layer."""
         tape = self.tape
-        if self.shards and not self._loss_outside:
-            self.shards.turn()
+        if self.shards:
+            held = tape.live
+            self.shards.leave()
+            self.saved -= held - tape.live
+            if not self._head_first:
+                self.shards.turn()
         tape.start(self.loss)
         del self.loss
         tape.peak = tape.live
         tape.backward(self.passes.output)
         self._mark("loss_backward", activations=self.saved, logits=tape.peak - self.saved)
-        if self.shards and self._loss_outside:
+        if self.shards and self._head_first:
             self.shards.turn()
         tape.peak = tape.live
         tape.backward(self.output)
+        if self.shards:
+            self.shards.reduce_head()
         if tape.peak > self.moments["loss_backward"].live:
             self._mark("loss_backward", activations=self.saved)
 
@@ -144,8 +160,9 @@ class Walk:
         """The last block, when all others' saved tensors are alive; then the first, when all others' gradients are."""
         tape = self.tape
         between = self.between * self.each
+        sent = self.shards.sent.bytes if self.shards and self.shards.sent else 0
         tape.peak, known = tape.live, self._gradients()
-        within = self._back()
+        within = self._back() - sent
         lowered = min(self.lowered, between)
         highest = Moment(tape.peak, weights=lowered, gradients=known, activations=between - lowered)
         each = self._gradients() - known - self.each
@@ -158,6 +175,8 @@ class Walk:
         tape.peak = tape.live
         while self.places:
             self._back()
+        if self.shards:
+            self.shards.gather_embedding_again()
         tape.backward(0)
         if self.shards:
             self.shards.reduce_outer()
@@ -167,14 +186,17 @@ class Walk:
 
     def _back(self) -> int:
         """Backward through the last remaining block; returns its peak before its gradients were sharded."""
-        place = self.places.pop()
+        place, first_product = self.places.pop()
         if self.shards:
             self.shards.gather_again(more=bool(self.places))
         known = len(self.tape.kept)
-        self.tape.backward(place)
+        alone = self.shards is not None and self.shards.lowered
+        self.tape.backward(first_product if alone else place)
         within = self.tape.peak
         if self.shards:
+            # Where only linear layers are gathered together, the norm before them comes after their reduction.
             self.shards.reduce(known)
+            self.tape.backward(place)
         return within
 
     def _gradients(self) -> int:
@@ -197,13 +219,21 @@ class _Shards:
         """Whether a weight's shard has no gradient yet. Whole weights keep one for a block only."""
         tape.keeps_gradients = True
         mixed = not step.autocast and step.weights != step.compute and step.weights in BYTES
-        self.widened = _FP32 // BYTES[step.compute] if mixed else 1
-        """Factor of a gradient's size during reduction: mixed precision reduces in fp32."""
-        self.block, self.outer = layers.gathered_bytes(step.shape, step.adapter, _sizes(step, mixed=mixed))
+        lowered = layers.gathers_lowered(step)
+        self.apart = self.untied and (step.autocast or step.compute == "fp32")
+        """Whether embedding and output layer are gathered by themselves, as `engine.fsdp` does; others do not."""
+        self.widened = _FP32 // BYTES[step.compute] if mixed or lowered else 1
+        """Factor of a gradient's size during reduction: what was gathered in 16 bits is reduced in fp32."""
+        self.lowered = lowered
+        sizes = _sizes(step, mixed=mixed, lowered=lowered)
+        self.gathers = layers.gathered(step.shape, step.adapter, sizes)
+        self.block = self.gathers.block
         self.flat: Tensor | None = None
         """The buffer of the newest all-gather, before it is copied out by weight."""
         self.whole: Tensor | None = None
-        self.outer_whole: Tensor | None = None
+        """The weights of the part that is computed."""
+        self.head: Tensor | None = None
+        self.outer: Tensor | None = None
         self.sent: Tensor | None = None
         """Gradients being reduced."""
         self.received: list[Tensor] = []
@@ -212,21 +242,35 @@ class _Shards:
     @property
     def gathered(self) -> int:
         """Bytes of gathered weights."""
-        return sum(one.bytes for one in (self.flat, self.whole, self.outer_whole) if one is not None)
+        return sum(one.bytes for one in (self.flat, self.whole, self.head, self.outer) if one is not None)
 
-    def gather_outer(self) -> None:
-        """Embedding, last norm and output layer; they stay until the end of the backward pass."""
-        self.flat = self._buffer(self.outer)
-        self.outer_whole = self.tape.tensor(self.outer, 1)
+    def begin(self) -> None:
+        """What stays until the end of the backward pass, and the embedding."""
+        gathers = self.gathers
+        outer = gathers.rest + (0 if self.apart else gathers.embedding + gathers.head)
+        self.flat = self._buffer(outer)
+        self.outer = self.tape.tensor(outer, 1)
+        if self.apart:
+            self._gather(gathers.embedding)
 
     def gather(self) -> None:
-        """Gather a block's weights in the forward pass; the previous block's buffer is freed only after that."""
-        received = self._buffer(self.block)
-        self.whole = self.tape.tensor(self.block, 1)
+        """Gather a block's weights in the forward pass."""
+        self._gather(self.block)
+
+    def _gather(self, size: int) -> None:
+        """The buffer of what was gathered before is freed only after that."""
+        received = self._buffer(size)
+        self.whole = self.tape.tensor(size, 1)
         self.flat = received
 
+    def gather_head(self) -> None:
+        """Gather the output layer, which stays until its own backward pass."""
+        if self.apart:
+            self._gather(self.gathers.head)
+            self.head, self.whole = self.whole, None
+
     def drop(self) -> None:
-        """After a block."""
+        """After a block, or the embedding."""
         self.whole = None
 
     def leave(self) -> None:
@@ -234,31 +278,52 @@ class _Shards:
         self.flat = None
 
     def turn(self) -> None:
-        """The backward pass begins: the last block is prefetched."""
-        self.flat = None
+        """The backward pass comes to the blocks: the last one is prefetched."""
         self.flat = self._buffer(self.block)
 
     def gather_again(self, *, more: bool) -> None:
         """Gather a block's weights in the backward pass, and prefetch the next one's."""
         self.whole = self.tape.tensor(self.block, 1)
         self.flat = None
-        if more:
-            self.flat = self._buffer(self.block)
+        if more or self.apart:
+            self.flat = self._buffer(self.block if more else self.gathers.embedding)
 
-    def reduce(self, first: int = 0) -> None:
-        """Reduce-scatter the gradients kept from `first` on; their buffer lives until the next reduction."""
+    def gather_embedding_again(self) -> None:
+        """The embedding's gradient does not need its weights; FSDP gathers them all the same."""
+        if self.apart:
+            self.whole = self.tape.tensor(self.gathers.embedding, 1)
+            self.flat = None
+
+    def reduce_head(self) -> None:
+        """Reduce the output layer's gradient as soon as it is there."""
+        if self.apart:
+            self.head = None
+            self._reduce(0, self.widened, large=True)
+
+    def reduce(self, first: int) -> None:
+        """Reduce the gradients of a block, those kept from `first` on; with them, a norm's is the last of a group."""
+        self._reduce(first, self.widened, large=self.lowered)
+
+    def _reduce(self, first: int, widened: int, *, large: bool) -> None:
+        """Reduce-scatter gradients; their buffer lives until the next reduction.
+
+        A loop's variable of FSDP holds the gradient of the group's last weight meanwhile: if `large`, the first one
+        that the backward pass came to.
+        """
         tape = self.tape
         self.whole = self.sent = None
-        size = sum(gradient.bytes for gradient in tape.kept[first:]) * self.widened
+        size = sum(gradient.bytes for gradient in tape.kept[first:]) * widened
         if size == 0:
             return
         self.sent = tape.tensor(size, 1)
+        held = tape.kept[first : first + 1] if large else []
         del tape.kept[first:]
         part = self._buffer(size // self.parts, _REDUCING)
         if self.exact:
             # The canonical sum receives every device's slice before adding.
             slices = [size] + [size // self.parts] * self.parts.bit_length()
             [self._buffer(one, _REDUCING) for one in slices]
+        held.clear()
         if self.keeps:
             self.received.append(part)
 
@@ -270,20 +335,21 @@ class _Shards:
         return made
 
     def reduce_outer(self) -> None:
-        """The same for the outermost weights, at the end. A loop's variable still holds the output layer's gradient."""
-        self.outer_whole = None
-        held = self.tape.kept[:1] if self.untied else []
-        self.reduce()
+        """The same for the outermost weights, at the end."""
+        self.outer = None
+        self._reduce(0, 1 if self.lowered else self.widened, large=self.untied)
         self.sent = None
-        held.clear()
 
 
-def _sizes(step: Step, *, mixed: bool) -> layers.Sizes:
+def _sizes(step: Step, *, mixed: bool, lowered: bool) -> layers.Sizes:
     """Bytes of an element of weights as they are gathered."""
     packed = step.weights not in BYTES
-    stored = step.outer if packed else step.weights
+    stored = BYTES[step.outer if packed else step.weights]
+    own = BYTES[step.compute] if mixed else stored
+    linear = BYTES[step.compute] if lowered else own
     return layers.Sizes(
-        outer=BYTES[step.compute] if mixed else BYTES[stored],
-        linear=0.5 if packed else BYTES[step.compute] if mixed else BYTES[stored],
+        outer=own,
+        head=linear,
+        linear=0.5 if packed else linear,
         adapter=BYTES[step.adapter.dtype] if step.adapter else 0,
     )

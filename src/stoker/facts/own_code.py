@@ -10,7 +10,7 @@ from pathlib import Path
 import stoker
 
 DECIDES_BITS = (
-    *("engine/_compat", "engine/experts", "engine/fused_loss", "engine/muon"),
+    *("engine/_compat", "engine/experts", "engine/fsdp", "engine/fused_loss", "engine/muon"),
     *("engine/adapters", "engine/checkpoint", "engine/dataset", "engine/exact", "engine/guard", "engine/models"),
     *("engine/paged", "engine/parallel", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero"),
     *("estimate/fused_rows", "plan/order", "rundir/prepared"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.estimate import layers, memory
 from stoker.estimate.step import Adapter, Foreign, Step
 from stoker.estimate.walk import Walk
-from stoker.facts.shapes import ModelShape
+from stoker.facts.shapes import ModelShape, shipped
 
 MiB = 1 << 20
 LLAMA = ModelShape(
@@ -226,3 +226,31 @@ def test_an_estimate_takes_milliseconds() -> None:
     for step in steps:
         memory.estimate(step)
     assert (time.process_time() - started) / len(steps) < 0.02
+
+
+# ---- sharded
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "sets", "bar"),
+    [
+        ("Qwen/Qwen2.5-7B", 8, 1, 24),
+        ("Qwen/Qwen2.5-7B", 8, 3, 28),
+        ("meta-llama/Llama-3.1-8B", 8, 1, 24),
+        ("meta-llama/Llama-3.1-70B", 64, 1, 60),
+    ],
+)
+def test_full_tuning_on_many_cards(model: str, devices: int, sets: int, bar: int) -> None:
+    """GiB of each card: linear layers are gathered in bf16, embedding and output layer by themselves."""
+    shards = {"strategy": "fsdp2", "devices": devices, "shard_devices": devices, "canonical": sets > 1}
+    words = {"accumulation": 4, "recompute": "full", "loss": "fused", "optimizer": "adamw_fused", "gradient_sets": sets}
+    step = Step(shape=shipped()[model], micro=1, length=4096, **shards, **words)
+    assert memory.estimate(step).allocated < bar << 30
+
+
+def test_experts_are_gathered_as_they_are_held() -> None:
+    dense = layers.gathers_lowered(SHARDED)
+    routed = replace(SHARDED, shape=replace(LLAMA, experts=8, experts_per_token=2))
+    others = [replace(SHARDED, shape=GPT), replace(SHARDED, compute="fp32", autocast=False), FULL, HALF]
+    assert dense
+    assert not any(layers.gathers_lowered(one) for one in (routed, *others))

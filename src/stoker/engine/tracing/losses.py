@@ -20,20 +20,25 @@ def prepare(step: Step, model: Any, labels: torch.Tensor) -> None:
     if step.loss == "chunked":
         output.forward = lambda hidden: _chunked(hidden, output, shifted)
     elif step.loss == "fused":
-        output.forward = lambda hidden: fused_loss.summed(hidden.reshape(-1, hidden.shape[-1]), output.weight, shifted)
+        fused = fused_loss.FusedLoss(output, step.shape.family)
+        output.forward, _base(model).loss_function = fused.keep, fused
     elif step.loss == "liger":
         output.forward = lambda hidden: _Liger.apply(hidden.reshape(-1, hidden.shape[-1]), output.weight)
 
 
 def loss(step: Step, model: Any, inputs: dict[str, Any], labels: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """The model's loss over a micro batch, and its outputs."""
-    if step.loss == "logits_fp32" and not step.foreign.shifted_logits:
+    if step.loss == "fused" or (step.loss == "logits_fp32" and not step.foreign.shifted_logits):
         outputs = model(**inputs, labels=labels)
         return outputs.loss, outputs
     outputs = model(**inputs)
-    if step.loss in ("chunked", "fused", "liger"):
+    if step.loss in ("chunked", "liger"):
         return outputs.logits, None
     return _from_logits(step, outputs.logits, labels), outputs
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def _from_logits(step: Step, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

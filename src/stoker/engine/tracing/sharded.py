@@ -1,7 +1,7 @@
 """Sharding without other devices: FSDP2's own code on a fake process group, as the first rank.
 
 FSDP2 gathers and reduces on its own streams; torch's CPU streams do nothing but are distinct, which is enough for the
-ledger. Wrapped like `engine.parallel.shard`: every block, then the rest.
+ledger.
 """
 
 import sys
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from stoker.engine import fsdp
 from stoker.engine.exact import CanonicalReduceScatter
 from stoker.engine.tracing import private_names
 from stoker.engine.tracing.dtypes import DTYPES
@@ -42,19 +43,12 @@ def joined(step: Step) -> Iterator[DeviceMesh | None]:
 
 
 def shard(model: Any, step: Step, mesh: DeviceMesh) -> None:
-    """Shard a model in place."""
-    policy = MixedPrecisionPolicy()
-    if not step.autocast and step.weights != step.compute:
+    """Shard a model in place: as we do, or as tools do that compute in another type than they hold."""
+    if step.autocast or step.compute == "fp32":
+        products = DTYPES[step.compute] if step.compute != "fp32" else None
+        fsdp.apply(fsdp.groups(model, products), mesh, MixedPrecisionPolicy())
+    else:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[step.compute], reduce_dtype=torch.float32)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for module in list(model.modules()):
-        if type(module).__name__ in private_names.block_names(base):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    reduction = CanonicalReduceScatter() if step.gradient_sets > 1 else None
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-            if reduction is not None:
-                module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # its base class is private
+        blocks = [one for one in model.modules() if type(one).__name__ in private_names.block_names(model)]
+        fsdp.apply([*(fsdp.ShardGroup([block]) for block in blocks), fsdp.ShardGroup([model])], mesh, policy)
+    fsdp.sum_gradients(model, CanonicalReduceScatter() if step.gradient_sets > 1 else None)
