@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from stoker.engine import checkpoint
-from stoker.engine.checkpoint import Take, Tensors, TrainingState
+from stoker.engine.checkpoint import Take, TrainingState
 
 _FIELDS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter; other optimizers are refused with ZeRO."""
 
 
-def copied_weights(model: torch.nn.Module, take: Take) -> Tensors:
+def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
     """What is taken of the trained weights, gathered."""
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -25,7 +25,7 @@ def copied_weights(model: torch.nn.Module, take: Take) -> Tensors:
     return {**whole, **buffers}
 
 
-def _persistent_buffers(model: torch.nn.Module, take: Take) -> Tensors:
+def _persistent_buffers(model: torch.nn.Module, take: Take) -> dict[str, Any]:
     """Persistent buffers; every rank has them whole."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     there = model.state_dict().items()
