@@ -326,9 +326,9 @@ def saving(folder: Path, model: str, tune: str, group: tuple[str, int]) -> list[
     """Train until a checkpoint is committed; by how much each rank grew as it was put together."""
     run_dir = make(folder, model, tune, group)
 
-    def copying(plain: Any, trainer: ExactTrainer, *, keep: bool) -> Any:
+    def copying(plain: Any, trainer: ExactTrainer, writers: Any) -> Any:
         before = anonymous_bytes()
-        copied = plain(trainer, keep=keep)
+        copied = plain(trainer, writers)
         row = {"rank": rank(), "copied_bytes": copied.bytes, "grown_bytes": anonymous_bytes() - before}
         (folder / f"saving-{rank()}.json").write_text(json.dumps(row))
         return copied

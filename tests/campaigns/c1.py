@@ -1,4 +1,5 @@
-"""C1: SIGKILL of the whole process group at random instants, half of them inside saves, one and two ranks.
+"""C1: SIGKILL of the whole process group at random instants, half of them inside saves, one and two ranks, which each
+write a share of their checkpoints in the last kind.
 
 After each kill the same program is started again. Every run is taken to its end; all its losses, eval losses and its
 final weights must be equal to those of a run that was never touched, to the last bit, and so must the last checkpoint.
@@ -21,7 +22,12 @@ from trainings import Outcome
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
 
-KINDS = {"lora": ("lora", 1), "full": ("full", 1), "two ranks": ("lora", 2)}
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "full": {"method": "full"},
+    "two ranks": {"ranks": 2},
+    "shares": {"method": "full", "where": "{micro: 2, gpus: 0, processes: 2, strategy: fsdp2}"},
+}
 KILLS_PER_RUN = 25
 IN_SAVE_SECONDS = 0.08
 ANY_SECONDS = 1.4
@@ -62,8 +68,7 @@ def _more(campaign: Campaign) -> bool:
 
 def _untouched(campaign: Campaign, kind: str, base: Path) -> tuple[RunDir, Outcome]:
     """A run, and what it ends with when nobody touches it."""
-    method, ranks = KINDS[kind]
-    run_dir = trainings.make(campaign.folder / kind, trainings.text(base, method=method, ranks=ranks))
+    run_dir = trainings.make(campaign.folder / kind, trainings.text(base, **KINDS[kind]))
     attempt = trainings.start(trainings.again(run_dir, campaign.folder / f"whole {kind}"))
     assert attempt.wait() == 0, trainings.log_of(attempt.run_dir)
     return run_dir, trainings.outcome(attempt.run_dir)

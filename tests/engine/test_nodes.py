@@ -5,6 +5,7 @@ does.
 """
 
 import os
+import shutil
 import signal
 import socket
 from contextlib import closing
@@ -86,6 +87,19 @@ def test_nodes_that_share_a_folder_are_sent_nothing(
     assert train([head, head], 1) == [0, 0], said([head])
     assert_same(head, whole)
     assert [one.step for one in checkpoints.committed(head.checkpoints)] == [4, 5]
+
+
+def test_nodes_write_together_what_they_share_and_the_head_alone_what_they_do_not(tmp_path: Path, base: Path) -> None:
+    whole = alone(tmp_path / "whole", base, "fsdp2")
+    head, other = make_pair(tmp_path, base, "fsdp2", 1)
+    for pair, writers in (([head, head], 2), ([head, other], 1)):
+        shutil.rmtree(head.checkpoints, ignore_errors=True)
+        head.events_file.unlink(missing_ok=True)
+        assert train(pair, 1) == [0, 0], said(pair)
+        assert_same(head, whole)
+        saves = [event["writers"] for event in events.read(head.events_file) if event["event"] == "checkpoint"]
+        assert saves == [writers] * 3
+    assert not other.checkpoints.exists()
 
 
 def test_what_a_node_has_that_is_newer_stays_and_is_named(tmp_path: Path, base: Path) -> None:

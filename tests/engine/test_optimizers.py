@@ -15,6 +15,7 @@ from transformers.training_args import OptimizerNames
 
 from stoker.config.run import Full, Native, OptimizerName, Train
 from stoker.engine import checkpoint, muon, paged
+from stoker.engine.writers import Writers
 from stoker.estimate import memory
 from stoker.estimate.step import Step
 from stoker.facts import shapes
@@ -78,7 +79,7 @@ def test_an_optimizer_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     whole = _model()
     first = _optimizer(name, whole, tmp_path)
     _steps(whole, first, 0, 2)
-    checkpoint.save_state(tmp_path, *_state(name, whole, first).gather(keep=True))
+    checkpoint.save_state(tmp_path, *_state(name, whole, first).gather(Writers().take))
     resumed = _model()
     resumed.load_state_dict({key: value.clone() for key, value in whole.state_dict().items()})
     second = _optimizer(name, resumed, tmp_path)
@@ -97,7 +98,7 @@ def test_how_an_optimizer_computes_is_the_plan_s_for_this_device_and_not_the_che
     model = _model()
     plain = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.8, 0.9))
     _steps(model, plain, 0, 1)
-    checkpoint.save_state(tmp_path, *_state("adamw", model, plain).gather(keep=True))
+    checkpoint.save_state(tmp_path, *_state("adamw", model, plain).gather(Writers().take))
     fused = torch.optim.AdamW(model.parameters(), fused=True)
     _state("adamw", model, fused).load(tmp_path, 1)
     (group,) = fused.param_groups

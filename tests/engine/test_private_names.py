@@ -52,6 +52,15 @@ def _noted_conversions() -> bool:
     return '"_weight_conversions"' in inspect.getsource(revert_weight_conversion)
 
 
+def _keys_not_saved() -> bool:
+    from transformers import PreTrainedModel
+
+    source = inspect.getsource(PreTrainedModel.save_pretrained)
+    return (
+        PreTrainedModel._keys_to_ignore_on_save is None and "for ignore_key in self._keys_to_ignore_on_save" in source
+    )
+
+
 def _blocks() -> bool:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -182,6 +191,7 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_no_split_modules": _blocks,
     "_get_dtype_plan": _dtype_plan,
     "_weight_conversions": _noted_conversions,
+    "_keys_to_ignore_on_save": _keys_not_saved,
     "_from_model_config": _generation_settings,
     "_lazy_init_hp_params_optimizer_state": _zero_partitions,
     "_foreach_add_": _foreach,

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from stoker.engine import saving
+from stoker.engine.parallel import Ranks
 from stoker.engine.saving import Copied, SaveJob, Saver
+from stoker.engine.writers import Writers
 from stoker.rundir import checkpoints, events, filesystem
 from stoker.rundir.events import EventLog
 
@@ -180,10 +182,10 @@ def test_tied_weights_are_counted_once() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
     model[1].weight = model[0].weight
-    state = SimpleNamespace(gather=lambda *, keep: ({}, {}))
+    state = SimpleNamespace(gather=lambda take: ({}, {}))
     plan = SimpleNamespace(strategy="single")
     trainer: Any = SimpleNamespace(_plan=plan, model=model, _training_state=state, state=None)
-    assert ExactSteps.copied(trainer, keep=True).bytes == 8 * 8 * 4
+    assert ExactSteps.copied(trainer, Writers()).bytes == 8 * 8 * 4
 
 
 def test_the_last_save_of_a_run_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,9 +306,10 @@ def test_zeros_buffers_are_copies_and_kept_by_the_writer_only() -> None:
     from stoker.engine import zero
 
     model = torch.nn.BatchNorm1d(2)
-    copied = zero._persistent_buffers(model, keep=True)
+    copied = zero._persistent_buffers(model, Writers().take)
     assert copied["running_mean"].data_ptr() != model.running_mean.data_ptr()
-    assert zero._persistent_buffers(model, keep=False)["running_mean"].numel() == 0
+    other = Writers(Ranks(rank=1, world=2))
+    assert zero._persistent_buffers(model, other.take)["running_mean"].numel() == 0
 
 
 def test_a_heart_beats_on_after_a_disk_was_gone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +352,7 @@ def test_the_scaler_comes_back_with_the_state(tmp_path: Path) -> None:
     before, scaler = state(2.0**14)
     scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
     scaler._growth_tracker.fill_(5)
-    index, tensors = before.gather(keep=True)
+    index, tensors = before.gather(Writers().take)
     checkpoint.save_state(tmp_path, index, tensors)
     after, fresh = state(2.0**8)
     after.load(tmp_path, 0)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers.optimization import Adafactor
 
 from stoker.engine import checkpoint, models, paged
+from stoker.engine.writers import Writers
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import events, files
@@ -92,7 +93,7 @@ def _state(kind: Any, optimizer: torch.optim.Optimizer, model: torch.nn.Module) 
 
 
 def _saved(folder: Path, state: checkpoint.TrainingState) -> None:
-    checkpoint.save_state(folder, *state.gather(keep=True))
+    checkpoint.save_state(folder, *state.gather(Writers().take))
 
 
 class Rounding(torch.optim.AdamW):

@@ -7,6 +7,7 @@ No pickle is written or read. Names, not positions, so that another strategy or 
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element."""
 
 Tensors = dict[str, torch.Tensor]
+Take = Callable[[torch.Tensor], Any]
+"""Copies what this rank writes of a tensor: see `kept` and `shares.part`."""
 States = dict[torch.Tensor, dict[str, Any]]
 """An optimizer's state by parameter and field."""
 
@@ -43,15 +46,15 @@ class TrainingState:
     scheduler: Any
     scaler: Any
 
-    def gather(self, *, keep: bool) -> tuple[dict[str, Any], Tensors]:
-        """The index and its tensors. A collective call; ranks that do not write keep nothing."""
-        tensors: Tensors = {}
+    def gather(self, take: Take) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The index, and what is taken of each of its tensors. A collective call where `take` is one."""
+        tensors: dict[str, Any] = {}
         index = {
             "format": FORMAT,
-            "optimizer": self.gather_optimizer(tensors, keep=keep),
+            "optimizer": self.gather_optimizer(tensors, take),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-            "rng": _rng_index(tensors),
+            "rng": _rng_index(tensors, take),
         }
         return index, tensors
 
@@ -75,9 +78,9 @@ class TrainingState:
         if self.scaler is not None and index["scaler"] is not None:
             self.scaler.load_state_dict(index["scaler"])
 
-    def gather_optimizer(self, tensors: Tensors, *, keep: bool) -> dict[str, Any]:
+    def gather_optimizer(self, tensors: dict[str, Any], take: Take) -> dict[str, Any]:
         """The optimizer's groups and per-parameter state by parameter name."""
-        return _optimizer_index(self.model, self.optimizer, tensors, keep=keep)
+        return _optimizer_index(self.model, self.optimizer, tensors, take)
 
     def load_optimizer(self, index: dict[str, Any], tensors: Any) -> None:
         """Load what `gather_optimizer` returned; what is loaded must equal it bit for bit."""
@@ -106,26 +109,26 @@ class TrainingState:
 
 
 def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:
-    """Write what `TrainingState.gather` returned into `folder`."""
+    """Write what `TrainingState.gather` returned of whole tensors into `folder`."""
     save_file(tensors, folder / TENSORS_NAME)
     files.write_json(folder / INDEX_NAME, index)
 
 
-def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """A copy of a model's weights, gathered from shards on the rank that keeps them; of an adapter, only its own.
+def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
+    """What is taken of a model's weights; of an adapter, only its own.
 
     Tied names share one tensor, so that it is written once.
     """
     adapter = hasattr(model, "peft_config")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gathered: dict[int, torch.Tensor] = {}
-    weights: Tensors = {}
+    taken: dict[int, Any] = {}
+    weights: dict[str, Any] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if adapter and name not in trained:
             continue
-        if id(tensor) not in gathered:
-            gathered[id(tensor)] = kept(tensor, keep=keep)
-        weights[name] = gathered[id(tensor)]
+        if id(tensor) not in taken:
+            taken[id(tensor)] = take(tensor)
+        weights[name] = taken[id(tensor)]
     return weights
 
 
@@ -145,7 +148,7 @@ def _names(model: torch.nn.Module) -> dict[int, str]:
 
 
 def _optimizer_index(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors, *, keep: bool
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Any], take: Take
 ) -> dict[str, Any]:
     names = _names(model)
     groups = []
@@ -158,7 +161,7 @@ def _optimizer_index(
         entry: dict[str, Any] = {}
         for field, value in state.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{name}/{field}"] = kept(value, keep=keep)
+                tensors[f"{name}/{field}"] = take(value)
                 entry[field] = {"tensor": f"{name}/{field}"}
             else:
                 entry[field] = {"value": value}
@@ -237,13 +240,13 @@ def _value(item: dict[str, Any], tensors: Any, parameter: torch.Tensor) -> Any:
     return DTensor.from_local(own, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
-def _rng_index(tensors: Tensors) -> dict[str, Any]:
+def _rng_index(tensors: dict[str, Any], take: Take) -> dict[str, Any]:
     """States of the random generators, for callbacks that draw between steps; steps seed their own streams."""
-    tensors["rng/torch"] = torch.get_rng_state()
+    tensors["rng/torch"] = take(torch.get_rng_state())
     kind, keys, position, has_gauss, cached = np.random.get_state()  # other packages use the global generator
-    tensors["rng/numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    tensors["rng/numpy"] = take(torch.from_numpy(np.asarray(keys).astype(np.int64)))
     if torch.cuda.is_available():
-        tensors["rng/cuda"] = torch.cuda.get_rng_state()
+        tensors["rng/cuda"] = take(torch.cuda.get_rng_state())
     version, internal, gauss = random.getstate()
     return {
         "numpy": {"kind": kind, "position": int(position), "has_gauss": int(has_gauss), "cached": float(cached)},

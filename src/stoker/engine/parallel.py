@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,15 @@ class Ranks:
         """Every rank's flag."""
         return self.anyone([flag and rank == self.rank for rank in range(self.world)])
 
+    def numbers(self, number: int) -> list[int]:
+        """Every rank's number."""
+        if self.world == 1:
+            return [number]
+        said = torch.zeros(self.world, dtype=torch.int64)
+        said[self.rank] = number
+        dist.all_reduce(said, group=self.control)
+        return [int(one) for one in said]
+
     def follow(self, numbers: Sequence[int], leader: int = 0) -> list[int]:
         """The numbers of the first rank, or of another one."""
         if self.world == 1:
@@ -111,6 +120,10 @@ class Ranks:
     def wait(self) -> None:
         """Wait for the first rank, with the long timeout."""
         self.agree([True])
+
+    def apart(self) -> "Ranks":
+        """The same ranks with another control group, for a thread beside the training; a collective call."""
+        return replace(self, control=dist.new_group(backend="gloo", timeout=PATIENCE))
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over ranks of values that each rank filled in its own places, zero elsewhere."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 
 from stoker import messages
-from stoker.engine import guard, isolation, models, parallel, saving
+from stoker.engine import guard, isolation, models, parallel
 from stoker.engine.dataset import MicroBatch
 from stoker.engine.opened import Opened
-from stoker.engine.saving import Saver
+from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, files
@@ -43,7 +43,7 @@ def _part(opened: Opened, name: str, run: Callable[[], None]) -> None:
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         if guard.is_out_of_memory(error):
             raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
-        if parallel.is_lost(error) or saving.error_number(error) in files.DISK_ERRORS:
+        if parallel.is_lost(error) or files.error_number(error) in files.DISK_ERRORS:
             raise
         advice = messages.text("advice.rehearsal", name=opened.run_dir.name)
         raise StokerError("STK402", part=name, reason=str(error).splitlines()[0], advice=advice) from error
@@ -101,17 +101,19 @@ def _eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
 
 def _save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
     """Write a checkpoint into a temporary folder; its duration and size are what saves will cost."""
-    started = time.perf_counter()
-    copied = trainer.copied(keep=opened.ranks.first)
+    started, writers = time.perf_counter(), saver.writers
+    copied = trainer.copied(writers)
     stall = time.perf_counter() - started
-    if opened.ranks.first:
-        facts = opened.commit_facts(trainer.tokens, trainer.due)
+    if writers.first:
+        job = SaveJob(0, copied, opened.commit_facts(trainer.tokens, trainer.due), best=None, stall_seconds=stall)
         aside = opened.run_dir.checkpoints / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
         try:
-            with checkpoints.writing(aside, 0, renames=saver.renames, **facts) as folder:
-                copied.write(folder)
+            with writers.leading():
+                saver.write(aside, job)
             written = time.perf_counter() - started - stall
             saver.measure(stall, written, files.folder_bytes(aside))
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+    elif copied.share is not None:
+        writers.assist(copied.share, saver.folder)
     opened.ranks.wait()

@@ -6,7 +6,6 @@ A save that fails is dropped: the last good checkpoint stays, training continues
 import contextlib
 import errno
 import os
-import re
 import sys
 import threading
 import time
@@ -16,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.engine.shares import Share
+from stoker.engine.writers import Writers
 from stoker.errors import StokerError
 from stoker.plan import save_interval
-from stoker.rundir import checkpoints, filesystem
+from stoker.rundir import checkpoints, files, filesystem
 from stoker.rundir.events import EventLog
 
 _PAUSES_SECONDS = (15.0, 30.0, 60.0, 120.0, 240.0, 600.0)
@@ -37,7 +38,11 @@ class Copied:
     """A step's state on the host, and the function that writes it into a folder."""
 
     write: Callable[[Path], None]
+    """On the first rank: everything, or everything but the bytes of shares."""
     bytes: int
+    """Of the checkpoint."""
+    share: Share | None = None
+    """What this rank writes, if all write together."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class SaveJob:
 
 @dataclass
 class Saver:
-    """Writes checkpoints of one run, one at a time."""
+    """Writes checkpoints of one run, one at a time; the same ones on every rank that writes."""
 
     folder: Path
     events: EventLog
@@ -65,6 +70,7 @@ class Saver:
     between_failures_seconds: float = 0.0
     shares_cores: bool = False
     """Whether writing slows training: on a CPU both share the cores."""
+    writers: Writers = field(default_factory=Writers)
 
     committed: int = -1
     """The newest step committed by this process."""
@@ -194,7 +200,7 @@ class Saver:
             self._save(job)
             self._owed = None if self._owed is job else self._owed
         except Exception as error:  # noqa: BLE001  # sorted below; no error may be lost in a thread
-            number = error_number(error)
+            number = files.error_number(error)
             if number is None:
                 self._surprise_by(error)
             else:
@@ -207,18 +213,30 @@ class Saver:
         self._surprise.append(error)
 
     def _save(self, job: SaveJob) -> None:
+        if self.writers.first:
+            with self.writers.leading():
+                self._commit(job)
+        elif job.copied.share is not None:
+            self.writers.assist(job.copied.share, self.folder)
+        self.committed, self._failures = max(self.committed, job.step), 0
+
+    def write(self, folder: Path, job: SaveJob) -> None:
+        """On the first rank: write a checkpoint and commit it in a folder, which is the saver's own or inside it."""
+        with checkpoints.writing(folder, job.step, renames=self.renames, **job.facts) as aside:
+            job.copied.write(aside)
+            self.writers.share_out(job.copied.share, aside, self.folder)
+
+    def _commit(self, job: SaveJob) -> None:
         started = time.perf_counter()
         self.folder.mkdir(exist_ok=True)
         filesystem.require(self.folder, self._needed(job), _FILES)
-        with checkpoints.writing(self.folder, job.step, renames=self.renames, **job.facts) as aside:
-            job.copied.write(aside)
+        self.write(self.folder, job)
         written = time.perf_counter() - started
         made = checkpoints.read_commit(self.folder / checkpoints.folder_name(job.step))
         if isinstance(made, str):
             raise OSError(errno.EIO, made)
         self.size_bytes = made.total_bytes
         checkpoints.rotate(self.folder, self.keep, {job.best} if job.best else set(), renames=self.renames)
-        self.committed, self._failures = max(self.committed, job.step), 0
         self.measure(job.stall_seconds, time.perf_counter() - started, self.size_bytes)
         self.events.write(
             "checkpoint",
@@ -228,6 +246,7 @@ class Saver:
             bytes=self.size_bytes,
             best=job.step == job.best,
             digest=made.digest,
+            writers=self.writers.count,
         )
 
     def _needed(self, job: SaveJob) -> int:
@@ -270,11 +289,3 @@ class Saver:
             return filesystem.room(self.folder).free_bytes, kept[-1].step if kept else "-"
         except OSError:
             return None, "?"
-
-
-def error_number(error: BaseException) -> int | None:
-    """The errno of a disk error, also from the text of safetensors' and tokenizers' exceptions; None for others."""
-    if isinstance(error, OSError):
-        return error.errno
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return int(said[1]) if said else None

@@ -5,7 +5,9 @@ after its digests were verified, like one from a store.
 """
 
 import json
+import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from stoker.rundir import checkpoints, files
 from stoker.rundir.checkpoints import Checkpoint, Commit
 
 _CHUNK_BYTES = 16 << 20
+_LOOKS_SECONDS = (0.1, 0.4, 1.0)
+"""Pauses between looks at a name that is not there."""
 
 
 def from_first(folder: Path, found: Checkpoint | None, ranks: Ranks) -> Checkpoint | None:
@@ -46,6 +50,27 @@ def from_first(folder: Path, found: Checkpoint | None, ranks: Ranks) -> Checkpoi
     if own is None:
         raise StokerError("STK403", folder=folder)
     return own
+
+
+def is_shared(folder: Path, ranks: Ranks) -> bool:
+    """Whether every rank sees what the first one makes in its folder; a collective call."""
+    probe = folder / ranks.hear(f".probe.{secrets.token_hex(8)}.tmp")
+    if ranks.first:
+        probe.mkdir()
+    ranks.wait()
+    seen = all(ranks.everyone(_is_seen(probe)))
+    if ranks.first:
+        probe.rmdir()
+    return seen
+
+
+def _is_seen(probe: Path) -> bool:
+    """A network disk may show a new name a moment later."""
+    for pause in _LOOKS_SECONDS:
+        if probe.is_dir():
+            return True
+        time.sleep(pause)
+    return probe.is_dir()
 
 
 def newer(folder: Path, found: Checkpoint | None, ranks: Ranks) -> list[str]:

@@ -30,8 +30,8 @@ from stoker.engine import (
     pulse,
     reading,
     rehearsal,
-    saving,
     spread,
+    writers,
 )
 from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
@@ -57,7 +57,7 @@ def main(path: Path) -> int:
         _log_apart(run_dir, rank)
         return _alone(run_dir, plan, rank)
     except Exception as error:
-        number = saving.error_number(error)
+        number = files.error_number(error)
         if isinstance(error, StokerError | files.Unreadable) or number not in files.DISK_ERRORS:
             raise
         raise _refused(run_dir, plan, number) from error
@@ -156,6 +156,7 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
         _check_disk(opened, saver)
         _try_disk(opened, saver)
         trainer = _build(opened, stop, saver, found)
+        saver.writers = writers.of(opened.ranks, opened.plan, saver.folder, trainer.model)
         _announce(opened, found, trainer)
         _loop(trainer, saver, found)
     except (RuntimeError, MemoryError) as error:
@@ -382,7 +383,7 @@ def _arguments(opened: Opened) -> TrainingArguments:
 
 
 def _saver(opened: Opened, found: Checkpoint | None) -> Saver:
-    """The writer of checkpoints; only the first rank's writes."""
+    """The writer of checkpoints; `writers.of` says which ranks' write."""
     folder, plan = opened.run_dir.checkpoints, opened.plan
     saver = Saver(
         folder,
@@ -411,10 +412,9 @@ def _try_disk(opened: Opened, saver: Saver) -> None:
 
 def _check_disk(opened: Opened, saver: Saver) -> None:
     """Require disk space for what is still to be written: the checkpoints kept, one more, and the result."""
-    folder = opened.run_dir.checkpoints
     if not opened.ranks.first:
         return
-    present = checkpoints.committed(folder)
+    present = checkpoints.committed(saver.folder)
     if present or saver.size_bytes:
         one = saver.size_bytes or present[-1].commit.total_bytes
         save = opened.run.save
@@ -422,7 +422,7 @@ def _check_disk(opened: Opened, saver: Saver) -> None:
         needed = max(1, kept + 1 - len(present)) * one
     else:
         needed = opened.plan.disk_bytes - files.folder_bytes(opened.run_dir.data)
-    files.require_room(folder, needed)
+    files.require_room(saver.folder, needed)
 
 
 def _recall(opened: Opened, saver: Saver) -> None:
@@ -440,8 +440,8 @@ def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
     saver.wait()
     # No rank may time out in a collective while the first one still writes, and every machine's data is verified.
     opened.ranks.meet()
-    copied = trainer.copied(keep=opened.ranks.first)
-    if opened.ranks.first:
+    copied = trainer.copied(saver.writers)
+    if saver.writers.writes:
         job = SaveJob(
             step=trainer.state.global_step,
             copied=copied,

@@ -31,12 +31,13 @@ from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, zero
+from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, shares, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
 from stoker.engine.saving import Copied
+from stoker.engine.writers import Writers
 from stoker.plan.plan import Plan
 
 
@@ -299,27 +300,31 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """Commit a checkpoint of this step."""
         self._commit()
 
-    def copied(self, *, keep: bool) -> Copied:
+    def copied(self, writers: Writers) -> Copied:
         """This step's state on the host: weights and tokenizer in the Hugging Face layout, the rest in ours.
 
-        All ranks take part in gathering shards; the first keeps what is written. The writer uses copies only, so that
-        training can continue.
+        Ranks that write together copy what they hold. Else all take part in gathering shards, and the first keeps what
+        is written. The writer uses copies only, so that training can continue.
         """
-        gather = zero.whole_weights if self._plan.strategy == "zero3" else checkpoint.whole_weights
-        weights = gather(self.model, keep=keep)
-        index, tensors = self._training_state.gather(keep=keep)
-        index = copy.deepcopy(index)
-        state = copy.deepcopy(self.state)
+        gather = zero.copied_weights if self._plan.strategy == "zero3" else checkpoint.copied_weights
+        weights = gather(self.model, writers.take)
+        index, tensors = self._training_state.gather(writers.take)
+        index, state, share = copy.deepcopy(index), copy.deepcopy(self.state), None
+        if writers.together:
+            share = shares.of(self.model, weights, tensors)
+            weights, tensors = shares.stand_ins(self.model, weights), {}
 
         def write(folder: Path) -> None:
             save_weights(self.model, folder, weights)
             self.processing_class.save_pretrained(folder)
             checkpoint.save_state(folder, index, tensors)
             state.save_to_json(str(folder / "trainer_state.json"))
+            if share is not None:
+                share.lay_out(folder)
 
         # Tied weights are one tensor.
         sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}
-        return Copied(write, sum(sizes.values()))
+        return Copied(write, sum(sizes.values()) if share is None else share.size, share)
 
     @property
     def _training_state(self) -> checkpoint.TrainingState:

@@ -114,21 +114,25 @@ def write(path: Path, entries: list[TensorEntry], tensor: Callable[[str], torch.
         tensor: Returns a tensor by name, in the entry's dtype and shape.
     """
     ordered = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for entry in ordered:
-        span = [offset, offset + entry.num_bytes]
-        header[entry.name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": span}
-        offset = span[1]
-    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
     with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little"))
-        file.write(raw)
+        file.write(header(ordered, {"format": "pt"}))
         for entry in ordered:
             value = tensor(entry.name)
             assert (value.dtype, tuple(value.shape)) == (entry.dtype, entry.shape), entry.name
             file.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def header(entries: list[TensorEntry], metadata: dict[str, str]) -> bytes:
+    """What a file with these tensors, in this order, begins with."""
+    said: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    offset = 0
+    for entry in entries:
+        span = [offset, offset + entry.num_bytes]
+        said[entry.name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": span}
+        offset = span[1]
+    raw = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
 
 
 def write_index(folder: Path, placed: dict[str, list[TensorEntry]]) -> None:

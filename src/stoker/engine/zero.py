@@ -9,33 +9,33 @@ from typing import Any
 import torch
 
 from stoker.engine import checkpoint
-from stoker.engine.checkpoint import Tensors, TrainingState
+from stoker.engine.checkpoint import Take, TrainingState
 
 _FIELDS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter; other optimizers are refused with ZeRO."""
 
 
-def whole_weights(model: torch.nn.Module, *, keep: bool) -> Tensors:
-    """The trained weights, gathered on the rank that keeps them."""
+def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
+    """What is taken of the trained weights, gathered."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    whole = {name: checkpoint.kept(safe_get_full_fp32_param(parameter), keep=keep) for name, parameter in trained}
-    buffers = {} if hasattr(model, "peft_config") else _persistent_buffers(model, keep=keep)
+    whole = {name: take(safe_get_full_fp32_param(parameter)) for name, parameter in trained}
+    buffers = {} if hasattr(model, "peft_config") else _persistent_buffers(model, take)
     return {**whole, **buffers}
 
 
-def _persistent_buffers(model: torch.nn.Module, *, keep: bool) -> Tensors:
+def _persistent_buffers(model: torch.nn.Module, take: Take) -> dict[str, Any]:
     """Persistent buffers; every rank has them whole."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     there = model.state_dict().items()
-    return {name: checkpoint.kept(tensor, keep=keep) for name, tensor in there if name not in parameters}
+    return {name: take(tensor) for name, tensor in there if name not in parameters}
 
 
 class ZeroState(TrainingState):
     """The training state with DeepSpeed's optimizer."""
 
-    def gather_optimizer(self, tensors: Tensors, *, keep: bool) -> dict[str, Any]:
+    def gather_optimizer(self, tensors: dict[str, Any], take: Take) -> dict[str, Any]:
         """By parameter name, as every strategy writes it."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -46,7 +46,7 @@ class ZeroState(TrainingState):
                 entry: dict[str, Any] = {"step": {"value": step}}
                 for field in _FIELDS:
                     key = f"{name}/{field}"
-                    tensors[key] = checkpoint.kept(safe_get_full_optimizer_state(parameter, field), keep=keep)
+                    tensors[key] = take(safe_get_full_optimizer_state(parameter, field))
                     entry[field] = {"tensor": key}
                 parameters[name] = entry
         return {"groups": [], "parameters": parameters}

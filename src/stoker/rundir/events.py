@@ -16,7 +16,7 @@ Kinds and their fields (a reader ignores what it does not know):
     eval        step, eval_loss, perplexity, seconds
     filesystem  type, renames, reason: the disk under the checkpoints
     interval    seconds, cost_seconds, between_failures_seconds: of `save.every: auto`, where it was measured anew
-    checkpoint  step, seconds, stall_seconds, bytes, best, digest
+    checkpoint  step, seconds, stall_seconds, bytes, best, digest, writers: processes that wrote it
     store       step, copied, bytes, seconds, reason, code: what became of a copy in the store, by `stoker push`
     save_failed step, error (StokerError.to_json), needed_bytes, free_bytes, retry_seconds: dropped, training goes on
     evaluated   artifact, eval_loss, perplexity, trained_tokens, sequences, seconds: by `stoker eval`

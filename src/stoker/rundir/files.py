@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,14 @@ def reason(error: BaseException) -> str:
     if not said:
         return kind
     return f"{kind}: {said[0]}" if isinstance(error, LookupError | TypeError | AttributeError) else said[0]
+
+
+def error_number(error: BaseException) -> int | None:
+    """The errno of a disk error, also from the text of safetensors' and tokenizers' exceptions; None for others."""
+    if isinstance(error, OSError):
+        return error.errno
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return int(said[1]) if said else None
 
 
 def sha256(path: Path, *, from_disk: bool = False) -> str:
