@@ -47,6 +47,7 @@ def test_after_three_times_it_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
 
 def run_of(folder: Path, *losses: float) -> RunDir:
     run_dir = RunDir(folder)
+    folder.mkdir()
     for step, loss in enumerate(losses, 1):
         events.append(run_dir.events_file, "step", step=step, loss=loss, epoch=0, tokens=1, seconds=1, wait_seconds=0)
     return run_dir
