@@ -138,6 +138,7 @@ def _pace(run_dir: RunDir) -> dict[str, Any]:
         "planned_tokens_per_second": round(plan.speed.tokens_per_second, 1),
         "planned_range": [round(one, 1) for one in plan.speed.tokens_per_second_range],
         "wait_seconds": round(statistics.median(step["wait_seconds"] for step in steps), 6),
+        "loss": plan.loss,
         "micro": plan.batch.micro,
         "precision": plan.precision,
     }
