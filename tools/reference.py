@@ -1,5 +1,7 @@
 """Writes docs/reference/*.md and *.zh.md from the code, so that no reference page is written by hand.
 
+The pages about limits have one part that follows from the code: the cards on which `stoker prove` passed.
+
     python tools/reference.py            write the pages
     python tools/reference.py --check    exit 1 and name the pages that differ
 
@@ -24,15 +26,18 @@ from stoker import env, errors
 from stoker.cli.main import app
 from stoker.config import load
 from stoker.config.run import Run
-from stoker.facts import families
+from stoker.facts import families, proven
 from stoker.facts.families import KnownFamily
 from stoker.messages import CATALOGUES
 from stoker.plan.plan import Plan
+from stoker.prove import sequence
 from stoker.terminal.help_page import spelling
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 TRANSLATIONS = FOLDER / "zh.json"
 LANGUAGES = {"en": ".md", "zh": ".zh.md"}
+LIMITS = FOLDER.parent / "concepts"
+PROVEN = re.compile(r"(<!-- proven: [^\n]*-->\n).*?(<!-- /proven -->)", re.DOTALL)
 
 # The pages' own words; every other sentence comes from the code.
 LABELS: dict[str, dict[str, str]] = {
@@ -60,6 +65,9 @@ LABELS: dict[str, dict[str, str]] = {
         "through the parity gate (`yes`), or is refused before training with the error named. `grouped`: documents of "
         "one packed row would see each other, so each is given its own row. `-` was not run. A family that is not here "
         "was not tested; a plan says so.",
+        "check": "check of `stoker prove`",
+        "proven": "passed on",
+        "nobody": "nobody has run it on a GPU yet",
         "class": "class",
         "tested": "tested",
         "top": "Top level",
@@ -127,6 +135,9 @@ LABELS: dict[str, dict[str, str]] = {
         "transformers 版本实际运行过：能训练、合并、导出并通过一致性检验（“可以”），或在训练前以所注的错误拒绝。"
         "“分组”：同一打包行里的文档会互相看见，因此每个文档各占一行。`-` 表示没有运行。表中没有的模型族没有测试过，"
         "计划里会说明。",
+        "check": "`stoker prove` 的检查",
+        "proven": "通过的显卡",
+        "nobody": "还没有人在 GPU 上运行过",
         "class": "类",
         "tested": "测试",
         "top": "顶层",
@@ -470,6 +481,23 @@ def dated(row: KnownFamily, words: Words) -> str:
     return words.label(", ").join([max(cell.date for cell in cells), *sorted({cell.transformers for cell in cells})])
 
 
+def proven_table(words: Words) -> list[str]:
+    """Every check of `stoker prove`, with the cards on which it passed."""
+    say = CATALOGUES[words.language]
+    rows = []
+    for name in sequence.WHOLE:
+        cards = [say["models.proven.card"].format(**row.fields) for row in proven.cards_with(name)]
+        rows.append([say[f"prove.check.{name}"], words.label(", ").join(cards) or words.label("nobody")])
+    return table([words.label("check"), words.label("proven")], rows)
+
+
+def limits_page(words: Words) -> tuple[Path, str]:
+    """The page about limits, with the table in its place."""
+    path = LIMITS / f"limits{LANGUAGES[words.language]}"
+    body = "\n".join(["", *proven_table(words)])
+    return path, PROVEN.sub(lambda found: f"{found[1]}{body}\n{found[2]}", path.read_text(encoding="utf-8"))
+
+
 PAGES: dict[str, Callable[[Words], list[str]]] = {
     "run-file": run_file,
     "plan": plan,
@@ -489,6 +517,8 @@ def generate() -> tuple[dict[Path, str], Words]:
     for words in (Words("en", {}), chinese):
         for name, body in PAGES.items():
             pages[FOLDER / f"{name}{LANGUAGES[words.language]}"] = page(words, name, body(words))
+        path, text = limits_page(words)
+        pages[path] = text
     return pages, chinese
 
 

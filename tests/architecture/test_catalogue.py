@@ -14,7 +14,7 @@ from stoker.messages.zh import CHINESE
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "stoker"
 CODE = re.compile(r"STK\d{3}")
 DYNAMIC_PREFIXES = (
-    *("type.", "origin.", "card.", "eval.sample."),
+    *("type.", "origin.", "card.", "eval.sample.", "prove.check."),
     *("plan.fits.", "disk.", "part.", "moment.", "explain.section.", "explain.fits."),
     *("compare.fits.", "compare.goal.", "change.", "why.sessions."),
     *("trap.", "hosts.kept.", "hosts.python."),

@@ -1,14 +1,19 @@
-"""Commands that only Stoker's own programs start: `stoker replan` and `stoker settle`."""
+"""Commands that only Stoker's own programs start: `stoker replan`, `stoker settle` and `stoker join`."""
 
 import contextlib
+import sys
 from typing import Any
 
-from stoker.api import replanning
+from stoker import env
+from stoker.api import preparation, replanning
+from stoker.cli.prepare_command import ensure_prepared
+from stoker.cluster import assemble, node_daemon
 from stoker.facts import platforms
+from stoker.launch import programs
 from stoker.rundir import layout
 from stoker.settle import meter, notify
 from stoker.settle.notify import News
-from stoker.terminal import console
+from stoker.terminal import console, recipe_table
 
 
 def replan(name: str, step: int, nodes: str | None) -> None:
@@ -24,6 +29,20 @@ def settle(name: str, warning: str | None) -> None:
         meter.warn(run_dir, warning, tell)
     elif not meter.Settling(run_dir, platforms.here(), tell).run():
         _log("settle.not_now", name=run_dir.name)
+
+
+def join(name: str, overrides: list[str]) -> None:
+    """Take part in a run whose head is another machine: prepare the data here, then follow its orders to the end."""
+    run_file = recipe_table.named(name, overrides)
+    programs.check_engine()
+    with run_file.located():
+        if env.read(env.MEETING):  # in a shared folder the head prepares the data
+            run_dir = layout.named(str(run_file.run.name))
+            assemble.awaited(run_dir)
+        else:
+            with preparation.created(run_file) as run_dir:
+                ensure_prepared(run_dir)
+        sys.exit(node_daemon.serve(run_dir.path))
 
 
 def tell(news: News) -> None:

@@ -193,7 +193,7 @@ def replan(
 
 @command(help="help.join", hidden=True)
 def join(run: RunName, set_: Overrides = None) -> None:
-    from stoker.cli import join_command as body
+    from stoker.cli import internal_commands as body
 
     body.join(run, set_ or [])
 
@@ -315,6 +315,21 @@ def doctor(json: Json = False) -> None:
     from stoker.cli import doctor_command as body
 
     body.doctor(as_json=json)
+
+
+@command(help="help.prove")
+def prove(
+    folder: Annotated[str, typer.Option("--folder", metavar="FOLDER", help="help.prove.folder")] = ".",
+    quick: Annotated[bool, typer.Option("--quick", help="help.prove.quick")] = False,
+    share: Annotated[bool, typer.Option("--share", help="help.prove.share")] = False,
+    json: Json = False,
+) -> None:
+    from stoker.cli import prove_command as body
+
+    if share:
+        body.share(folder)
+        return
+    body.prove(folder, quick=quick, as_json=json)
 
 
 @command(help="help.runs")

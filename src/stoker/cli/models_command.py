@@ -7,7 +7,7 @@ from rich.table import Table
 
 from stoker import messages
 from stoker.errors import StokerError
-from stoker.facts import families, machine, model_configs, shapes
+from stoker.facts import families, machine, model_configs, proven, shapes
 from stoker.facts.families import CELLS, GROUPED, FamilyCell, KnownFamily
 from stoker.terminal import console
 
@@ -44,8 +44,19 @@ def models(name: str, *, as_json: bool) -> None:
     console.talk("models.tested", first=dates[0], last=dates[-1], transformers=versions)
     if any(families.other_transformers(cell, here) for cell in cells):
         console.talk("models.other_version", here=here)
+    _say_proven()
     if len(found) > 1:
         console.talk("models.more")
+
+
+def _say_proven() -> None:
+    """On which cards Stoker has run at all: a cell is of a CPU."""
+    seen = [row for row in proven.rows() if row.card != proven.CPU]
+    if seen:
+        cards = dict.fromkeys(messages.text("models.proven.card", **row.fields) for row in seen)
+        console.talk("models.proven", cards=list(cards))
+    else:
+        console.talk("models.unproven")
 
 
 def _asked(name: str) -> list[KnownFamily]:

@@ -23,15 +23,29 @@ class GpuLoad:
 
 def gpus() -> list[GpuLoad]:
     """The load of every NVIDIA card; empty without one."""
+    return parse(_asked(_QUERY))
+
+
+def power_limit_watts() -> float | None:
+    """What the first card may draw, which bounds its speed; None where the driver does not say."""
+    words = _asked("power.limit").split()
+    try:
+        return float(words[0])
+    except (IndexError, ValueError):
+        return None
+
+
+def _asked(query: str) -> str:
+    """nvidia-smi's answer; empty without one."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return []
-    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+        return ""
+    command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603  # fixed arguments
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse(done.stdout)
+        return ""
+    return done.stdout
 
 
 def parse(answer: str) -> list[GpuLoad]:

@@ -67,7 +67,7 @@ def measure(run_file: RunFile, run_dir: RunDir, on: Machine, on_step: Callable[[
             process.wait()
             if meeting:
                 shutil.rmtree(meeting, ignore_errors=True)
-        return _measured(list(events.steps(scratch.events_file).values()), peak if plan.strategy == "single" else 0)
+        return of_steps(list(events.steps(scratch.events_file).values()), peak if plan.strategy == "single" else 0)
 
 
 @contextmanager
@@ -109,7 +109,8 @@ def _raise(scratch: RunDir, code: int) -> None:
     raise StokerError("STK409", program="train", exit_code=code, log=training.newest_log(scratch))
 
 
-def _measured(steps: list[dict[str, Any]], peak: int) -> Measured:
+def of_steps(steps: list[dict[str, Any]], peak: int) -> Measured:
+    """What the events of a run's steps show; `peak` stands for memory that they do not have."""
     counted = steps[_WARM_UP:] if len(steps) > 2 * _WARM_UP else steps[len(steps) > 1 :]
     pace = sum(step["tokens"] for step in counted) / sum(step["seconds"] for step in counted)
     apart = [step["seconds"] * pace / step["tokens"] for step in counted]

@@ -9,7 +9,7 @@ from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.estimate import memory, ranges
-from stoker.facts import failures
+from stoker.facts import failures, proven
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
 from stoker.facts.model_parts import ModelParts, WeightGroup
@@ -261,6 +261,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *_model_reasons(run, inputs.shape),
             *checks.family_reasons(run, machine, inputs.shape.shape),
             *_machine_reasons(machine),
+            *(Reason(**vars(one)) for one in proven.said(machine, deterministic=run.train.deterministic)),
             *budget.reasons(run, limits, cost),
             *ending.reasons(run, inputs.platform),
             *spot.reasons(taken, cost),

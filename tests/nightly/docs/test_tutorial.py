@@ -14,6 +14,10 @@ EXPECTED = {
         "stoker verify stored": r"^store +20 .* intact",
         "stoker verify stored --json": r'"folder": "artifacts/final"',
     },
+    "prove": {
+        "stoker prove": r"^✓ passed  20 steps, killed and resumed, with `train.deterministic`$",
+        "stoker prove --share": r'"outcome": "passed"',
+    },
     "after-training": {
         "stoker eval sft_tiny --task questions.jsonl": r"2 of 2 answers match",
         'stoker chat sft_tiny "Who are you?" --artifact export': r"^I am a small model\.$",
@@ -44,7 +48,7 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store"]
+    "page", ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store", "prove"]
 )
 def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
     text = (PAGE.parents[1] / "how-to" / f"{page}.md").read_text(encoding="utf-8")

@@ -29,3 +29,9 @@ def test_own_process_has_used_time_and_memory() -> None:
 def test_process_that_is_gone_has_no_load() -> None:
     assert activity.cpu_seconds(2**22 + 1) is None
     assert activity.memory_bytes(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(("answer", "watts"), [("450.00\n450.00\n", 450.0), ("[N/A]\n", None), ("", None)])
+def test_power_limit_is_the_first_cards(monkeypatch: pytest.MonkeyPatch, answer: str, watts: float | None) -> None:
+    monkeypatch.setattr(activity, "_asked", lambda query: answer)
+    assert activity.power_limit_watts() == watts

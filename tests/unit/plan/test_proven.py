@@ -1,0 +1,72 @@
+"""What a plan says of a card that somebody has run, of one that nobody has, and of a CPU."""
+
+from typing import Any
+
+import pytest
+from plan_case import machine, plan, processor
+
+from stoker.facts import proven
+from stoker.facts.proven import ProvenRow
+from stoker.plan.plan import Plan
+
+
+def proven_row(**outcomes: str) -> ProvenRow:
+    checks = {name: {"outcome": outcome, "figures": {}} for name, outcome in outcomes.items()}
+    return ProvenRow.model_validate(
+        {
+            "card": "RTX4090",
+            "count": 1,
+            "memory_bytes": 24 << 30,
+            "driver": "580.82.07",
+            "power_limit_watts": 450.0,
+            "date": "2026-12-01",
+            "stoker": "0.1.0",
+            "packages": {"torch": "2.13.0+cu128"},
+            "checks": checks,
+        }
+    )
+
+
+def said(made: Plan) -> dict[str, str]:
+    return {one.key: one.text for one in made.reasons if one.key.startswith("why.proven")}
+
+
+@pytest.fixture(autouse=True)
+def _english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+
+
+def with_rows(monkeypatch: pytest.MonkeyPatch, *rows: ProvenRow) -> None:
+    monkeypatch.setattr(proven, "rows", lambda: rows)
+
+
+def test_without_a_row_nobody_has_run_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rows(monkeypatch)
+    assert said(plan()) == {"why.proven.nobody": "nobody has run this card yet; `stoker prove` tries it in ten minutes"}
+
+
+def test_a_row_changes_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rows(monkeypatch, proven_row(resume_exact="passed"))
+    assert said(plan()) == {"why.proven": "proven on RTX4090, torch 2.13, 2026-12-01 (`stoker prove`)"}
+    assert list(said(plan(on=machine("A100-80")))) == ["why.proven.nobody"], "another card"
+
+
+def test_what_failed_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rows(monkeypatch, proven_row(resume_exact="passed", memory="failed"))
+    assert said(plan())["why.proven.failed"].endswith("failed there: memory")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "unproven"), [({}, True), ({"resume_exact": "failed"}, True), ({"resume_exact": "passed"}, False)]
+)
+def test_exact_is_not_proven_until_a_resume_was(
+    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, Any], unproven: bool
+) -> None:
+    with_rows(monkeypatch, proven_row(**outcomes))
+    assert ("why.proven.not_exact" in said(plan("train: {deterministic: true}"))) == unproven
+    assert "why.proven.not_exact" not in said(plan()), "without it EXACT is not claimed"
+
+
+def test_a_processor_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rows(monkeypatch)
+    assert said(plan(on=processor())) == {}
