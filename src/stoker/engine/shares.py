@@ -24,6 +24,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from stoker.engine import checkpoint, weights
 from stoker.engine.weights import TensorEntry
+from stoker.rundir import in_place
 
 _ORDER = (
     *(torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16),
@@ -98,7 +99,7 @@ class SharedFile:
         Not opened for reading: a client of NFS would write whole pages, and with them old bytes of other ranks.
         """
         written = 0
-        with os.fdopen(os.open(folder / self.name, os.O_WRONLY | getattr(os, "O_BINARY", 0)), "wb") as file:
+        with os.fdopen(in_place.descriptor(folder / self.name, os.O_WRONLY), "wb") as file:
             for place, own in self._own():
                 file.seek(place)
                 written += file.write(own.numpy().data)

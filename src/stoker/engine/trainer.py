@@ -303,11 +303,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def copied(self, writers: Writers) -> Copied:
         """This step's state on the host: weights and tokenizer in the Hugging Face layout, the rest in ours.
 
-        Ranks that write together copy what they hold. Else all take part in gathering shards, and the first keeps what
-        is written. The writer uses copies only, so that training can continue.
+        Of shards each rank keeps its own, or all are gathered and the first keeps them. Only copies are written.
         """
-        gather = zero.copied_weights if self._plan.strategy == "zero3" else checkpoint.copied_weights
-        weights = gather(self.model, writers.take)
+        weights = (zero if self._plan.strategy == "zero3" else checkpoint).copied_weights(self.model, writers.take)
         index, tensors = self._training_state.gather(writers.take)
         index, state, share = copy.deepcopy(index), copy.deepcopy(self.state), None
         if writers.together:
@@ -322,8 +320,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             if share is not None:
                 share.lay_out(folder)
 
-        # Tied weights are one tensor.
-        sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}
+        sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}  # tied weights are one
         return Copied(write, sum(sizes.values()) if share is None else share.size, share)
 
     @property
