@@ -1,4 +1,4 @@
-"""Trainings on pretended cards: fp16 with its scaler, bf16, a kill; planted faults are found."""
+"""Trainings on pretended cards: fp16 with its scaler, bf16, shards; killed, out of memory; planted faults are found."""
 
 import shutil
 from pathlib import Path
@@ -98,6 +98,40 @@ def test_a_model_and_rows_at_two_places_are_refused(
     run_dir = make(tmp_path, base, "4090")
     assert pretended_devices.train(run_dir) != 0
     assert "Expected all tensors to be on the same device" in said(run_dir)
+
+
+def test_shards_of_two_4090_killed_end_with_the_bits_of_those_nobody_killed(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended_devices.use(monkeypatch, DEVICES["2x4090-fsdp2"])
+    whole, killed = (make(tmp_path / name, base, "2x4090-fsdp2", method="full") for name in ("whole", "killed"))
+    plan = files.read_json(killed.plan_file)
+    assert (plan["strategy"], plan["precision"], plan["batch"]["devices"]) == ("fsdp2", "bf16", 2)
+    assert pretended_devices.train(whole) == 0, said(whole)
+    assert pretended_devices.types(whole) == {"bfloat16"}
+    assert pretended_devices.train(killed, kill_after=5) == -9
+    assert pretended_devices.train(killed) == 0, said(killed)
+    assert tiny_run.losses(killed) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
+
+
+def test_a_card_whose_memory_ends_goes_on_with_smaller_micro_batches(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended_devices.use(monkeypatch, DEVICES["4090"], LARGEST_TOKENS=str(4 * LENGTH), MEMORY_ENDS_AFTER="4")
+    run_dir = make(tmp_path, base, "4090", where="arrange: rows")
+    before = files.read_json(run_dir.plan_file)["batch"]
+    assert before["micro"] == 8
+    assert pretended_devices.supervise(run_dir) == 0, pretended_devices.logs(run_dir)
+    (wrong,) = noted(run_dir, "error")
+    assert wrong["error"]["code"] == "STK408"
+    assert wrong["error"]["fields"]["reason"].startswith("CUDA out of memory. Tried to allocate")
+    (changed,) = noted(run_dir, "replan")
+    assert (changed["before"]["micro"], changed["after"]["micro"]) == (8, 4)
+    assert [one["resumed_step"] for one in noted(run_dir, "attempt")] == [0, 3]
+    after = files.read_json(run_dir.plan_file)["batch"]
+    assert after["effective"] == before["effective"] == after["micro"] * after["accumulation"]
+    assert noted(run_dir, "end")[-1]["status"] == "done"
 
 
 def test_one_of_two_4090_starts_under_an_older_driver(
