@@ -51,6 +51,7 @@ def test_ranks_of_one_machine_talk_over_loopback_and_meet_in_a_file() -> None:
 
 def test_cards_without_peer_access_are_told_so() -> None:
     assert plan("", machine("RTX4090", 2)).env["NCCL_P2P_DISABLE"] == "1"
+    assert plan("where: {gpus: 1}", machine("RTX4090", 2)).env["NCCL_P2P_DISABLE"] == "1"
     assert "NCCL_P2P_DISABLE" not in plan("", machine("A100-80G-SXM", 2)).env
 
 
