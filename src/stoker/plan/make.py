@@ -38,7 +38,7 @@ from stoker.plan.search import Constraints, Fits, Way
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
-"""Cards without peer-to-peer copies; with older drivers accelerate refuses to start unless NCCL is configured for it."""
+"""Cards without peer-to-peer copies: with older drivers accelerate starts only if NCCL is configured for it."""
 _HALF_BYTES = 2
 _AGREES = 0.005
 """Share by which a model's files may differ from the counted weights without a remark."""
