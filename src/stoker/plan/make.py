@@ -261,7 +261,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *_model_reasons(run, inputs.shape),
             *checks.family_reasons(run, machine, inputs.shape.shape),
             *_machine_reasons(machine),
-            *budget.reasons(run, limits, cost),
+            *budget.reasons(run, limits, cost, machine.name, seconds[0]),
             *ending.reasons(run, inputs.platform),
             *spot.reasons(taken, cost),
             *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),
