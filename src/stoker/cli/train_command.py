@@ -42,7 +42,8 @@ def fork(name: str, new: str, overrides: list[str], on: str | None, *, weights_o
     run_file = forking.fork(parent, new, overrides, weights_only=weights_only)
     origin = layout.named(new).manifest().forked_from
     assert origin is not None
-    console.talk("train.forked", name=new, parent=parent.name, step=origin["step"])
+    key = "train.forked_weights" if origin["weights_only"] else "train.forked"
+    console.talk(key, name=new, parent=parent.name, step=origin["step"])
     _train_here(run_file, detach=detach, yes=False)
 
 
