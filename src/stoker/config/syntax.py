@@ -34,7 +34,9 @@ _WIDE_COLON = re.compile(_KEY + "：")
 def invalid(where: str, problem: str) -> StokerError:
     """The error of a line that is no YAML; a full-width mark has its remedy in its sentence."""
     wide = any(f"`{mark}`" in problem for mark in _FULL_WIDTH)
-    return StokerError("STK102", where, problem=problem, advice=messages.text("advice.retype" if wide else "advice.yaml"))
+    return StokerError(
+        "STK102", where, problem=problem, advice=messages.text("advice.retype" if wide else "advice.yaml")
+    )
 
 
 def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
