@@ -222,7 +222,7 @@ def _in_order(found: list[StokerError], name: str) -> list[StokerError]:
 
 def _no_mapping(document: Document) -> StokerError:
     if isinstance(document.values, str) and (sentence := syntax.mistyped(document.values)):
-        return StokerError("STK102", document.where(()), problem=sentence)
+        return syntax.invalid(document.where(()), sentence)
     return StokerError("STK118", document.where(()))
 
 

@@ -46,11 +46,9 @@ def reasons(run: Run, found: Limits, cost: Cost | None, card: str, planned: floa
 
 def _short(found: Limits, planned: float) -> list[Reason]:
     """That the first of the budgets ends before the plan does."""
-    budgets = [(_TIME, found.time_seconds), (_MONEY, found.money_seconds)]
-    about, ends = min(
-        ((key, end) for key, end in budgets if end is not None), key=lambda one: one[1], default=("", None)
-    )
-    if ends is None or ends >= planned:
+    ends = {about: end for about, end in ((_TIME, found.time_seconds), (_MONEY, found.money_seconds)) if end}
+    first = min(ends, key=lambda about: ends[about], default="")
+    if not first or ends[first] >= planned:
         return []
-    fields = {"hours": f"{ends / 3600:.1f}", "planned": f"{planned / 3600:.1f}"}
-    return [Reason(about=about, key="why.limit.short", fields=fields)]
+    fields = {"hours": f"{ends[first] / 3600:.1f}", "planned": f"{planned / 3600:.1f}"}
+    return [Reason(about=first, key="why.limit.short", fields=fields)]

@@ -196,11 +196,7 @@ def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
             keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
     if found.tier == "EXACT":
         keys.append("why.resume.unseen")
-    unseen = [_in_words(part) for part in found.unseen if plan.device == "cuda" or part not in _CUDA]
+    unseen = [
+        messages.named("fingerprint", part) for part in found.unseen if plan.device == "cuda" or part not in _CUDA
+    ]
     return [Reason(about="resume", key=key, fields={"unseen": unseen}) for key in keys]
-
-
-def _in_words(part: str) -> str:
-    """A part of the fingerprint in words; a package by its name."""
-    key = f"fingerprint.{part}"
-    return messages.text(key) if messages.known(key) else part
