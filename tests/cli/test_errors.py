@@ -66,6 +66,15 @@ def test_a_place_at_line_100_stays_a_place(terminal: Terminal) -> None:
     terminal.refuses([err("STK107", "run.yaml:100: train.epochs")], "plan", "run.yaml")
 
 
+def test_a_hint_that_problems_share_is_printed_once_after_them(terminal: Terminal) -> None:
+    terminal.write("model: “Qwen”\nname: “x”\n" + DATA + "train: {epochs: 0}\n")
+    code, _, talk = terminal.run("en", "plan", "run.yaml")
+    assert code == 1
+    assert talk.count("[STK102]") == 2
+    assert talk.count("hint: type it again") == 1
+    assert talk.count("hint: ") == len({said.hint for said in in_words(talk)}) >= 2
+
+
 # ---- files and recipes
 
 

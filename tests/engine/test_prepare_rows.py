@@ -41,7 +41,11 @@ def call(arguments: Any) -> dict[str, Any]:
 ANSWER = user("ok", "assistant")
 
 BAD_ROWS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "not JSON": ('{"prompt": "a"', "row.not_json", {"problem": "Expecting ',' delimiter", "column": 15}),
+    "not JSON": (
+        '{"prompt": "a"',
+        "row.not_json",
+        {"problem": "a comma or a closing bracket is missing", "column": 15},
+    ),
     "a number too long for Python": ('{"prompt": ' + "1" * 5000 + "}", "row.not_json", {}),
     "nested without end": ("[" * 100_000, "row.not_json", {}),
     "a list": ("[1, 2]", "row.not_object", {"kind": "list"}),
@@ -300,7 +304,7 @@ def test_a_stray_quote_is_named_where_it_began(case: Case, lines: str, bad: int,
     used, refused = case.read_rows(run_dir)
     assert len(used) == 1
     assert list(refused) == [bad]
-    assert f"line {last} (" in refused[bad]
+    assert refused[bad].endswith(f"line {last}")
 
 
 def test_a_header_with_a_name_twice_is_refused(case: Case) -> None:
@@ -370,6 +374,34 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(case: Case, name: str) -
     (case.folder / name).write_bytes(before + "列车".encode("gbk"))
     error = raised(case, data={"train": name})
     assert (error.code, error.where, error.fields["byte"]) == ("STK314", name, len(before))
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_a_utf16_file_is_called_so_with_the_command_that_converts_it(case: Case, codec: str) -> None:
+    (case.folder / "data.csv").write_bytes("\ufeffprompt,completion\n列车,b\n".encode(codec))
+    error = raised(case, data={"train": "data.csv"})
+    assert error.code == "STK314"
+    assert "`iconv -f UTF-16 -t UTF-8 data.csv > data-utf8.csv`" in error.hint
+    assert "GBK" not in error.hint
+
+
+@pytest.mark.parametrize(("mark", "said"), [(";", "`;`"), ("\t", "Tab")])
+def test_a_csv_file_with_another_separator_says_which(case: Case, mark: str, said: str) -> None:
+    (case.folder / "a.csv").write_text(f"prompt{mark}completion\na{mark}b\n")
+    (problem,) = case.errors(data={"train": "a.csv"})
+    assert problem == f"a.csv:1: the row cannot be used: {messages.text('row.separator', separator=said)}"
+
+
+def test_a_row_of_a_json_list_is_named_by_its_number_in_the_list(case: Case) -> None:
+    (case.folder / "a.json").write_text(json.dumps([GOOD, {"prompt": "a"}], indent=2))
+    (problem,) = case.errors(data={"train": "a.json"})
+    assert problem.startswith("a.json: record 2: the row cannot be used")
+
+
+def test_rows_that_compare_answers_are_refused_with_that_reason(case: Case) -> None:
+    error = raised(case, [{"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}])
+    assert (error.code, error.where) == ("STK317", "train.jsonl:1")
+    assert error.fields["reason"] == messages.text("row.preference", key="chosen")
 
 
 def test_a_byte_order_mark_is_read_over(case: Case) -> None:

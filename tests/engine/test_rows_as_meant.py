@@ -133,7 +133,9 @@ def test_arguments_that_are_no_object_and_a_trained_question_are_bad_rows(case: 
 def test_a_thought_that_a_template_leaves_out_of_earlier_turns_makes_them_context(case: Case) -> None:
     make_tokenizer(case.tokenizer, row_shapes.templates()["qwen3"])
     thinking = {"role": "assistant", "content": "<think>\nI count.\n</think>\n\nSeven."}
-    assert case.prepare([{"messages": [USER, thinking, USER, thinking]}], data={"length": 500}).only() == [
+    prepared = case.prepare([{"messages": [USER, thinking, USER, thinking]}], data={"length": 500})
+    assert prepared.report.context_answers == 1
+    assert prepared.only() == [
         (
             "<|im_start|>user\nHow many wagons?<|im_end|>\n<|im_start|>assistant\nSeven.<|im_end|>\n"
             "<|im_start|>user\nHow many wagons?<|im_end|>\n<|im_start|>assistant\n",

@@ -30,6 +30,8 @@ def thousands(value: float) -> str:
 def duration(seconds: float) -> str:
     """`2 h 05 min`, `3 min 20 s`, `12 s`."""
     whole = round(seconds)
+    if whole == 0 and seconds > 0:
+        return messages.text("duration.below_one")
     if whole >= 3600:
         return messages.text("duration.hours", hours=f"{whole // 3600:,}", minutes=f"{whole % 3600 // 60:02d}")
     if whole >= 60:
@@ -40,6 +42,8 @@ def duration(seconds: float) -> str:
 def time_range(seconds: tuple[float, float, float]) -> str:
     """`6 h 27 min (4 h 58 min to 8 h 36 min)`."""
     expected, least, most = map(duration, seconds)
+    if expected == least == most:
+        return expected
     return messages.text("plan.range", value=expected, low=least, high=most)
 
 
@@ -47,6 +51,11 @@ def paid(cost: Cost) -> str:
     """`12.79 CNY (9.84 to 17.05)`."""
     amount, least, most = (f"{each:,.2f}" for each in (cost.amount, *cost.amount_range))
     return messages.text("plan.range", value=f"{amount} {cost.currency}", low=least, high=most)
+
+
+def millions(count: float) -> str:
+    """`7,615.6`, `0.5`, `0.013`: one digit after the point, more below a tenth."""
+    return f"{count / 1e6:,.1f}" if count >= 1e5 or not count else f"{count / 1e6:.2g}"
 
 
 def loss(value: float | str | None) -> str:

@@ -71,7 +71,7 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     rows = [
         ("plan.fits_row", messages.text(f"plan.fits.{made.fits}")),
         (
-            "plan.memory",
+            "plan.main_memory" if made.device == "cpu" else "plan.memory",
             messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
         ),
         ("plan.model", messages.text("plan.model_value", **_model_fields(made))),
@@ -95,6 +95,8 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
 
 def resume_text(found: Resume) -> str:
     """The tier at which the run resumes, as the trainer reports it."""
+    if found.tier == "FORK" and found.step == 0:
+        return messages.text("plan.resume_weights", tier=found.tier)
     key = "plan.resume_changed" if found.changed else "train.tier"
     return messages.text(key, tier=found.tier, step=found.step, changed=found.changed)
 
@@ -123,7 +125,7 @@ def _disk(made: Plan) -> str:
 
 def _model_fields(made: Plan) -> dict[str, str]:
     return {
-        "parameters": f"{made.model.parameters / 1e6:,.1f}",
-        "trainable": f"{made.model.trainable_parameters / 1e6:,.1f}",
+        "parameters": figures.millions(made.model.parameters),
+        "trainable": figures.millions(made.model.trainable_parameters),
         "origin": messages.text(f"origin.{made.model.origin}"),
     }

@@ -19,7 +19,7 @@ from stoker.plan import compare as comparing
 from stoker.plan import moves
 from stoker.plan.compare import Change, Goal
 from stoker.plan.make import Inputs, make_plan
-from stoker.plan.plan import Plan, Resume
+from stoker.plan.plan import Plan, Reason, Resume
 
 
 def plan(run: RunSource, overrides: Mapping[str, Any] | None = None, *, card: str | None = None) -> PlanPage:
@@ -40,7 +40,16 @@ def planned(run_file: RunFile, card: str | None) -> tuple[Plan, list[Change]]:
     """The plan for a card, or for this machine, and what would make it fit where it does not."""
     inputs = inputs_for(run_file, card)
     made = make_plan(inputs)
+    made = made.model_copy(update={"reasons": [*card_reasons(card), *made.reasons]})
     return made, _ways_out(inputs, made)
+
+
+def card_reasons(name: str | None) -> list[Reason]:
+    """Which card was taken, where a short name may mean several."""
+    if name is None or not (others := cards.namesakes(name)):
+        return []
+    fields = {"given": name, "card": cards.find(name).name, "others": [other.name for other in others]}
+    return [Reason(about="card", key="why.card.taken", fields=fields)]
 
 
 def inputs_for(run_file: RunFile, card: str | None) -> Inputs:

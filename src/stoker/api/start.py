@@ -17,6 +17,7 @@ from stoker.api.run_progress import RunProgress
 from stoker.api.sentences import listed, to_log
 from stoker.cluster import assemble
 from stoker.config.load import RunFile
+from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs, training
 from stoker.messages import MessageCallback
@@ -60,7 +61,8 @@ class Started:
     """A supervisor that was just started, and a view of what happens from then on."""
 
     run_dir: RunDir
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
+    """None where the run is finished and nothing is left to do."""
     progress: RunProgress
 
 
@@ -75,7 +77,10 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
         assemble.check(run)
         last_place.bring(Move(run_dir, run_file, listener.tell, listener.agree), "local")
         with last_place.unless_refused(run_dir), store_return.leased(layout.create(run_file), run, listener.tell):
-            listener.planned(_ready(run_dir, run_file, listener))
+            plan = _ready(run_dir, run_file, listener)
+            if _is_finished(run_dir, run, plan):
+                return Started(run_dir, None, _past(run_dir))
+            listener.planned(plan)
             run_dir.place_file.unlink(missing_ok=True)  # only now: until then its last place is asked about it
             return _start(run_dir)
 
@@ -111,11 +116,26 @@ def _say_changes(run_dir: RunDir, report: Report, listener: Listener) -> None:
             listener.tell("prepare.sources_changed", files=listed(changed))
 
 
+def _is_finished(run_dir: RunDir, run: Run, plan: Plan) -> bool:
+    """Whether the run was trained to its end here, its model is there, and no copy or machine is to be looked after."""
+    if training.supervision(run_dir).get("state") != "done" or not run_dir.final.is_dir() or run.save.store:
+        return False
+    end = _past(run_dir).end
+    done = (end.get("status"), end.get("step")) == ("done", plan.steps.total)
+    return done and plan.after == "stay" and not plan.nodes and not env.read(env.LAUNCHED)
+
+
 def _start(run_dir: RunDir) -> Started:
-    progress = RunProgress(run_dir)
-    progress.update()
-    progress.rejected.clear()  # said in earlier attempts
-    progress.interventions.clear()
+    progress = _past(run_dir)
     process = training.start(run_dir)
     training.keep_lease(run_dir)
     return Started(run_dir, process, progress)
+
+
+def _past(run_dir: RunDir) -> RunProgress:
+    """What happened so far; what was said in earlier attempts is not said again."""
+    progress = RunProgress(run_dir)
+    progress.update()
+    progress.rejected.clear()
+    progress.interventions.clear()
+    return progress

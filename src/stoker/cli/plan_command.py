@@ -117,6 +117,8 @@ def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
         console.data_json({**page, "explanation": explanation.sections(found)})
         return
     explanation.show(found)
+    for reason in planning.card_reasons(card):
+        console.data(messages.text("plan.reason", about=reason.about, text=reason.text))
     if resume := planning.resume_here(inputs):
         console.data(plan_page.resume_text(resume))
 

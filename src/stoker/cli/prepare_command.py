@@ -111,6 +111,8 @@ def _figures(report: Report) -> list[str]:
     if report.truncated_rows:
         count, length = f"{report.truncated_rows:,}", f"{report.length:,}"
         lines.append(messages.text("prepare.truncated", count=count, length=length))
+    if report.context_answers:
+        lines.append(messages.text("prepare.context_answers", count=f"{report.context_answers:,}"))
     return lines
 
 

@@ -1,5 +1,6 @@
 """`stoker train`: prepare, plan, start or resume, follow. Training runs in its own process."""
 
+import subprocess
 import sys
 from typing import Any
 
@@ -42,22 +43,25 @@ def fork(name: str, new: str, overrides: list[str], on: str | None, *, weights_o
     run_file = forking.fork(parent, new, overrides, weights_only=weights_only)
     origin = layout.named(new).manifest().forked_from
     assert origin is not None
-    console.talk("train.forked", name=new, parent=parent.name, step=origin["step"])
+    key = "train.forked_weights" if origin["weights_only"] else "train.forked"
+    console.talk(key, name=new, parent=parent.name, step=origin["step"])
     _train_here(run_file, detach=detach, yes=False)
 
 
 def _train_here(run_file: RunFile, *, detach: bool, yes: bool) -> None:
     listener = Listener(console.talk, ensure_prepared, plan_pages.show, lambda: yes or remote.says_yes())
     started = start.begin(run_file, listener)
-    if detach:
+    if started.process is None:
+        _ended(started.run_dir, EXIT_DONE, started.progress)
+    elif detach:
         console.talk("train.detached", name=started.run_dir.name, pid=started.process.pid)
-        return
-    sys.exit(_follow(started))
+    else:
+        sys.exit(_follow(started, started.process))
 
 
-def _follow(started: Started) -> int:
+def _follow(started: Started, process: subprocess.Popen[bytes]) -> int:
     """Show progress until the process ends; Ctrl-C asks it to commit and stop."""
-    run_dir, process, progress = started.run_dir, started.process, started.progress
+    run_dir, progress = started.run_dir, started.progress
     asked, told = False, dict(progress.attempt)
     with console.status() as status:
         while process.poll() is None:

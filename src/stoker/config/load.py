@@ -56,6 +56,8 @@ _ABOUT = {
     "STK710": "where.place",
 }
 """The word of the run file that an error of a later room is about; `{word}` where the error names it."""
+_DATA_PREFIXES = ("modelscope:", "hub:")
+"""How data of a hub is named; a model of the hub has no prefix."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _in_order(found: list[StokerError], name: str) -> list[StokerError]:
 
 def _no_mapping(document: Document) -> StokerError:
     if isinstance(document.values, str) and (sentence := syntax.mistyped(document.values)):
-        return StokerError("STK102", document.where(()), problem=sentence)
+        return syntax.invalid(document.where(()), sentence)
     return StokerError("STK118", document.where(()))
 
 
@@ -274,7 +276,7 @@ def _secrets(document: Document, text: str) -> list[StokerError]:
 def _wide_quotes(document: Document) -> list[StokerError]:
     leaves = ((path, value) for path, value in _leaves(document.values) if isinstance(value, str))
     said = ((path, syntax.in_wide_quotes(value)) for path, value in leaves)
-    return [StokerError("STK102", document.where(path), problem=sentence) for path, sentence in said if sentence]
+    return [syntax.invalid(document.where(path), sentence) for path, sentence in said if sentence]
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -298,6 +300,8 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
 
     if isinstance(run.model, Shape):
         found += _shape_conflicts(run, run.model, document)
+    elif prefix := next((one for one in _DATA_PREFIXES if run.model.startswith(one)), ""):
+        conflict(("model",), "STK154", prefix=prefix, name=run.model.removeprefix(prefix))
     elif isinstance(run.tokenizer, TrainTokenizer):
         conflict(("tokenizer",), "STK134")
     if run.save.best and not run.data.eval:

@@ -226,7 +226,7 @@ def _choices(expected: str) -> list[str]:
 def _wrong_type(finding: _Finding, where: str) -> StokerError:
     word = _TYPE_WORDS[finding.kind.split("_")[0]]
     if word == "mapping" and isinstance(finding.given, str) and (sentence := syntax.mistyped(finding.given)):
-        return StokerError("STK102", where, problem=sentence)
+        return syntax.invalid(where, sentence)
     expected = messages.text(f"type.{word}")
     return StokerError("STK106", where, given=shown(finding.given), expected=expected, example=example(finding.key))
 

@@ -4,6 +4,7 @@
 no use for and which make a small file expand without bound. Knows nothing of what the keys mean.
 """
 
+import codecs
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -83,7 +84,14 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise StokerError("STK117", f"{path.name}:{line}", byte=error.start) from error
+        advice = encoding_advice(content[:2], path)
+        raise StokerError("STK117", f"{path.name}:{line}", byte=error.start, advice=advice) from error
+
+
+def encoding_advice(start: bytes, path: Path) -> str:
+    """How to make a file UTF-8; its first two bytes may be UTF-16's mark."""
+    key = "advice.utf16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "advice.gbk"
+    return messages.text(key, old=path.name, new=f"{path.stem}-utf8{path.suffix}")
 
 
 def parse(text: str, name: str) -> Document:
@@ -93,9 +101,9 @@ def parse(text: str, name: str) -> Document:
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         line, problem = syntax.explain(error, text)
-        raise StokerError("STK102", f"{name}:{line}", problem=problem) from error
+        raise syntax.invalid(f"{name}:{line}", problem) from error
     problems = loader.problems + [
-        StokerError("STK102", f"{name}:{node.start_mark.line + 1}", problem=sentence)
+        syntax.invalid(f"{name}:{node.start_mark.line + 1}", sentence)
         for node in _inside(root)
         if not node.style and (sentence := syntax.wide_inside(node.value))
     ]
@@ -127,7 +135,7 @@ class _Loader(yaml.SafeLoader):
         event.anchor = None  # noted above; PyYAML would stop at the second of one name
         self._depth += isinstance(event, yaml.CollectionStartEvent)
         if self._depth > _DEEPEST:
-            raise StokerError("STK102", where, problem=messages.text("yaml.deep"))
+            raise syntax.invalid(where, messages.text("yaml.deep"))
         node = super().compose_node(parent, index)
         self._depth -= isinstance(event, yaml.CollectionStartEvent)
         return node
@@ -176,7 +184,7 @@ def _convert(node: yaml.Node, path: KeyPath, document: Document, problems: list[
     try:
         return node.value if node.style else scalar(node.value)
     except OverflowError as error:
-        problems.append(StokerError("STK102", document.where(path), problem=error))
+        problems.append(syntax.invalid(document.where(path), str(error)))
         return None
 
 
@@ -190,7 +198,7 @@ def _convert_mapping(
         if not isinstance(key, str) or key != key.strip():
             # YAML takes plain spaces off a key; what is left is a wide or no-break one.
             sentence = messages.text("yaml.space_character" if isinstance(key, str) else "yaml.key")
-            problems.append(StokerError("STK102", where, problem=sentence))
+            problems.append(syntax.invalid(where, sentence))
             continue
         here = (*path, key)
         if key in out:

@@ -5,6 +5,7 @@ import re
 import yaml
 
 from stoker import messages
+from stoker.errors import StokerError
 
 _SIGNS: tuple[tuple[str, str, bool], ...] = (
     (r"quoted scalar; found unexpected end", "yaml.quote", True),
@@ -28,6 +29,14 @@ _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|#.*")
 _KEY = r"\s*(?:- )?[^\W\d][\w.-]*"
 _NO_SPACE = re.compile(_KEY + r":[^\s/:]")
 _WIDE_COLON = re.compile(_KEY + "：")
+
+
+def invalid(where: str, problem: str) -> StokerError:
+    """The error of a line that is no YAML; a full-width mark has its remedy in its sentence."""
+    wide = any(f"`{mark}`" in problem for mark in _FULL_WIDTH)
+    return StokerError(
+        "STK102", where, problem=problem, advice=messages.text("advice.retype" if wide else "advice.yaml")
+    )
 
 
 def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:

@@ -11,11 +11,11 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? *(s|m|h|d)$"
 PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)? *%$"
-MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3}$"
-PRICE_PATTERN = r"^[0-9]+(\.[0-9]+)? *[A-Z]{3} */ *h$"
+MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *([A-Z]{3}|元)$"
+PRICE_PATTERN = r"^[0-9]+(\.[0-9]+)? *([A-Z]{3}|元) */ *(h|小时)$"
 EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
-_CURRENCIES = {"RMB": "CNY"}
+_CURRENCIES = {"RMB": "CNY", "元": "CNY"}
 """Other names of a currency."""
 RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
 DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
@@ -52,8 +52,9 @@ def share(text: str) -> float:
 
 
 def money(text: str) -> tuple[float, str]:
-    """`50 CNY` as (50.0, "CNY")."""
-    return float(text[:-3]), _CURRENCIES.get(text[-3:], text[-3:])
+    """`50 CNY` and `50元` as (50.0, "CNY")."""
+    number, currency = re.fullmatch(r"([0-9.]+) *([A-Z]{3}|元)", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    return float(number), _CURRENCIES.get(currency, currency)
 
 
 def is_price(text: str) -> bool:

@@ -25,7 +25,7 @@ from stoker.config.run import Run
 from stoker.engine import _compat, formats, program, sampling, shards, sources, tokenizer
 from stoker.engine.formats import Document, Layout, Pair, Text
 from stoker.engine.rendering import Renderer
-from stoker.engine.rows import BadRow
+from stoker.engine.rows import BadRow, Row, refuse_preferences
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch, File
 from stoker.engine.tokenizer import Tokenizer
@@ -73,6 +73,7 @@ class PassState(BaseModel):
     bad_bytes: int = 0
     bad_reasons: dict[str, int] = {}
     truncated_rows: int = 0
+    context_answers: int = 0
     detected: list[dict[str, Any]] = []
     train: list[dict[str, Any]] = []
     eval: list[dict[str, Any]] = []
@@ -246,7 +247,9 @@ def _read_batch(
     has_template = job.tokenizer.template is not None
     numbers = [number for number, _ in batch.rows]
     documents = [_document(value, layout, has_template=has_template) for _, value in batch.rows]
+    known = job.renderer.context_answers
     found = job.renderer.tokens(documents)
+    job.state.context_answers += job.renderer.context_answers - known
     if file.is_text and len(found) > 1:
         # Blocks of one text: joined again, so that only the last piece of a batch is short.
         blocks = [tokens for tokens in found if not isinstance(tokens, BadRow)]
@@ -279,9 +282,16 @@ def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
     found = formats.detect([row for _, row in rows])
     if rows and not found:
         number, first = rows[0]
-        keys = list(first) or "-"
-        raise StokerError("STK303", f"{file.label}:{number}", keys=keys, known=layouts.recognised_keys())
+        raise _unrecognised(first, sources.place(file.label, number))
     return found
+
+
+def _unrecognised(row: Row, where: str) -> StokerError:
+    try:
+        refuse_preferences(row)
+    except BadRow as bad:
+        return StokerError("STK317", where, reason=bad.text)
+    return StokerError("STK303", where, keys=list(row) or "-", known=layouts.recognised_keys())
 
 
 def _document(value: Any, layout: Layout | None, *, has_template: bool) -> Document | BadRow:
@@ -367,7 +377,7 @@ class BadRows:
         entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
         with in_place.appending(self._path, self._path.parent.parent) as file:
             file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-        self._found.append(StokerError("STK302", f"{self._label}:{number}", reason=bad.text))
+        self._found.append(StokerError("STK302", sources.place(self._label, number), reason=bad.text))
 
     def stop_if_due(self, *, last: bool) -> None:
         """Raise the bad rows of the file once enough of it was checked."""
@@ -444,6 +454,7 @@ def _finish(job: PreparePass) -> None:
         rows_read=state.rows_read,
         bad_rows=state.bad_rows,
         truncated_rows=state.truncated_rows,
+        context_answers=state.context_answers,
         length_histogram=counted.length_histogram,
         pack_efficiency=train.tokens / (train.sequences * run.data.length),
         unigram_entropy=counted.unigram_entropy,

@@ -58,6 +58,8 @@ class Renderer:
         self._marked = bool(tokenizer.template and _GENERATION.search(tokenizer.template))
         self._special_ids = {tokenizer.backend.token_to_id(token) for token in tokenizer.special_tokens}
         self._readings: dict[tuple[Any, ...], Reading | BadRow] = {}
+        self.context_answers = 0
+        """Answers so far that are context only, because the template drops their thinking."""
 
     def tokens(self, documents: Sequence[Document | BadRow]) -> list[np.ndarray | BadRow]:
         """The tokens of each document; an untrained one is stored as ~id. Bad rows pass through."""
@@ -118,6 +120,9 @@ class Renderer:
                 own = [_without_empty_thought(text, sentinel.sure(spans[number]), turn) for number in group]
                 trained += [*own[:-1], self._to_end_of_turn(text, own[-1])]
                 endless += [] if self._is_ended(text[slice(*trained[-1])], turn) else trained[-1:]
+        self.context_answers += sum(
+            turn.trained and not group for turn, group in zip(answers, reading.groups, strict=True)
+        )
         return self._ended(text, trained, endless)
 
     def _to_end_of_turn(self, text: str, span: Span) -> Span:

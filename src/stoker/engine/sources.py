@@ -1,6 +1,6 @@
 """From a source to batches of rows: files by suffix, and datasets of the hubs. Knows nothing of what rows mean.
 
-Rows are numbered from 1 as an editor shows them: lines of jsonl and csv, places in json and parquet. A `.txt` file is
+Rows are numbered from 1: by lines of jsonl and csv, by records of json, parquet and hubs. A `.txt` file is
 one document, however many blank lines it has. It is read in blocks cut at line ends, each tokenised on its own, so
 that a corpus of any size passes through bounded memory and all processors.
 """
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from stoker import messages
+from stoker.config import reader
 from stoker.config.run import Source
 from stoker.engine.formats import Text
 from stoker.engine.rows import BadRow
@@ -29,8 +31,28 @@ _BLOCK_CHARACTERS = 1 << 16
 _CHARACTERS_PER_TOKEN = 8
 """A batch of text holds a full sequence even where tokens are this long."""
 
+_JSON_FAULTS = {
+    "Expecting value": "json.value",
+    "Expecting property name": "json.key",
+    "Expecting ':'": "json.colon",
+    "Expecting ','": "json.comma",
+    "Unterminated string": "json.quote",
+    "Invalid control character": "json.control",
+    "Invalid \\": "json.escape",
+    "Extra data": "json.extra",
+    "Illegal trailing comma": "json.trailing",
+}
+"""How the standard library's complaints begin, and the sentence we say."""
+
+_SEPARATORS = {";": "`;`", "\t": "Tab"}
+
 _LINE_END = re.compile(r"\n(?=\S)")
 _WORD_END = re.compile(r"(?<=\S)(?= \S)")
+
+
+class Record(int):
+    """The number of a row where it is no line: the place in a list or a table."""
+
 
 Numbered = tuple[int, Any]
 """A row with its number: a mapping of keys, a `Text`, or a `BadRow`."""
@@ -67,6 +89,13 @@ def files(source: Source, folder: Path) -> list[File]:
         return [File(source.path, None, source, 0)]
     paths = inputs.expand(source.path, folder)
     return [File(inputs.label(path, folder), path, source, path.stat().st_size) for path in paths]
+
+
+def place(label: str, number: int) -> str:
+    """`a.jsonl:2`, or `a.json: record 2`."""
+    return (
+        messages.text("place.record", file=label, number=number) if isinstance(number, Record) else f"{label}:{number}"
+    )
 
 
 def batches(file: File, length: int, skip: int = 0) -> Iterator[Batch]:
@@ -117,16 +146,26 @@ def _readable(rows: Iterator[Numbered], file: File) -> Iterator[Numbered]:
     try:
         yield from rows
     except UnicodeDecodeError as error:
-        raise StokerError("STK314", file.label, byte=_first_bad_byte(file)) from error
+        raise StokerError("STK314", file.label, byte=_first_bad_byte(file), advice=_advice(file)) from error
     except (gzip.BadGzipFile, EOFError) as error:
         yield 1, BadRow("row.unreadable", problem=error)
+
+
+def _advice(file: File) -> str:
+    """How to make the file UTF-8."""
+    assert file.path is not None
+    with _binary(file.path) as raw:
+        return reader.encoding_advice(raw.read(2), file.path)
+
+
+def _binary(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 def _first_bad_byte(file: File) -> int:
     """Where the file stops being UTF-8; the decoder's own number starts at its last chunk."""
     assert file.path is not None
-    opened = gzip.open if file.path.name.lower().endswith(".gz") else open
-    with opened(file.path, "rb") as raw:
+    with _binary(file.path) as raw:
         before = 0
         for line in raw:
             try:
@@ -155,12 +194,17 @@ def _json(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         return _not_json(error)
-    except (ValueError, RecursionError) as error:
-        return BadRow("row.not_json", problem=error, column=1)
+    except (ValueError, RecursionError):
+        return _beyond_json()
 
 
 def _not_json(error: json.JSONDecodeError) -> BadRow:
-    return BadRow("row.not_json", problem=error.msg, column=error.colno)
+    key = next((key for start, key in _JSON_FAULTS.items() if error.msg.startswith(start)), "json.other")
+    return BadRow("row.not_json", problem=messages.text(key), column=error.colno)
+
+
+def _beyond_json() -> BadRow:
+    return BadRow("row.not_json", problem=messages.text("json.limit"), column=1)
 
 
 def _json_rows(text: TextIO) -> Iterator[Numbered]:
@@ -174,14 +218,18 @@ def _json_rows(text: TextIO) -> Iterator[Numbered]:
         else:
             yield error.lineno, _not_json(error)
         return
-    except (ValueError, RecursionError) as error:
-        yield 1, BadRow("row.not_json", problem=error, column=1)
+    except (ValueError, RecursionError):
+        yield 1, _beyond_json()
         return
     rows = value.get("data") if isinstance(value, dict) else value
     if isinstance(rows, list):
-        yield from enumerate(rows, 1)
+        yield from _records(rows)
     else:
         yield 1, BadRow("row.json_layout")
+
+
+def _records(rows: Iterable[Any]) -> Iterator[Numbered]:
+    return ((Record(number), row) for number, row in enumerate(rows, 1))
 
 
 def _csv_rows(text: TextIO) -> Iterator[Numbered]:
@@ -191,6 +239,9 @@ def _csv_rows(text: TextIO) -> Iterator[Numbered]:
     repeated = [] if isinstance(header, BadRow) else [name for name in header if name and header.count(name) > 1]
     if isinstance(header, BadRow) or repeated:
         yield 1, header if isinstance(header, BadRow) else BadRow("row.header", key=repeated[0])
+        return
+    if len(header) == 1 and (other := [name for mark, name in _SEPARATORS.items() if mark in header[0]]):
+        yield 1, BadRow("row.separator", separator=other[0])
         return
     for line, values in table:
         if isinstance(values, BadRow):
@@ -203,15 +254,15 @@ def _csv_rows(text: TextIO) -> Iterator[Numbered]:
 
 def _csv_lines(text: TextIO) -> Iterator[tuple[int, list[str] | BadRow]]:
     """The rows of a table by the lines they begin at; a stray quote is named there, not read on to the next one."""
-    reader = csv.reader(text, strict=True)
+    table = csv.reader(text, strict=True)
     while True:
-        line = reader.line_num + 1
+        line = table.line_num + 1
         try:
-            yield line, next(reader)
+            yield line, next(table)
         except StopIteration:
             return
-        except csv.Error as error:
-            yield line, BadRow("row.csv", problem=error, last=reader.line_num)
+        except csv.Error:
+            yield line, BadRow("row.csv", last=table.line_num)
 
 
 def _text_rows(text: TextIO) -> Iterator[Numbered]:
@@ -252,7 +303,7 @@ def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
         yield 1, BadRow("row.unreadable", problem=error)
         return
     rows = (row for batch in file.iter_batches(batch_size=BATCH_ROWS) for row in batch.to_pylist())
-    yield from enumerate(map(_as_written, rows), 1)
+    yield from _records(map(_as_written, rows))
 
 
 def _as_written(row: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +331,7 @@ def _hub_rows(source: Source) -> Iterator[Numbered]:
     for columns in dataset.iter(batch_size=BATCH_ROWS):
         for values in zip(*columns.values(), strict=True):
             number += 1
-            yield number, _as_written(dict(zip(columns, values, strict=True)))
+            yield Record(number), _as_written(dict(zip(columns, values, strict=True)))
 
 
 def _from_hub(name: str, source: Source) -> Any:

@@ -9,6 +9,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.facts import tables
 
@@ -86,9 +87,28 @@ def find(name: str) -> Card:
     spellings = _spellings()
     if wanted in spellings:
         return spellings[wanted]
-    near = difflib.get_close_matches(wanted, spellings, n=3, cutoff=0)
-    nearest = dict.fromkeys(spellings[spelling].name for spelling in near)
-    raise StokerError("STK203", card=name, nearest=list(nearest))
+    near = difflib.get_close_matches(wanted, spellings, n=3)
+    nearest = list(dict.fromkeys(spellings[spelling].name for spelling in near))
+    raise StokerError("STK203", card=name, nearest=messages.text("nearest.keys", keys=nearest) if nearest else "")
+
+
+def namesakes(name: str) -> list[Card]:
+    """Other cards that a short name may mean too: `V100` is one of four. None where it is a card's own name."""
+    taken = find(name)
+    if normal(name) == normal(taken.name):
+        return []
+    return [card for card in cards() if card is not taken and _may_mean(name, card)]
+
+
+def _may_mean(name: str, card: Card) -> bool:
+    """Whether each part of a name begins a part of the card's."""
+    return all(any(part.startswith(given) for part in _parts(card.name)) for given in _parts(name))
+
+
+def _parts(name: str) -> list[str]:
+    """`V100-32GB` as `v100` and `32`."""
+    found = re.findall(r"[a-z0-9]+", _BRANDS.sub("", name.lower()))
+    return [re.sub(r"^(\d+)gb?$", r"\1", part) for part in found]
 
 
 def identify(device_name: str, memory_bytes: int) -> Card | None:

@@ -91,6 +91,22 @@ def cheapest_spot(card: str, count: int = 1) -> Offer | None:
     return min(found, key=lambda offer: _spot_in_usd(offer) * offer.billed(count), default=None)
 
 
+def stated(source: str, price_per_hour: float, currency: str) -> Offer:
+    """An offer of today that is in no catalogue, for any number of any card."""
+    return Offer(
+        cards=(),
+        cloud=source,
+        gpu_count=1,
+        price_per_hour=price_per_hour,
+        currency=currency,
+        spot_price_per_hour=None,
+        instance="",
+        date=datetime.datetime.now(datetime.timezone.utc).date(),
+        source=source,
+        note="",
+    )
+
+
 def in_order_of_price(card: str) -> float:
     """A key that sorts cards by their cheapest offer; those without one come last."""
     offer = cheapest(card)

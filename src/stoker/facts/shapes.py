@@ -207,7 +207,7 @@ def resolve(
         return ResolvedShape(shape, "shipped", quantised=published_quantised(model)[0])
     found = found or model_configs.hub(model)
     if found is None:
-        raise StokerError("STK205", model=model)
+        raise StokerError("STK205", model=model, folder=folder)
     return _described(model, found, weigh)
 
 

@@ -38,6 +38,11 @@ def known(key: str) -> bool:
     return key in ENGLISH
 
 
+def named(kind: str, key: str) -> str:
+    """The name of one of a kind (`part.weights`), else its key."""
+    return text(f"{kind}.{key}") if known(f"{kind}.{key}") else key
+
+
 def text(key: str, /, **fields: Any) -> str:
     """The sentence for `key` in the user's language, with its fields filled in."""
     return in_language(language(), key, **fields)

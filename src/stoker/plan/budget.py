@@ -4,6 +4,9 @@ from stoker.config import values
 from stoker.config.run import Run
 from stoker.plan.plan import Cost, Limits, Reason
 
+_TIME, _MONEY = "limits.time_seconds", "limits.money_seconds"
+"""The plan's keys of the two budgets."""
+
 
 def limits(run: Run, cost: Cost | None, deadline: str | None) -> Limits:
     """How long the run may take; a budget in money lasts as long as the price in `cost` says."""
@@ -19,11 +22,11 @@ def limits(run: Run, cost: Cost | None, deadline: str | None) -> Limits:
     )
 
 
-def reasons(run: Run, found: Limits, cost: Cost | None) -> list[Reason]:
-    """The reason of each limit."""
+def reasons(run: Run, found: Limits, cost: Cost | None, card: str, planned: float) -> list[Reason]:
+    """The reason of each limit, and whether the planned seconds go beyond it."""
     out = []
     if found.time_seconds is not None:
-        out.append(Reason(about="limits.time_seconds", key="why.asked", fields={"word": "budget.time"}))
+        out.append(Reason(about=_TIME, key="why.asked", fields={"word": "budget.time"}))
     if found.money_seconds is not None and cost:
         fields = {
             "hours": f"{found.money_seconds / 3600:.1f}",
@@ -32,7 +35,20 @@ def reasons(run: Run, found: Limits, cost: Cost | None) -> list[Reason]:
             "devices": cost.billed_devices,
             "source": cost.source,
         }
-        out.append(Reason(about="limits.money_seconds", key="why.limit.money", fields=fields))
+        out.append(Reason(about=_MONEY, key="why.limit.money", fields=fields))
+    elif run.budget.money:
+        fields = {"currency": values.money(run.budget.money)[1], "card": card}
+        out.append(Reason(about=_MONEY, key="why.limit.no_price", fields=fields))
     if found.deadline:
         out.append(Reason(about="limits.deadline", key="why.limit.deadline", fields={"deadline": found.deadline}))
-    return out
+    return [*out, *_short(found, planned)]
+
+
+def _short(found: Limits, planned: float) -> list[Reason]:
+    """That the first of the budgets ends before the plan does."""
+    ends = {about: end for about, end in ((_TIME, found.time_seconds), (_MONEY, found.money_seconds)) if end}
+    first = min(ends, key=lambda about: ends[about], default="")
+    if not first or ends[first] >= planned:
+        return []
+    fields = {"hours": f"{ends[first] / 3600:.1f}", "planned": f"{planned / 3600:.1f}"}
+    return [Reason(about=first, key="why.limit.short", fields=fields)]

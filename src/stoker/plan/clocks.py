@@ -116,10 +116,10 @@ def _dangers(title: str, idle_minutes: float | None, release_days: float | None)
     found = []
     if idle_minutes:
         fields = {"platform": title, "minutes": f"{idle_minutes:g}"}
-        found.append(Reason(about="time_seconds", key="why.idle", fields=fields))
+        found.append(Reason(about="platform", key="why.idle", fields=fields))
     if release_days:
         fields = {"platform": title, "days": f"{release_days:g}"}
-        found.append(Reason(about="time_seconds", key="why.release", fields=fields))
+        found.append(Reason(about="platform", key="why.release", fields=fields))
     return found
 
 

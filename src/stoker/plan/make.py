@@ -262,7 +262,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *checks.family_reasons(run, machine, inputs.shape.shape),
             *_machine_reasons(machine),
             *(Reason(**vars(one)) for one in proven.said(machine, deterministic=run.train.deterministic)),
-            *budget.reasons(run, limits, cost),
+            *budget.reasons(run, limits, cost, machine.name, seconds[0]),
             *ending.reasons(run, inputs.platform),
             *spot.reasons(taken, cost),
             *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),

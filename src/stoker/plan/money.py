@@ -1,7 +1,5 @@
 """The price that applies, and a run's cost. Currencies are never converted."""
 
-import datetime
-
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.facts import prices
@@ -15,7 +13,7 @@ OWN = "where.price"
 def offer(run: Run, card: str | None, count: int) -> Offer | None:
     """The user's own price; else the cheapest offer of so many cards, preferring the budget's currency."""
     if run.where.price is not None:
-        return _own(run.where.price)
+        return prices.stated(OWN, *values.price(run.where.price))
     currency = values.money(run.budget.money)[1] if run.budget.money else None
     return prices.cheapest(card, count, currency) if card else None
 
@@ -41,19 +39,3 @@ def cost(seconds: tuple[float, float, float], devices: int, price: Offer | None,
 def in_order(amount: Cost | None) -> float:
     """A sort key over currencies by a rough rate; no price sorts last."""
     return amount.amount * prices.usd(amount.currency) if amount else float("inf")
-
-
-def _own(text: str) -> Offer:
-    amount, currency = values.price(text)
-    return Offer(
-        cards=(),
-        cloud=OWN,
-        gpu_count=1,
-        price_per_hour=amount,
-        currency=currency,
-        spot_price_per_hour=None,
-        instance="",
-        date=datetime.datetime.now(datetime.timezone.utc).date(),
-        source=OWN,
-        note="",
-    )

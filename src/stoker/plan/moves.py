@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker import messages
 from stoker.facts import own_code
 from stoker.facts.machine import Machine
 from stoker.plan import order
@@ -18,6 +19,8 @@ LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
 """Packages whose versions are part of the fingerprint; DeepSpeed's and Liger's only where they are used."""
 _UNSEEN = ("instructions", "driver", "cuda", "nccl", "base")
 """Parts of the fingerprint that only the trainer knows."""
+_CUDA = ("driver", "cuda", "nccl")
+"""Those of them that only a machine with CUDA has."""
 _PACKAGES = ("torch", *LIBRARIES, "deepspeed", "liger_kernel")
 """Also unknown for another machine: missing packages are installed there with Stoker."""
 
@@ -193,4 +196,7 @@ def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
             keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
     if found.tier == "EXACT":
         keys.append("why.resume.unseen")
-    return [Reason(about="resume", key=key, fields={"unseen": found.unseen}) for key in keys]
+    unseen = [
+        messages.named("fingerprint", part) for part in found.unseen if plan.device == "cuda" or part not in _CUDA
+    ]
+    return [Reason(about="resume", key=key, fields={"unseen": unseen}) for key in keys]

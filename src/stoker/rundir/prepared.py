@@ -77,6 +77,8 @@ class Report(BaseModel):
     rows_read: int
     bad_rows: int
     truncated_rows: int
+    context_answers: int = 0
+    """Earlier answers that are not trained, because the chat template drops their thinking."""
     length_histogram: dict[str, int]
     """Rows by token count, in powers of two: "128" counts rows of 65 to 128 tokens."""
     pack_efficiency: float

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.rundir import files
 from stoker.store.store_protocol import Bandwidth, Fault, Patience, bounded, require_small
@@ -30,7 +31,7 @@ class DirectoryStore:
         try:
             self._disk = self._do(lambda: disk_of(root))
         except FileNotFoundError as error:
-            raise Fault(f"{root.parent} is not there; is it mounted?") from error
+            raise Fault(messages.text("store.no_folder", folder=root.parent)) from error
 
     def names(self, folder: str) -> dict[str, int]:
         """Every file below a folder; names of partial files begin with a dot."""
@@ -121,7 +122,7 @@ class DirectoryStore:
     def _make_folder(self, folder: Path) -> None:
         """Of the store's own path only the last part is made, and only on the disk that was there at the start."""
         if disk_of(self._root) != self._disk:
-            raise Fault(f"{self._root} is no longer mounted")
+            raise Fault(messages.text("store.unmounted", folder=self._root))
         self._root.mkdir(exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -5,6 +5,7 @@ What is printed may be a stranger's: no escape of it reaches the terminal (`plai
 
 import errno
 import io
+import itertools
 import json
 import sys
 import time
@@ -92,10 +93,30 @@ def talk(key: str, /, **fields: Any) -> None:
 
 def show_error(error: StokerError) -> None:
     """`error: what [code]`, the place, and the hint."""
+    _show_problem(error)
+    stderr.print()
+    _show_hint(error)
+
+
+def _show_errors(problems: list[StokerError]) -> None:
+    """One after another; a hint that several in a row share is printed once after them."""
+    for number, (_, alike) in enumerate(itertools.groupby(problems, key=lambda one: one.hint)):
+        if number:
+            stderr.print()
+        together = list(alike)
+        for problem in together:
+            _show_problem(problem)
+        stderr.print()
+        _show_hint(together[-1])
+
+
+def _show_problem(error: StokerError) -> None:
     stderr.print(Text(messages.text("error"), style="bold red"), f"{error.what}  [{error.code}]", sep="")
     if error.where:
         stderr.print(f"  {env.masked(error.where)}")
-    stderr.print()
+
+
+def _show_hint(error: StokerError) -> None:
     stderr.print(Text(messages.text("hint"), style="bold"), error.hint, sep="")
 
 
@@ -147,10 +168,7 @@ def guarded(command: Callable[[], None]) -> int:
     try:
         command()
     except StokerError as error:
-        for index, problem in enumerate(error.errors):
-            if index:
-                stderr.print()
-            show_error(problem)
+        _show_errors(error.errors)
         return EXIT_USER
     except TyperException as misread:
         return _misread(misread)

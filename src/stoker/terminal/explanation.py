@@ -36,11 +36,6 @@ def sections(found: Found) -> dict[str, list[str]]:
     return {name: said for name, make in zip(_SECTIONS, lines, strict=True) if (said := make(found))}
 
 
-def named(kind: str, key: str) -> str:
-    """The name of a part or a moment."""
-    return messages.text(f"{kind}.{key}") if messages.known(f"{kind}.{key}") else key
-
-
 def _batch(found: Found) -> list[str]:
     way, run = found.way, found.inputs.run
     fields = {"effective": run.train.batch, "micro": way.micro, "accumulation": way.step.accumulation}
@@ -64,11 +59,13 @@ def _memory(found: Found) -> list[str]:
     there = machine.memory_per_device / _GIB
     room = there * search.usable_share(machine)
     around = ranges.of("memory", found.way.step, machine.card)
-    parts = [(named("part", part), size) for part, size in used.parts.items() if size]
+    parts = [(messages.named("part", part), size) for part, size in used.parts.items() if size]
     parts.sort(key=lambda part: -part[1])
     verdict = "explain.fits.old" if not found.supported else f"explain.fits.{found.fits}"
     return [
-        messages.text("explain.peak", moment=named("moment", used.moment), part=parts[0][0], gib=_gib(parts[0][1])),
+        messages.text(
+            "explain.peak", moment=messages.named("moment", used.moment), part=parts[0][0], gib=_gib(parts[0][1])
+        ),
         *(f"  {_gib(size):>7}  {part}" for part, size in parts),
         _sum("=", _gib(used.allocated), "explain.allocated"),
         _sum("+", _gib(used.reserved - used.allocated), "explain.gaps"),
@@ -89,7 +86,7 @@ def _memory(found: Found) -> list[str]:
 
 def _moments(found: Found) -> list[str]:
     used = found.way.memory
-    others = [(named("moment", key), size) for key, size in used.moments.items() if key != used.moment]
+    others = [(messages.named("moment", key), size) for key, size in used.moments.items() if key != used.moment]
     if not others:
         return []
     said = [f"{name} {_gib(size)}" for name, size in sorted(others, key=lambda one: -one[1])]
@@ -136,7 +133,7 @@ def _term(found: Found, part: str, seconds: float) -> str:
     """A part of the step: its operations or bytes, and their rate."""
     step = found.way.step
     if found.inputs.machine.kind != "cuda":
-        return named("part", part)
+        return messages.named("part", part)
     work, times = operations.work(step), step.accumulation
     passes = {"forward": work.forward, "backward": work.backward}
     streams = {
@@ -151,8 +148,8 @@ def _term(found: Found, part: str, seconds: float) -> str:
         done = times * streams[part] / 1e9
         key, rate = "explain.term.bytes", f"{done / seconds:,.0f}"
     else:
-        return named("part", part)
-    return messages.text(key, part=named("part", part), work=f"{done:,.4g}", rate=rate)
+        return messages.named("part", part)
+    return messages.text(key, part=messages.named("part", part), work=f"{done:,.4g}", rate=rate)
 
 
 def _link(found: Found) -> dict[str, str]:

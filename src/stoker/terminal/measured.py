@@ -10,7 +10,6 @@ from stoker.api import figures
 from stoker.api.measuring import Calibration
 from stoker.plan.make import Found
 from stoker.terminal import console
-from stoker.terminal.explanation import named
 
 
 def show_trace(found: Found, traced: dict[str, Any], *, as_json: bool) -> None:
@@ -29,9 +28,10 @@ def show_trace(found: Found, traced: dict[str, Any], *, as_json: bool) -> None:
         )
     ]
     rows += [
-        (f"  {named('part', part)}", _size(size), _size(traced["parts"][part]), "") for part, size in used.parts.items()
+        (f"  {messages.named('part', part)}", _size(size), _size(traced["parts"][part]), "")
+        for part, size in used.parts.items()
     ]
-    moments = (named("moment", moment) for moment in (used.moment, traced["moment"]))
+    moments = (messages.named("moment", moment) for moment in (used.moment, traced["moment"]))
     _table(("trace.closed_form", "trace.traced"), [*rows, (messages.text("trace.moment"), *moments, "")])
     for note in traced["notes"]:
         console.data(note)

@@ -78,6 +78,14 @@ DATA_CASES: dict[str, DataCase] = {
     "unknown keys": DataCase(
         "train: a.jsonl", {"a.jsonl": jsonl({"q": "a", "a": "b"})}, [err("STK303", "a.jsonl:1", "q, a", "`messages`")]
     ),
+    "answers that are compared": DataCase(
+        "train: a.jsonl",
+        {"a.jsonl": jsonl({"instruction": "a", "input": "", "chosen": "b", "rejected": "c"})},
+        [err("STK317", "a.jsonl:1", "`chosen`", "`output`")],
+    ),
+    "a table with semicolons": DataCase(
+        "train: a.csv", {"a.csv": b"prompt;completion\na;b\n"}, [err("STK302", "a.csv:1", "`;`", "commas")]
+    ),
     "an empty file": DataCase("train: a.jsonl", {"a.jsonl": b"\n\n"}, [err("STK304", "run.yaml:4: data.train")]),
     "a table without rows": DataCase(
         "train: a.csv", {"a.csv": b"prompt,completion\n"}, [err("STK304", "run.yaml:4: data.train")]

@@ -23,7 +23,7 @@ SYNTAX: Table = {
     "no space after the colon": ("model:Qwen\n" + DATA, [err("STK102", "run.yaml:1", "space is missing")]),
     "no space anywhere": ("model:Qwen\ndata:a\n", [err("STK102", "run.yaml:1", "space is missing")]),
     "no space below a key": (BOTH + "train:\n  epochs:3\n", [err("STK102", "run.yaml:3: train", "space is missing")]),
-    "a full-width colon": ("model：Qwen\n" + DATA, [err("STK102", "run.yaml:1", "write `:`")]),
+    "a full-width colon": ("model：Qwen\n" + DATA, [err("STK102", "run.yaml:1", "write `:`", "input method")]),
     "a full-width colon below": (
         MODEL + "data:\n  train：a\n",
         [err("STK102", "run.yaml:2: data", "full-width", "write `:`")],
@@ -427,6 +427,14 @@ CONFLICTS: Table = {
     "a host and no place": (
         BOTH + "where: {host: box}\n",
         [err("STK141", "run.yaml:3: where.host", "place: ssh", "box")],
+    ),
+    "a model with the prefix of data": (
+        "model: modelscope:Qwen/Qwen2.5-0.5B\n" + DATA,
+        [err("STK154", "run.yaml:1: model", "`modelscope:`", "modelscope download --model Qwen/Qwen2.5-0.5B")],
+    ),
+    "money in yen or yuan": (
+        BOTH + "budget: {money: 50¥}\n",
+        [err("STK109", "run.yaml:3: budget.money", "50 CNY")],
     ),
     "ssh to nowhere": (BOTH + "where: {place: ssh}\n", [err("STK136", "run.yaml:3: where.host", "stoker hosts")]),
 }

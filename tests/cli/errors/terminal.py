@@ -15,10 +15,12 @@ from stoker.terminal import console
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 PYTHONISH = re.compile(r"\bNone\b|\bTrue\b|\bFalse\b|<class|\{'|\['|Error\b|_type\b")
+PROBLEM = re.compile(r"^(?:error: |错误：)(?P<what>.+?)  \[(?P<code>STK\d{3})\]\n(?:  (?P<where>.+)\n)?", re.MULTILINE)
 BLOCK = re.compile(
-    r"^(?:error: |错误：)(?P<what>.+?)  \[(?P<code>STK\d{3})\]\n(?:  (?P<where>.+)\n)?\n(?:hint: |提示：)(?P<hint>.+)$",
+    r"(?P<problems>(?:^(?:error: |错误：).+?  \[STK\d{3}\]\n(?:  .+\n)?)+)\n(?:hint: |提示：)(?P<hint>.+)$",
     re.MULTILINE,
 )
+"""Problems that share a hint, and the hint after them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,11 @@ class Said:
 
 
 def in_words(text: str) -> list[Said]:
-    return [Said(b["code"], b["where"] or "", b["what"], b["hint"]) for b in BLOCK.finditer(text)]
+    return [
+        Said(one["code"], one["where"] or "", one["what"], block["hint"])
+        for block in BLOCK.finditer(text)
+        for one in PROBLEM.finditer(block["problems"])
+    ]
 
 
 class Terminal:

@@ -3,7 +3,7 @@
 import pytest
 
 import stoker
-from stoker.api import plan_page
+from stoker.api import figures, plan_page
 from stoker.messages import in_language
 from stoker.plan.plan import Resume
 
@@ -25,6 +25,27 @@ def test_what_changed_is_listed_as_the_language_does(language: str, said: str, m
     assert plan_page.resume_text(MOVED) == said
     same = MOVED.model_copy(update={"changed": []})
     assert plan_page.resume_text(same) == in_language(language, "train.tier", tier="SAMPLE-EXACT", step=120)
+
+
+@pytest.mark.parametrize(("language", "said"), [("en", "starting at step 0"), ("zh", "从第 0 步开始（只取权重）")])
+def test_a_fork_of_weights_starts_and_does_not_resume(
+    language: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", language)
+    assert said in plan_page.resume_text(Resume(step=0, tier="FORK", changed=[], unseen=[]))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [((0.1, 0.1, 0.2), "<1 s"), ((60.0, 50.0, 70.0), "1 min 00 s (50 s to 1 min 10 s)")],
+)
+def test_a_time_below_a_second_is_no_zero(seconds: tuple[float, float, float], said: str) -> None:
+    assert figures.time_range(seconds) == said
+
+
+@pytest.mark.parametrize(("count", "said"), [(13_408, "0.013"), (494_032_768, "494.0"), (0, "0.0")])
+def test_a_tiny_model_has_weights(count: int, said: str) -> None:
+    assert figures.millions(count) == said
 
 
 @pytest.mark.parametrize(("language", "colon"), [("en", ": "), ("zh", "：")])

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.api import start, store_return
+from stoker.api import planning, start, store_return
 from stoker.api.start import Listener
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.places import registry
-from stoker.rundir import last_known, layout
+from stoker.rundir import events, files, last_known, layout
 from stoker.rundir.layout import RunDir
 
 RUN = """\
@@ -65,6 +65,29 @@ def test_only_a_stop_of_this_launch_reaches_its_supervisor(
     os.utime(run_dir.stop_file, (at, at))
     start.begin(run_file, Listener())
     assert found == [False, True]
+
+
+@pytest.mark.parametrize("missing", ["", "state", "model", "end", "steps"])
+def test_a_finished_run_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "tiny.yaml").write_text(RUN.partition("save:")[0])
+    run_file = load.load(str(tmp_path / "tiny.yaml"))
+    run_dir = layout.create(run_file)
+    made = planning.plan(run_file, {"data.tokens": 1000, "train.steps": 8 if missing == "steps" else 4})
+    files.write_json(run_dir.supervisor_file, {"state": "stopped" if missing == "state" else "done", "pid": 0})
+    if missing != "model":
+        run_dir.final.mkdir(parents=True)
+    if missing != "end":
+        events.append(run_dir.events_file, "end", status="done", step=4)
+    started: list[RunDir] = []
+    shown: list[object] = []
+    monkeypatch.setattr(start, "_ready", lambda *_: made)
+    monkeypatch.setattr(start, "_start", started.append)
+    found = start.begin(run_file, Listener(planned=shown.append))
+    if missing:
+        assert (len(started), len(shown)) == (1, 1)
+    else:
+        assert (found.process, started, shown) == (None, [], [])
 
 
 def test_a_stop_that_comes_before_the_launch_holds_its_lock_is_kept(

@@ -34,7 +34,9 @@ def test_what_is_no_share(text: str) -> None:
     assert not re.match(values.PERCENT_PATTERN, text)
 
 
-@pytest.mark.parametrize(("text", "money"), [("50 CNY", (50.0, "CNY")), ("9.99USD", (9.99, "USD"))])
+@pytest.mark.parametrize(
+    ("text", "money"), [("50 CNY", (50.0, "CNY")), ("9.99USD", (9.99, "USD")), ("50元", (50.0, "CNY"))]
+)
 def test_money(text: str, money: tuple[float, str]) -> None:
     assert re.match(values.MONEY_PATTERN, text)
     assert values.money(text) == money
@@ -90,7 +92,13 @@ def test_all_money_that_the_pattern_lets_in_can_be_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "price"), [("2.5 CNY/h", (2.5, "CNY")), ("2.5CNY/h", (2.5, "CNY")), ("0 USD / h", (0.0, "USD"))]
+    ("text", "price"),
+    [
+        ("2.5 CNY/h", (2.5, "CNY")),
+        ("2.5CNY/h", (2.5, "CNY")),
+        ("0 USD / h", (0.0, "USD")),
+        ("2.5元/小时", (2.5, "CNY")),
+    ],
 )
 def test_a_price_by_the_hour(text: str, price: tuple[float, str]) -> None:
     assert values.is_price(text)

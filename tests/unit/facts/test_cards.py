@@ -45,6 +45,31 @@ def test_an_unknown_card_is_refused_with_the_nearest_ones() -> None:
     assert "RTX5090" in caught.value.fields["nearest"]
 
 
+@pytest.mark.parametrize("name", ["xyz", "昇腾910B"])
+def test_a_card_unlike_all_others_is_refused_without_a_closest_one(name: str) -> None:
+    with pytest.raises(StokerError) as caught:
+        cards.find(name)
+    assert caught.value.fields["nearest"] == ""
+    assert "RTX" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("V100", ["V100-16-PCIe", "V100-32-PCIe", "V100-32-SXM2"]),
+        ("V100-SXM2", ["V100-32-SXM2"]),
+        ("A100 80GB", ["A100-80-PCIe"]),
+        ("h100", ["H100-PCIe", "H100-NVL"]),
+        ("V100-16-SXM2", []),
+        ("A10", []),
+        ("NVIDIA GeForce RTX 4090", []),
+        ("A800", []),
+    ],
+)
+def test_a_short_name_has_the_other_cards_it_may_mean(name: str, others: list[str]) -> None:
+    assert [card.name for card in cards.namesakes(name)] == others
+
+
 def test_no_two_cards_share_a_name_or_an_alias() -> None:
     spellings = [
         spelling for card in cards.cards() for spelling in {cards.normal(n) for n in (card.name, *card.aliases)}

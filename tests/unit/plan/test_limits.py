@@ -3,6 +3,7 @@
 import pytest
 from plan_case import SEVEN, SMALL, machine, plan, processor
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.facts import prices
 from stoker.facts.machine import Machine
@@ -94,6 +95,31 @@ def test_money_without_a_price_in_its_currency_is_no_limit() -> None:
     offer = prices.cheapest("RTX4090", 1, "CNY")
     assert plan("budget: {money: 50 EUR}", offer=offer).limits.money_seconds is None
     assert plan("budget: {money: 50 CNY}", offer=None).limits.money_seconds is None
+
+
+@pytest.mark.parametrize("money", ["50 EUR", "50 CNY"])
+def test_a_plan_says_that_money_without_a_price_cannot_be_applied(money: str) -> None:
+    offer = prices.cheapest("RTX4090", 1, "CNY") if money.endswith("EUR") else None
+    made = plan(f"budget: {{money: {money}}}", machine("RTX4090"), offer=offer)
+    (why,) = [one for one in made.reasons if one.about == "limits.money_seconds"]
+    assert why.key == "why.limit.no_price"
+    assert why.fields == {"currency": money[-3:], "card": "RTX4090"}
+    for language in messages.CATALOGUES:
+        said = messages.in_language(language, why.key, **why.fields)
+        assert all(word in said for word in ("where.price", "--price", "budget.time"))
+
+
+@pytest.mark.parametrize(
+    ("budget", "about"),
+    [
+        ("{time: 36s}", "limits.time_seconds"),
+        ("{money: 0.001 CNY, time: 9h}", "limits.money_seconds"),
+        ("{time: 99999h}", None),
+    ],
+)
+def test_a_plan_says_where_a_budget_ends_it_early(budget: str, about: str | None) -> None:
+    made = plan(f"budget: {budget}", machine("RTX4090"), offer=prices.cheapest("RTX4090", 1, "CNY"))
+    assert [one.about for one in made.reasons if one.key == "why.limit.short"] == ([about] if about else [])
 
 
 def test_a_deadline_is_a_limit_with_its_reason() -> None:

@@ -47,6 +47,18 @@ def test_the_same_machine_goes_on_exactly_and_is_planned_as_before() -> None:
     assert (again.batch, again.strategy, again.argv) == (first.batch, first.strategy, first.argv)
 
 
+def test_what_is_compared_at_startup_is_said_in_words_and_without_cuda_on_a_processor() -> None:
+    on = processor()
+    first = plan(LORA, on)
+    again = plan(LORA, on, earlier=left(first, on))
+    (why,) = [one for one in again.reasons if one.key == "why.resume.unseen"]
+    assert "the processor's instructions" in why.text
+    assert not any(word in why.text for word in ("driver", "CUDA", "NCCL"))
+    first = plan(LORA, box())
+    (why,) = [one for one in plan(LORA, box(), earlier=left(first, box())).reasons if one.key == "why.resume.unseen"]
+    assert "the driver" in why.text
+
+
 def test_a_run_that_is_done_does_not_go_on() -> None:
     first = plan(LORA, box())
     assert plan(LORA, box(), earlier=left(first, box(), step=100)).resume is None

@@ -101,7 +101,7 @@ def test_a_file_is_swapped_only_if_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_missing_mount_is_an_error_and_no_new_folder(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="is it mounted"):
+    with pytest.raises(Fault, match="does not exist; create it"):
         open_folder(tmp_path / "drive" / "MyDrive" / "copies")
     assert not (tmp_path / "drive").exists()
 
