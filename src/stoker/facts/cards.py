@@ -9,6 +9,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.facts import tables
 
@@ -86,9 +87,9 @@ def find(name: str) -> Card:
     spellings = _spellings()
     if wanted in spellings:
         return spellings[wanted]
-    near = difflib.get_close_matches(wanted, spellings, n=3, cutoff=0)
-    nearest = dict.fromkeys(spellings[spelling].name for spelling in near)
-    raise StokerError("STK203", card=name, nearest=list(nearest))
+    near = difflib.get_close_matches(wanted, spellings, n=3)
+    names = list(dict.fromkeys(spellings[spelling].name for spelling in near))
+    raise StokerError("STK203", card=name, nearest=messages.text("nearest.keys", keys=names) if names else "")
 
 
 def identify(device_name: str, memory_bytes: int) -> Card | None:

@@ -45,6 +45,12 @@ def test_an_unknown_card_is_refused_with_the_nearest_ones() -> None:
     assert "RTX5090" in caught.value.fields["nearest"]
 
 
+def test_a_name_that_is_like_none_has_no_nearest_ones() -> None:
+    with pytest.raises(StokerError) as caught:
+        cards.find("xyz")
+    assert caught.value.hint == "`stoker gpus` lists all"
+
+
 def test_no_two_cards_share_a_name_or_an_alias() -> None:
     spellings = [
         spelling for card in cards.cards() for spelling in {cards.normal(n) for n in (card.name, *card.aliases)}
