@@ -135,8 +135,9 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
         follow: Go on until the training process ends; Ctrl-C leaves, the run goes on.
     """
     run_dir = layout.find(name)
-    path: Path | None = training.newest_log(run_dir)
-    _print_earlier(path, lines)
+    newest = training.newest_log(run_dir)
+    _print_earlier(newest, lines)
+    path: Path | None = newest
     while path is not None:
         with path.open("rb") as log:
             read = iter(lambda: log.readline(_LONGEST_LINE_BYTES), b"")
