@@ -6,7 +6,8 @@ The sentences (what happened, what to do) live in `stoker.messages` under the co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stoker import env, messages
@@ -95,6 +96,12 @@ class StokerErrors(StokerError):
     def as_dict(self) -> dict[str, Any]:
         """The first one, and each of them under `errors`."""
         return {**super().as_dict(), "errors": [error.as_dict() for error in self.errors]}
+
+
+def closest(name: str, known: Sequence[str], count: int = 3) -> str:
+    """The beginning of a hint: the names that are spelt alike, best first; empty where none is."""
+    near = difflib.get_close_matches(name[:200], known, n=count)
+    return messages.text("nearest.keys", keys=[f"`{one}`" for one in near]) if near else ""
 
 
 def _plain(value: Any) -> Any:

@@ -150,8 +150,8 @@ SETS: dict[str, tuple[list[str], list[Expected]]] = {
     "an unknown section": (["trian.epochs=1"], [err("STK104", "--set trian", "`train`")]),
     "not YAML": (["train.epochs=[1"], [err("STK102", "--set train.epochs:1", "never closed")]),
     "an anchor": (["train.epochs=&a 3"], [err("STK114", "--set train.epochs:1")]),
-    "a typo in a mapping": (["tune={method: lora, rnk: 1}"], [err("STK104", "--set tune: tune.rnk", "`tune.rank`")]),
-    "a size for a trained model": (["model.layers=3"], [err("STK105", "--set model: model.shape", "Qwen/")]),
+    "a typo in a mapping": (["tune={method: lora, rnk: 1}"], [err("STK104", "--set tune: rnk", "`tune.rank`")]),
+    "a size for a trained model": (["model.layers=3"], [err("STK105", "--set model: shape", "Qwen/")]),
     "nothing": (["data.length="], [err("STK120", "--set data.length")]),
     "a secret": (["save.store=s3://a:secret@b"], [err("STK115", "--set save.store")]),
     "beside a mistake in the file": (

@@ -24,6 +24,18 @@ def test_newest_attempt_is_printed(stoker: CommandLine, runs: Path) -> None:
     assert outcome.out == "第一行\n1.5\nnot utf-8: ÿ\n\ufffd end"
 
 
+def test_an_attempt_that_wrote_nothing_yet_is_said_and_the_one_before_shown(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    write_log(folder, 1, b"".join(b"line %d\n" % number for number in range(30)))
+    write_log(folder, 2, b"")
+    outcome = stoker("logs", "medical")
+    assert outcome.err.strip() == "Attempt 2 has written nothing yet. The last lines of attempt 1:"
+    assert outcome.out.splitlines() == [f"line {number}" for number in range(10, 30)]
+    assert stoker("logs", "medical", "--lines", "1").out == "line 29\n"
+    write_log(folder, 2, b"new\n")
+    assert (stoker("logs", "medical").out, stoker("logs", "medical").err) == ("new\n", "")
+
+
 @pytest.mark.parametrize(
     ("count", "expected"), [("2", "line 3\nline 4\n"), ("0", ""), ("99", "line 1\nline 2\nline 3\nline 4\n")]
 )

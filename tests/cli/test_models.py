@@ -54,6 +54,7 @@ def test_dates_and_versions_are_said_and_another_version_here_too(
 ) -> None:
     told = stoker("models").err
     assert "2026-11-16" in told
+    assert "2026-11-16 to 2026-11-16" not in told
     assert "5.22.1" in told
     assert "5.22.3" not in told
     monkeypatch.setattr(machine, "installed", lambda names: {"transformers": "6.0.0"})
@@ -91,4 +92,9 @@ def test_a_family_that_was_not_tested_is_said_so(stoker: CommandLine, tmp_path: 
     done = stoker("models", str(folder))
     assert done.code == 1
     assert "STK236" in done.err
-    assert "unheard_of" in done.err
+    assert "(family `unheard_of`)" in done.err
+
+
+def test_a_name_of_which_no_family_is_known_is_said_without_one(stoker: CommandLine) -> None:
+    done = stoker("models", "nobody-knows-this")
+    assert "`nobody-knows-this` is not in the table" in done.err

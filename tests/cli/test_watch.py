@@ -84,6 +84,26 @@ def test_one_page_of_a_running_training(stoker: CommandLine, runs: Path) -> None
     assert "input-bound" not in outcome.out
 
 
+@pytest.mark.parametrize("by", ["attempt", "restart", "supervisor"])
+def test_a_new_attempt_without_a_step_has_no_pace(stoker: CommandLine, runs: Path, by: str) -> None:
+    folder = make_running(runs, at=ago(seconds=60))
+    if by == "attempt":
+        write_events(folder, attempt(160, resumed_step=80))
+    elif by == "restart":
+        write_events(folder, {"event": "restart", "reason": "killed", "step": 80, "wait_seconds": 0})
+    else:
+        record = {"pid": 1, "state": "running", "started": ago(seconds=1)}
+        (folder / "supervisor.json").write_text(json.dumps(record), encoding="utf-8")
+    with training(folder):
+        rows = page(stoker("watch", "medical", "--once").out)
+        assert rows["time left"] == "not known yet: the new attempt has done no step"
+        assert "speed" not in rows
+        write_events(folder, attempt(160, resumed_step=80), step(81, 3.0))
+        rows = page(stoker("watch", "medical", "--once").out)
+    assert rows["speed"] == "4,000 tokens/s"
+    assert rows["time left"].startswith("2 min 38 s")
+
+
 def test_one_page_in_chinese(stoker: CommandLine, runs: Path) -> None:
     folder = make_running(runs, wait_seconds=0.9)
     with training(folder):
@@ -125,7 +145,7 @@ def test_on_a_cpu_the_process_is_measured(stoker: CommandLine, runs: Path, monke
     with training(folder):
         rows = page(stoker("watch", "medical", "--once").out)
         found = json.loads(stoker("watch", "medical", "--json").out)
-    assert re.fullmatch(r"\d+ % busy, \d+ CPUs", rows["CPU"])
+    assert re.fullmatch(r"this run uses \d+ % of \d+ CPUs", rows["CPU"])
     assert rows["memory"].endswith("GiB main memory")
     assert 0 <= found["cpu_percent"] < 150
     assert found["memory_bytes"] > 1e6

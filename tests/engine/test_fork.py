@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import tiny_run
+import torch
+import transformers
 
 from stoker.api import forking, preparation
+from stoker.config.run import Train
+from stoker.engine import checkpoint
 from stoker.errors import StokerError
 from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
@@ -53,6 +58,24 @@ def rates(run_dir: RunDir) -> dict[int, float]:
     return {step: event["learning_rate"] for step, event in events.steps(run_dir.events_file).items()}
 
 
+@pytest.mark.parametrize("schedule", get_args(Train.model_fields["schedule"].annotation))
+@pytest.mark.parametrize("steps", [1, 5, 20])
+def test_a_schedule_is_set_to_a_step_as_if_it_had_gone_there(schedule: str, steps: int) -> None:
+    gone, placed = (_schedule(schedule) for _ in range(2))
+    for _ in range(steps):
+        gone.optimizer.step()
+        gone.step()
+    placed.load_state_dict(checkpoint.schedule_after(placed, steps))
+    assert placed.state_dict() == gone.state_dict()
+    assert placed.get_last_lr() == gone.get_last_lr()
+
+
+def _schedule(name: str) -> Any:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (1e-3, 3e-4)]
+    return transformers.get_scheduler(name, torch.optim.AdamW(groups), num_warmup_steps=3, num_training_steps=20)
+
+
+@pytest.mark.filterwarnings("error:Detected call of .lr_scheduler")
 def test_a_fork_with_the_same_words_ends_with_the_weights_of_its_parent(parent: RunDir) -> None:
     """What is left out of the state (options, schedule) is made anew as it was."""
     fork = forked(parent)

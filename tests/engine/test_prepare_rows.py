@@ -192,9 +192,22 @@ def test_skipped_rows_are_counted_and_listed_and_the_rest_is_prepared(case: Case
     ]
 
 
-@pytest.mark.parametrize("rows", [["oops"], []], ids=["all bad", "empty file"])
-def test_nothing_usable_is_an_error(case: Case, rows: list[Any]) -> None:
-    assert raised(case, rows, data={"on_bad_row": "skip"}).code == "STK304"
+@pytest.mark.parametrize(("rows", "listed"), [(["oops"], True), ([], False)], ids=["all bad", "empty file"])
+def test_nothing_usable_is_an_error(case: Case, rows: list[Any], listed: bool) -> None:
+    error = raised(case, rows, data={"on_bad_row": "skip"})
+    assert error.code == "STK304"
+    words = error.hint.split()
+    assert Path(words[-1]).is_file() if listed else error.hint == "the data is empty"
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_rows_that_are_laid_out_without_a_template_are_marked(case: Case, template: str | None) -> None:
+    (case.tokenizer / "chat_template.jinja").unlink()
+    make_tokenizer(case.tokenizer, template)
+    prepared = case.prepare([{"question": "What is 0 plus 0?", "answer": "It is 0"}])
+    (entry,) = prepared.report.detected
+    assert entry.get("plain", False) == (template is None)
+    assert ("0?It" in prepared.texts()[0]) == (template is None)
 
 
 def test_answers_that_are_all_beyond_the_length_are_said_so(case: Case) -> None:

@@ -55,11 +55,11 @@ def test_events_of_this_start_are_passed_on_and_the_code_is_returned(
 
 
 def test_every_error_the_program_wrote_down_is_raised(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir.events_file.write_text('{"event": "error", "error": {"code": "STK304", "where": "", "fields": {}}}\n')
-    stand_in(monkeypatch, "raise StokerErrors([StokerError('STK302', 'a:1', reason='x'), StokerError('STK304')])")
+    run_dir.events_file.write_text('{"event": "error", "error": {"code": "STK206", "where": "", "fields": {}}}\n')
+    stand_in(monkeypatch, "raise StokerErrors([StokerError('STK302', 'a:1', reason='x'), StokerError('STK206')])")
     with pytest.raises(StokerErrors) as caught:
         programs.run_engine("prepare", run_dir, lambda _: None)
-    assert [(error.code, error.where) for error in caught.value.errors] == [("STK302", "a:1"), ("STK304", "")]
+    assert [(error.code, error.where) for error in caught.value.errors] == [("STK302", "a:1"), ("STK206", "")]
 
 
 @pytest.mark.parametrize(("body", "code"), [("raise KeyError('x')", 2), ("import os; os._exit(9)", 9)])

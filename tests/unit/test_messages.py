@@ -79,7 +79,7 @@ def test_an_error_survives_the_events_of_another_process() -> None:
 
 
 def test_a_list_is_joined_as_the_language_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = StokerError("STK108", given="`x`", choices=["`a`", "`b`"])
+    error = StokerError("STK108", given="`x`", choices=["`a`", "`b`"], nearest="")
     for again in (error, StokerError.from_json(error.to_json())):
         monkeypatch.setenv("STOKER_LANG", "en")
         assert again.hint == "choose `a`, `b`"
@@ -108,7 +108,7 @@ def test_a_duration_has_the_units_of_the_language(monkeypatch: pytest.MonkeyPatc
 
 
 def test_several_errors_are_said_line_by_line() -> None:
-    several = StokerErrors([StokerError("STK206"), StokerError("STK304")])
+    several = StokerErrors([StokerError("STK206"), StokerError("STK304", advice="x")])
     assert [line.split("[")[1][:6] for line in str(several).splitlines()] == ["STK206", "STK304"]
 
 

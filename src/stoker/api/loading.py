@@ -12,6 +12,8 @@ from stoker.errors import StokerError
 
 RunSource = str | Path | RunFile
 """A run file's path, a recipe's name, or a run file that was loaded before."""
+_GIVEN_BY = "overrides"
+"""What errors call the mapping."""
 
 
 def load(run: RunSource, overrides: Mapping[str, Any] | None = None) -> RunFile:
@@ -27,11 +29,11 @@ def load(run: RunSource, overrides: Mapping[str, Any] | None = None) -> RunFile:
         raise _wrong(overrides, "type.overrides", '`stoker.load("run.yaml", {"train.epochs": 1})`')
     words = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in (overrides or {}).items()]
     if not isinstance(run, RunFile):
-        return reading.load(str(run), words)
+        return reading.load(str(run), words, _GIVEN_BY)
     if not words:
         return run
     name = (overrides or {}).get("name", run.run.name)
-    return reading.again(run.text, run.name, run.folder, [*run.overrides, *words], str(name))
+    return reading.again(run.text, run.name, run.folder, [*run.overrides, *words], str(name), _GIVEN_BY)
 
 
 def _wrong(given: object, key: str, example: str) -> StokerError:

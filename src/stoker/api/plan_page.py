@@ -23,6 +23,11 @@ class PlanPage(Plan):
         page._way_out = way_out or []
         return page
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether it fits, surely or as expected: `fits` is a word, and `no` is as true as any."""
+        return self.fits != "no"
+
     def __str__(self) -> str:
         """The page."""
         rows = [f"{label}  {value}" for label, value in rows_of(self)]
@@ -66,7 +71,6 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     """The figures: a label and a value each."""
     used, there = made.memory.peak_device_bytes / 2**30, made.memory.available_bytes / 2**30
     low, high = (f"{each / 2**30:.1f}" for each in made.memory.device_bytes_range)
-    slowest, fastest = (f"{each:,.0f}" for each in made.speed.tokens_per_second_range)
     steps = made.steps
     rows = [
         ("plan.fits_row", messages.text(f"plan.fits.{made.fits}")),
@@ -79,18 +83,24 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
             "plan.steps",
             messages.text("plan.steps_value", total=steps.total, per_epoch=steps.per_epoch, epochs=steps.epochs),
         ),
-        (
-            "plan.speed",
-            messages.text("plan.speed_value", speed=f"{made.speed.tokens_per_second:,.0f}", low=slowest, high=fastest),
-        ),
-        ("plan.time", figures.time_range((made.time_seconds, *made.time_seconds_range))),
+        *(_pace(made) if made.fits != "no" else []),
         ("plan.disk", _disk(made)),
     ]
-    if made.cost:
-        rows.append(("plan.cost", _cost(made.cost)))
+    if made.fits != "no" and (made.cost or made.device == "cuda"):
+        rows.append(("plan.cost", _cost(made.cost) if made.cost else messages.text("plan.no_price")))
     if made.resume:
         rows.append(("plan.resume", resume_text(made.resume)))
     return [(messages.text(key), value) for key, value in rows]
+
+
+def _pace(made: Plan) -> list[tuple[str, str]]:
+    """What a run that does not fit has none of."""
+    slowest, fastest = (f"{each:,.0f}" for each in made.speed.tokens_per_second_range)
+    pace = f"{made.speed.tokens_per_second:,.0f}"
+    return [
+        ("plan.speed", messages.text("plan.speed_value", speed=pace, low=slowest, high=fastest)),
+        ("plan.time", figures.time_range((made.time_seconds, *made.time_seconds_range))),
+    ]
 
 
 def resume_text(found: Resume) -> str:

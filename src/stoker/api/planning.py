@@ -11,7 +11,7 @@ from stoker.api.plan_page import PlanPage
 from stoker.config import values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.facts import cards
 from stoker.facts.machine import Machine
 from stoker.launch import plan_inputs
@@ -36,12 +36,12 @@ def plan(run: RunSource, overrides: Mapping[str, Any] | None = None, *, card: st
         return PlanPage.of(made, comparison.change_lines(changes) if made.fits == "no" else [])
 
 
-def planned(run_file: RunFile, card: str | None) -> tuple[Plan, list[Change]]:
+def planned(run_file: RunFile, card: str | None, goal: Goal = "money") -> tuple[Plan, list[Change]]:
     """The plan for a card, or for this machine, and what would make it fit where it does not."""
     inputs = inputs_for(run_file, card)
     made = make_plan(inputs)
     made = made.model_copy(update={"reasons": [*card_reasons(card), *made.reasons]})
-    return made, _ways_out(inputs, made)
+    return made, _ways_out(inputs, made, goal)
 
 
 def card_reasons(name: str | None) -> list[Reason]:
@@ -77,7 +77,8 @@ def checked_goal(text: str, where: str) -> Goal:
         return "money"
     if text == "speed":
         return "speed"
-    raise StokerError("STK108", where, given=f"`{text}`", choices=list(get_args(Goal)))
+    goals = list(get_args(Goal))
+    raise StokerError("STK108", where, given=f"`{text}`", choices=goals, nearest=closest(text, goals))
 
 
 def compared(run_file: RunFile, goal: Goal) -> Comparison:
@@ -86,7 +87,7 @@ def compared(run_file: RunFile, goal: Goal) -> Comparison:
     inputs = plan_inputs.inputs(run_file, None, found)
     here = comparing.here(inputs, found.name, max(1, len(found.devices)))
     rows = comparing.ranked(comparing.compare(inputs, cards.cards()), goal)
-    changes = comparing.ways_out(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
+    changes = comparing.milder(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
     return Comparison(run_file.run, goal, here, rows, changes, resume_here(inputs))
 
 
@@ -100,12 +101,12 @@ def resume_here(inputs: Inputs) -> Resume | None:
         return None
 
 
-def _ways_out(inputs: Inputs, made: Plan) -> list[Change]:
+def _ways_out(inputs: Inputs, made: Plan, goal: Goal) -> list[Change]:
     """What would make it fit, where it does not."""
     if made.fits != "no":
         return []
     count = made.batch.devices // inputs.machine.nodes
-    return comparing.ways_out(inputs, cards.cards(), _card(inputs.machine), count)
+    return comparing.ways_out(inputs, cards.cards(), _card(inputs.machine), count, goal)
 
 
 def _card(machine: Machine) -> cards.Card | None:

@@ -76,6 +76,8 @@ class RunProgress:
             self._take(event)
             self.read_bytes = offset
             changed = True
+        if self.recent and training.supervision(self.run_dir).get("started", "") > self.recent[-1]["at"]:
+            self.recent.clear()  # of an attempt that was killed with its supervisor: the new one has no step yet
         return changed
 
     def skim(self) -> None:
@@ -94,6 +96,8 @@ class RunProgress:
             self.rejected.append(event)
         elif kind in _INTERVENTIONS:
             self.interventions.append(event)
+            if kind == "restart":
+                self.recent.clear()
         elif kind == "step":
             self.step = event
             self.recent.append(event)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.facts import cards, prices
 from stoker.facts.cards import Card
 from stoker.facts.prices import STALE_DAYS, Offer
@@ -31,7 +31,8 @@ def gpus(pattern: str, min_memory: float, sort: str, *, as_json: bool) -> None:
         as_json: Print all facts as JSON.
     """
     if sort not in _ORDERS:
-        raise StokerError("STK108", "--sort", given=f"`{sort}`", choices=list(_ORDERS))
+        orders = list(_ORDERS)
+        raise StokerError("STK108", "--sort", given=f"`{sort}`", choices=orders, nearest=closest(sort, orders))
     wanted = _squeezed(pattern)
     found = [card for card in cards.cards() if _named(card, wanted) and _largest(card) >= min_memory]
     if not found and not any(_named(card, wanted) for card in cards.cards()):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.config import load
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.facts import cards, machine
 from stoker.rundir import inputs
 from stoker.terminal import console, starter
@@ -89,7 +89,7 @@ def _choice(*options: str) -> Callable[[str], str]:
         chosen = numbered.get(answer, answer.lower()) or options[0]
         if chosen not in options:
             listed = [f"{number} ({option})" for number, option in numbered.items()]
-            raise StokerError("STK108", given=f"`{answer}`", choices=listed)
+            raise StokerError("STK108", given=f"`{answer}`", choices=listed, nearest=closest(answer.lower(), options))
         return chosen
 
     return read

@@ -41,7 +41,7 @@ def models(name: str, *, as_json: bool) -> None:
     cells = [cell for row in found for cell in row.cells.values()]
     dates = sorted(cell.date for cell in cells)
     versions = sorted({cell.transformers for cell in cells})
-    console.talk("models.tested", first=dates[0], last=dates[-1], transformers=versions)
+    console.talk("models.tested", dates=_between(dates[0], dates[-1]), transformers=versions)
     if any(families.other_transformers(cell, here) for cell in cells):
         console.talk("models.other_version", here=here)
     _say_proven()
@@ -68,8 +68,13 @@ def _asked(name: str) -> list[KnownFamily]:
     family = _family(name)
     row = families.named(family) if family else None
     if row is None:
-        raise StokerError("STK236", name=name, family=family or "?")
+        said = messages.text("models.of_family", family=family) if family else ""
+        raise StokerError("STK236", name=name, family=said)
     return [row]
+
+
+def _between(first: str, last: str) -> str:
+    return first if first == last else messages.text("models.dates", first=first, last=last)
 
 
 def _family(model: str) -> str | None:

@@ -83,7 +83,7 @@ def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:
         elif asked.trace:
             _trace(make.find(planning.inputs_for(run_file, asked.card)), as_json=asked.as_json)
         elif asked.one:
-            _page(run_file, asked)
+            _page(run_file, goal, asked)
         else:
             _listing(run_file, goal, target, asked)
 
@@ -97,8 +97,8 @@ def _price(text: str | None) -> list[str]:
     return [f"{money.OWN}={text}"]
 
 
-def _page(run_file: RunFile, asked: PlanRequest) -> None:
-    made, changes = planning.planned(run_file, asked.card)
+def _page(run_file: RunFile, goal: Goal, asked: PlanRequest) -> None:
+    made, changes = planning.planned(run_file, asked.card, goal)
     if asked.as_json:
         console.data_json({**plan_page.to_json(made), "changes": comparison.changes_json(changes)})
         return

@@ -14,6 +14,8 @@ from stoker.rundir.prepared import Report
 from stoker.terminal import console, recipe_table
 
 _BAR_WIDTH = 40
+_PLAIN = {"alpaca": "prepare.plain.alpaca", "prompt_completion": "prepare.plain.prompt_completion"}
+"""How rows of a format are laid out where the tokenizer has no chat template."""
 
 
 def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
@@ -67,6 +69,8 @@ def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
 def _summary(run_dir: RunDir, report: Report) -> None:
     for entry in report.detected:
         console.data(_detected(entry))
+        if entry.get("plain"):
+            console.data(messages.text(_PLAIN[entry["format"]], path=entry["path"]))
     console.data("")
     for line in _figures(report):
         console.data(line)

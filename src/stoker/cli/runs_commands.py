@@ -28,6 +28,7 @@ from stoker.terminal.progress import state_word
 
 _LONGEST_LINE_BYTES = 1 << 20
 """A longer line of a log is printed in parts."""
+_EARLIER_LINES = 20
 
 
 def runs(*, as_json: bool) -> None:
@@ -134,7 +135,9 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
         follow: Go on until the training process ends; Ctrl-C leaves, the run goes on.
     """
     run_dir = layout.find(name)
-    path: Path | None = training.newest_log(run_dir)
+    newest = training.newest_log(run_dir)
+    _print_earlier(newest, lines)
+    path: Path | None = newest
     while path is not None:
         with path.open("rb") as log:
             read = iter(lambda: log.readline(_LONGEST_LINE_BYTES), b"")
@@ -142,6 +145,19 @@ def logs(name: str, lines: int | None, *, follow: bool) -> None:
                 console.piece(last_state(line.decode("utf-8", errors="replace")))
             lines = None
             path = _follow(run_dir, path, log) if follow else None
+
+
+def _print_earlier(path: Path, lines: int | None) -> None:
+    """Where an attempt has written nothing yet, say so and print the last lines of the one before."""
+    _, attempt, rest = path.name.split("-", 2)
+    before = path.with_name(f"train-{int(attempt) - 1}-{rest}")
+    if path.stat().st_size or not before.is_file():
+        return
+    console.talk("logs.nothing_yet", attempt=attempt, before=int(attempt) - 1)
+    with before.open("rb") as log:
+        read = iter(lambda: log.readline(_LONGEST_LINE_BYTES), b"")
+        for line in deque(read, maxlen=_EARLIER_LINES if lines is None else lines):
+            console.piece(last_state(line.decode("utf-8", errors="replace")))
 
 
 def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:

@@ -181,7 +181,9 @@ def _training_rows(progress: RunProgress) -> list[tuple[str, str]]:
     if progress.tokens_per_second:
         speed = f"{progress.tokens_per_second:,.0f}"
         rows.append((messages.text("watch.speed"), messages.text("watch.speed_value", speed=speed)))
-    if progress.state == "running":
+    if progress.state == "running" and not progress.recent:
+        rows.append((messages.text("watch.left"), messages.text("watch.resuming")))
+    elif progress.state == "running":
         end = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=progress.seconds_left)
         fields = {"left": duration(progress.seconds_left), "clock": f"{end:%m-%d %H:%M}"}
         rows.append((messages.text("watch.left"), messages.text("watch.left_value", **fields)))

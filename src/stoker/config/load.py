@@ -1,6 +1,7 @@
 """From a file name (or a recipe's name) and overrides to a frozen `Run`; all problems of a file at once."""
 
 import difflib
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -124,32 +125,34 @@ def recipes_folder() -> Path:
     return Path(str(resources.files("stoker.config").joinpath("recipes")))
 
 
-def load(name: str, overrides: Sequence[str] = ()) -> RunFile:
+def load(name: str, overrides: Sequence[str] = (), given_by: str = "--set") -> RunFile:
     """Read a run file or recipe.
 
     Args:
         name: Path of a YAML file, or a recipe's name.
         overrides: `key.path=value`, as `--set` takes them.
+        given_by: What errors name them by.
     """
     path = Path(name)
+    read = functools.partial(_load, overrides=overrides, given_by=given_by)
     if _exists(path):
-        return _load(path, path.stem, path.name, path.resolve().parent, overrides)
+        return read(path, path.stem, path.name, path.resolve().parent)
     # A recipe's paths are the user's, named from the working directory; files shipped with it are `recipe:...`.
     if name in recipe_names():
-        return _load(recipes_folder() / f"{name}.yaml", name, f"{name}.yaml", Path.cwd(), overrides)
+        return read(recipes_folder() / f"{name}.yaml", name, f"{name}.yaml", Path.cwd())
     if now := RENAMED.get(name):
-        run_file = _load(recipes_folder() / f"{now}.yaml", name, f"{now}.yaml", Path.cwd(), overrides)
+        run_file = read(recipes_folder() / f"{now}.yaml", name, f"{now}.yaml", Path.cwd())
         return replace(run_file, renamed=now)
     if plugin := plugins.offered(plugins.RECIPES).get(name):
         file = _plugin_file(plugin)
-        run_file = _load(file, name, f"{name}.yaml ({plugin.source})", Path.cwd(), overrides)
+        run_file = read(file, name, f"{name}.yaml ({plugin.source})", Path.cwd())
         return replace(run_file, plugin_file=file)
     raise StokerError("STK101", path=problems.shown(name), nearest=_nearest(path))
 
 
-def _load(path: Path, name: str, label: str, folder: Path, overrides: Sequence[str]) -> RunFile:
+def _load(path: Path, name: str, label: str, folder: Path, *, overrides: Sequence[str], given_by: str) -> RunFile:
     text = reader.read_text(path)
-    run, document = _read(text, label, overrides)
+    run, document = _read(text, label, overrides, given_by)
     if run.name is None:
         run = run.model_copy(update={"name": _run_name(name)})
     return RunFile(label, folder, text, run, document, tuple(overrides))
@@ -187,14 +190,16 @@ def parse(text: str, name: str, overrides: Sequence[str] = ()) -> Run:
     return _read(text, name, overrides)[0]
 
 
-def again(text: str, name: str, folder: Path, overrides: Sequence[str], run_name: str) -> RunFile:
+def again(
+    text: str, name: str, folder: Path, overrides: Sequence[str], run_name: str, given_by: str = "--set"
+) -> RunFile:
     """A run file from the copy that a run directory keeps."""
-    run, document = _read(text, name, overrides)
+    run, document = _read(text, name, overrides, given_by)
     return RunFile(name, folder, text, run.model_copy(update={"name": run_name}), document, tuple(overrides))
 
 
-def _read(text: str, name: str, overrides: Sequence[str]) -> tuple[Run, Document]:
-    document = reader.parse(text, name)
+def _read(text: str, name: str, overrides: Sequence[str], given_by: str = "--set") -> tuple[Run, Document]:
+    document = replace(reader.parse(text, name), given_by=given_by)
     if not isinstance(document.values, dict):
         raise _no_mapping(document)
     raise_all([problem for problem in (_apply(document, override) for override in overrides) if problem])
@@ -239,8 +244,8 @@ def _apply(document: Document, override: str) -> StokerError | None:
     key, equals, raw = override.partition("=")
     parts = tuple(key.strip().split("."))
     if not equals or not all(parts):
-        return StokerError("STK113", f"--set {override}", override=override)
-    value = reader.parse(raw, f"--set {key}").values if raw.strip() else None
+        return StokerError("STK113", f"{document.given_by} {override}", override=override)
+    value = reader.parse(raw, f"{document.given_by} {key}").values if raw.strip() else None
     target = document.values
     for depth, part in enumerate(parts[:-1], 1):
         if not isinstance(target.get(part), dict):
@@ -332,7 +337,8 @@ def _schedule_conflicts(run: Run, document: Document) -> list[StokerError]:
     """Options in `lr_scheduler_kwargs` that the schedule does not have."""
     given = run.native.trainer.get("lr_scheduler_kwargs")
     known = native.schedule_options(run.train.schedule)
-    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": [f"`{one}`" for one in known] or "-"}
+    nearest = messages.text("nearest.keys", keys=[f"`{one}`" for one in known]) if known else ""
+    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": nearest}
     return [
         StokerError("STK111", document.where(("native", "trainer", "lr_scheduler_kwargs", name)), option=name, **fields)
         for name in (given if isinstance(given, dict) else ())

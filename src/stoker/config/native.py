@@ -4,14 +4,13 @@
 The rest must exist in `known_options.json`, generated from the tested engines by `tools/known_options.py`.
 """
 
-import difflib
 import functools
 import json
 from importlib import resources
 from typing import Any
 
 from stoker.config.reader import Document
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 
 PLAN = "plan"
 """Decided by the plan from the hardware; there is no word to write."""
@@ -361,8 +360,7 @@ def check(document: Document) -> list[StokerError]:
                 elif refused:
                     problems.append(_owned(block, f"{name}: {options[name]}", refused, where))
                 elif name not in known:
-                    near = difflib.get_close_matches(name, known, n=3, cutoff=0)
-                    nearest = [f"`{one}`" for one in near]
+                    nearest = closest(name, known)
                     problems.append(StokerError("STK111", where, option=name, block=block, nearest=nearest))
     return problems
 

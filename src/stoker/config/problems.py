@@ -18,7 +18,7 @@ from stoker import env, messages
 from stoker.config import native, syntax
 from stoker.config.reader import Document, KeyPath, dotted_path
 from stoker.config.run import Lora, Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 
 SECRET = env.SECRET
 
@@ -213,7 +213,9 @@ def _word(finding: _Finding, document: Document) -> StokerError:
     if kind == "string_pattern_mismatch" or finding.key in _OWN_LANGUAGE:
         return StokerError("STK109", where, given=shown(given), example=example(finding.key))
     if kind == "literal_error":
-        return StokerError("STK108", where, given=shown(given), choices=_choices(finding.context["expected"]))
+        choices = _choices(finding.context["expected"])
+        nearest = closest(str(given), [one.split("`")[1] for one in choices], 1)
+        return StokerError("STK108", where, given=shown(given), choices=choices, nearest=nearest)
     return _wrong_type(finding, where)
 
 

@@ -43,11 +43,13 @@ class Document:
     name: str
     values: Any
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    given_by: str = "--set"
+    """How overrides were given."""
 
     def where(self, path: KeyPath) -> str:
         """`file:line: a.b.c` for a key path, or for the nearest parent that is in the file.
 
-        A key that `--set` gave has no line (0); the option is named instead.
+        A key that an override gave has no line (0); that is named instead.
         """
         known = path
         while known and known not in self.lines:
@@ -55,7 +57,8 @@ class Document:
         line = self.lines.get(known, 1)
         dotted = dotted_path(path)
         if line == 0:
-            return f"--set {dotted_path(known)}" + (f": {dotted}" if known != path else "")
+            inside = dotted.removeprefix(dotted_path(known)).lstrip(".")
+            return f"{self.given_by} {dotted_path(known)}" + (f": {inside}" if inside else "")
         return f"{self.name}:{line}: {dotted}" if dotted else f"{self.name}:{line}"
 
 

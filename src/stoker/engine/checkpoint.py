@@ -68,8 +68,7 @@ class TrainingState:
         except SafetensorError as error:
             raise files.unreadable(folder / TENSORS_NAME, error) from error
         if index["scheduler"] is None:  # of a fork: the schedule is its own
-            for _ in range(steps):
-                self.scheduler.step()
+            self.scheduler.load_state_dict(schedule_after(self.scheduler, steps))
         else:
             self.scheduler.load_state_dict(index["scheduler"])
         # Not every strategy saves the groups' learning rates; the scheduler's are the same.
@@ -106,6 +105,12 @@ class TrainingState:
             for field, placed in state.items():
                 if isinstance(saved[field], torch.Tensor) and saved[field].dtype != placed.dtype:
                     state[field] = saved[field].to(placed.device)
+
+
+def schedule_after(scheduler: Any, steps: int) -> dict[str, Any]:
+    """The state of a schedule after so many steps. Each is a function of the step alone, so none has to be taken."""
+    rates = [base * factor(steps) for factor, base in zip(scheduler.lr_lambdas, scheduler.base_lrs, strict=True)]
+    return {**scheduler.state_dict(), "last_epoch": steps, "_step_count": steps + 1, "_last_lr": rates}
 
 
 def save_state(folder: Path, index: dict[str, Any], tensors: Tensors) -> None:

@@ -24,6 +24,8 @@ ALPACA_PLAIN = "### Instruction:\n{instruction}\n\n### Response:\n"
 ALPACA_PLAIN_INPUT = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 """The prompt of an alpaca row where the tokenizer has no chat template: the layout Alpaca itself was trained with."""
 
+PLAIN_WITHOUT_TEMPLATE = ("alpaca", "prompt_completion")
+
 
 @dataclass(frozen=True)
 class Text:

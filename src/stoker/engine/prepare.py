@@ -230,7 +230,7 @@ def _read_file(job: PreparePass, one: Input, file: File) -> None:
         layout = layout or _layout(job.run, file, batch)
         if layout and layout.needs_template and not job.tokenizer.template:
             raise StokerError("STK306", file.label)
-        detected = _detected(state, one.path, layout)
+        detected = _detected(state, one.path, layout, has_template=job.tokenizer.template is not None)
         detected["files"] += state.rows == 0
         _read_batch(job, one, file, batch, layout, detected)
         state.rows += len(batch.rows)
@@ -343,13 +343,15 @@ def _route(job: PreparePass, one: Input, segments: list[np.ndarray]) -> None:
             writer.add(segment)
 
 
-def _detected(state: PassState, path: str, layout: Layout | None) -> dict[str, Any]:
+def _detected(state: PassState, path: str, layout: Layout | None, *, has_template: bool) -> dict[str, Any]:
     """The report's entry for a source and a layout."""
     known = asdict(layout or Layout("", "detect.none"))
     if known["package"] is None:
         del known["package"]
+    if not has_template and known["format"] in formats.PLAIN_WITHOUT_TEMPLATE:
+        known["plain"] = True
     for entry in state.detected:
-        if entry["path"] == path and all(entry[key] == value for key, value in known.items()):
+        if entry["path"] == path and all(entry.get(key) == value for key, value in known.items()):
             return entry
     state.detected.append({"path": path, **known, "files": 0, "rows": 0, "bad_rows": 0})
     return state.detected[-1]
@@ -471,13 +473,19 @@ def _check_splits(job: PreparePass) -> None:
     if train + held == 0 and job.state.bad_reasons.keys() == {"row.no_trained"}:
         raise StokerError("STK305", reason=messages.text("row.no_trained", length=job.run.data.length))
     if train + held == 0:
-        raise StokerError("STK304")
+        raise _no_rows(job)
     if share and (train == 0 or held == 0):
         raise StokerError("STK307", share=share, eval_rows=held, train_rows=train)
     if job.run.data.eval and held == 0:
-        raise StokerError("STK304", job.run.data.eval)
+        raise _no_rows(job, job.run.data.eval)
     if train == 0:
-        raise StokerError("STK304", ", ".join(one.path for one in job.inputs if one.split == "train"))
+        raise _no_rows(job, ", ".join(one.path for one in job.inputs if one.split == "train"))
+
+
+def _no_rows(job: PreparePass, where: str = "") -> StokerError:
+    listed = _bad_rows_file(job.data)
+    advice = messages.text("advice.bad_rows", path=listed) if job.state.bad_rows else messages.text("advice.no_rows")
+    return StokerError("STK304", where, advice=advice)
 
 
 def _state_file(data: Path) -> Path:

@@ -1,12 +1,11 @@
 """Finds the place of a run: built in, a host, or of an installed package. A new built-in place is listed here."""
 
-import difflib
 from collections.abc import Callable, Sequence
 
 from stoker import plugins
 from stoker.config import place_names
 from stoker.config.run import Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.hosts import known
 from stoker.hosts.shell import LocalShell, Ssh
 from stoker.places.box import Box
@@ -74,8 +73,7 @@ def _load(plugin: Plugin, run: Run | None) -> Place:
     if place.known_options is not None:
         for option in place.options:
             if option not in place.known_options:
-                near = difflib.get_close_matches(option, sorted(place.known_options), n=3, cutoff=0)
-                nearest = [f"`{one}`" for one in near] or "-"
+                nearest = closest(option, sorted(place.known_options))
                 where = f"native.{plugin.name}.{option} ({place.package})"
                 raise StokerError("STK111", where, option=option, block=plugin.name, nearest=nearest)
     return place

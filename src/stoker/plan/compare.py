@@ -167,21 +167,32 @@ def within(row: Row, run: Run) -> bool:
     return row.cost.amount * prices.usd(row.cost.currency) <= most * prices.usd(currency)
 
 
-def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None = None, count: int = 1) -> list[Change]:
-    """The smallest changes that make a run fit: of method, of count, of card.
+def milder(inputs: Inputs, cards: Sequence[Card], counts: Sequence[int] = COUNTS) -> list[Change]:
+    """For each method that needs less memory, the row with the least total memory that fits."""
+    able = [(card, count) for card in cards for count in counts if _counts(card, count)]
+    able.sort(key=lambda each: each[0].memory_bytes * each[1])
+    runs = [dataclasses.replace(inputs, run=run) for run in _methods(inputs.run)]
+    found = [_change("method", asked.run, (on(asked, *each) for each in able)) for asked in runs]
+    return [change for change in found if change]
+
+
+def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: int, goal: Goal) -> list[Change]:
+    """What makes a run fit: a milder method, more of the card, or the card that the table of all would recommend.
 
     Args:
         inputs: What does not fit.
         cards: The catalogue.
-        card: The card it does not fit on; None where it fits on none, or not on a processor.
+        card: The card it does not fit on; None for a processor.
         count: How many of it on each node.
+        goal: What the table is ranked by.
     """
-    found = _milder(inputs, [card] if card else cards, [count] if card else COUNTS)
+    found: list[Change | None] = [*milder(inputs, [card] if card else cards, [count] if card else COUNTS)]
     if card:
         more = (on(inputs, card, each) for each in COUNTS if each > count and card.kind == "cuda")
         found.append(_change("count", inputs.run, more))
-    others = sorted((one for one in cards if one != card), key=lambda one: one.memory_bytes)
-    found.append(_change("card", inputs.run, (on(inputs, one, count) for one in others if _counts(one, count))))
+    able = [(one, each) for one in cards if one != card for each in COUNTS if _counts(one, each)]
+    others = ranked((on(inputs, *each) for each in able), goal)
+    found.append(_change("card", inputs.run, [recommend(others, inputs.run) or others[0]]))
     return [change for change in found if change]
 
 
@@ -198,14 +209,6 @@ def _lacking(row: Row) -> float:
 
 def _counts(card: Card, count: int) -> bool:
     return count == 1 or card.kind == "cuda"
-
-
-def _milder(inputs: Inputs, cards: Sequence[Card], counts: Sequence[int]) -> list[Change | None]:
-    """For each method that needs less memory, the row with the least total memory that fits."""
-    able = [(card, count) for card in cards for count in counts if _counts(card, count)]
-    able.sort(key=lambda each: each[0].memory_bytes * each[1])
-    runs = [dataclasses.replace(inputs, run=run) for run in _methods(inputs.run)]
-    return [_change("method", asked.run, (on(asked, *each) for each in able)) for asked in runs]
 
 
 def _methods(run: Run) -> Iterator[Run]:

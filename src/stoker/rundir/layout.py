@@ -15,7 +15,7 @@ from stoker import __version__, env, messages
 from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.rundir import checkpoints, events, files, in_place, training_words
 from stoker.rundir.checkpoints import Checkpoint, Commit
 
@@ -177,7 +177,7 @@ class RunDir:
         try:
             return files.read_record(self.manifest_file, Manifest)
         except FileNotFoundError as error:
-            raise StokerError("STK501", name=self.name, folder=self.path.parent) from error
+            raise StokerError("STK501", name=self.name, folder=self.path.parent, nearest="") from error
 
     def run(self) -> Run:
         """The run file with the overrides it was started with."""
@@ -213,7 +213,8 @@ def find(name: str) -> RunDir:
     for path in (runs_folder() / name, Path(name)):
         if (path / "manifest.json").is_file():
             return checked(RunDir(path))
-    raise StokerError("STK501", name=name, folder=runs_folder())
+    nearest = closest(name, [one.name for one in all_runs()])
+    raise StokerError("STK501", name=name, folder=runs_folder(), nearest=nearest)
 
 
 def use_folder_of(name: str) -> None:

@@ -232,7 +232,7 @@ VALUES: Table = {
     ),
     "an optimizer nobody has": (
         BOTH + "train: {optimizer: adam}\n",
-        [err("STK108", "run.yaml:3: train.optimizer", "`adamw`")],
+        [err("STK108", "run.yaml:3: train.optimizer", "closest: `adamw`; choose")],
     ),
     "a warm-up as a fraction": (BOTH + "train: {warmup: 0.03}\n", [err("STK109", "run.yaml:3: train.warmup", "`3%`")]),
     "a warm-up beyond the end": (

@@ -10,6 +10,7 @@ import pytest
 import stoker
 from stoker.api import html_tables
 from stoker.errors import StokerError
+from stoker.plan import money
 
 LIGHT = """
 import json, sys
@@ -68,11 +69,32 @@ def test_a_plan_shows_as_a_table_and_as_text(language: str, word: str, monkeypat
     assert all(reason.text in repr(plan) for reason in plan.reasons)
 
 
-def test_a_plan_that_does_not_fit_says_what_would() -> None:
+def test_errors_of_overrides_name_the_mapping_and_no_flag() -> None:
+    with pytest.raises(StokerError) as caught:
+        stoker.load("scratch_tiny", {"train.step": 40, "tune": {"method": "lora", "rnk": 1}})
+    assert [one.where for one in caught.value.errors] == ["overrides tune: rnk", "overrides train.step"]
+    with pytest.raises(StokerError) as caught:
+        stoker.load(stoker.load("scratch_tiny"), {"train.step": 40})
+    assert caught.value.where == "overrides train.step"
+
+
+def test_a_plan_that_does_not_fit_says_what_would_and_no_time_or_money() -> None:
     plan = stoker.plan("lora_qwen2.5_7b_rank64", card="T4")
-    assert plan.fits == "no"
+    assert (plan.fits, plan.is_possible) == ("no", False)
+    assert plan.cost is not None
+    labels = [line.split("  ")[0] for line in str(plan).splitlines()]
+    assert not {"speed", "time", "cost"} & set(labels)
+    fits = stoker.plan("lora_qwen2.5_7b_rank64", card="H200")
+    assert fits.is_possible
+    assert {"speed", "time", "cost"} <= {line.split("  ")[0] for line in str(fits).splitlines()}
     assert "What would fit:" in plan._repr_html_()
     assert "What would fit:" in str(plan)
+
+
+def test_a_card_without_a_known_price_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no known price" not in str(stoker.plan("scratch_tiny", card="RTX4090"))
+    monkeypatch.setattr(money, "offer", lambda run, card, count: None)
+    assert "cost  no known price; give `--price` (`where.price`)" in str(stoker.plan("scratch_tiny", card="RTX4090"))
 
 
 def test_a_comparison_shows_as_a_table_and_as_text() -> None:

@@ -90,4 +90,6 @@ def test_the_error_of_a_run_that_failed_is_raised_by_wait(write: Write) -> None:
 def test_a_run_that_is_not_there_is_named(write: Write) -> None:
     with pytest.raises(stoker.StokerError) as caught:
         stoker.open("other")
-    assert caught.value.code == "STK501"
+    assert (caught.value.code, caught.value.hint) == ("STK501", "`stoker runs` lists them")
+    with pytest.raises(stoker.StokerError, match="closest: `tiny`; "):
+        stoker.open("tny")

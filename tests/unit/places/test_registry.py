@@ -120,7 +120,7 @@ def test_commands_about_a_run_that_is_not_here_reach_the_place(folder: Path) -> 
 def test_an_option_the_place_does_not_know_is_refused(folder: Path) -> None:
     with pytest.raises(StokerError, match=r"acme-clouds 1\.0") as caught:
         _train(folder, "native.acme.regio=eu")
-    assert (caught.value.code, caught.value.fields["nearest"]) == ("STK111", ["`region`"])
+    assert (caught.value.code, caught.value.fields["nearest"]) == ("STK111", "closest: `region`; ")
 
 
 @pytest.mark.parametrize(("name", "reason"), [("half", "abstract"), ("wrong", "not a subclass of stoker.places.place")])

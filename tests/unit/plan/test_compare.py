@@ -138,10 +138,9 @@ def test_what_would_fit_changes_method_count_or_card_and_nothing_else() -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\n")
     card = cards.find("RTX4090")
     assert compare.on(full, card, 1).fits == "no"
-    changes = {change.kind: change for change in compare.ways_out(full, cards.cards(), card, 1)}
+    changes = {change.kind: change for change in compare.ways_out(full, cards.cards(), card, 1, "money")}
     method = changes["method"]
     assert (method.method, method.row.card, method.row.devices) == ("lora", "RTX4090", 1) or method.method == "qlora"
-    assert changes["card"].row.devices == 1
     for change in changes.values():
         assert change.row.fits != "no"
         found = change.row.found
@@ -150,19 +149,28 @@ def test_what_would_fit_changes_method_count_or_card_and_nothing_else() -> None:
         assert found.constraints.run.data == full.run.data
 
 
-def test_the_smallest_card_that_fits_is_proposed() -> None:
+@pytest.mark.parametrize("goal", ["money", "speed"])
+def test_the_card_that_would_fit_is_the_one_the_table_recommends(goal: compare.Goal) -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\n", SMALL)
     card = cards.find("RTX3080-10")
-    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1) if c.kind == "card")
-    room = cards.find(change.row.card).memory_bytes
-    smaller = [c for c in cards.cards() if c.memory_bytes < room]
-    assert all(compare.on(full, c, 1).fits != "yes" for c in smaller)
+    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1, goal) if c.kind == "card")
+    best = compare.recommend(compare.ranked(compare.compare(full, cards.cards()), goal), full.run)
+    assert best is not None
+    assert (change.row.card, change.row.devices) == (best.card, best.devices)
+
+
+def test_a_card_beyond_the_budget_is_proposed_where_none_is_within() -> None:
+    full = inputs("tune: {method: full}\ntrain: {batch: 16}\nbudget: {money: 0.0001 USD}\n", SMALL)
+    card = cards.find("RTX3080-10")
+    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1, "money") if c.kind == "card")
+    assert change.row.fits == "yes"
 
 
 def test_a_model_from_scratch_has_no_milder_method() -> None:
     shape = "{shape: llama, layers: 96, width: 12288, heads: 96, vocab: 32000}"
     scratch = inputs("tokenizer: {train: bpe, vocab: 32000}\ntrain: {batch: 8}\n", shape)
-    assert compare.ways_out(scratch, cards.cards()) == []
+    assert compare.milder(scratch, cards.cards()) == []
+    assert compare.ways_out(scratch, cards.cards(), None, 1, "money") == []
 
 
 def test_the_row_of_this_machine_is_made_like_any_other() -> None:
