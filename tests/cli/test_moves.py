@@ -64,7 +64,7 @@ def plan(stoker: CommandLine, path: Path, *words: str) -> dict[str, Any]:
 def test_a_run_that_was_never_begun_has_no_tier(stoker: CommandLine, path: Path) -> None:
     assert plan(stoker, path, "--card", "T4")["resume"] is None
     assert plan(stoker, path)["resume"] is None
-    assert "EXACT" not in stoker("plan", str(path), "--card", "T4").out
+    assert "EXACT: " not in stoker("plan", str(path), "--card", "T4").out
 
 
 def test_the_page_of_a_card_says_the_tier_and_what_differs(stoker: CommandLine, runs: Path, path: Path) -> None:

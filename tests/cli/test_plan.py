@@ -171,7 +171,7 @@ def test_a_page_that_does_not_fit_says_what_would(stoker: CommandLine, tmp_path:
 
 def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
-    text = "model: Qwen/Qwen2.5-72B\ndata: {train: a, tokens: 1000000, length: 4096}\ntrain: {batch: 8}\n"
+    text = "model: meta-llama/Llama-3.1-405B\ndata: {train: a, tokens: 1000000, length: 4096}\ntrain: {batch: 8}\n"
     path.write_text(text, encoding="utf-8")
     done = stoker("plan", str(path))
     assert done.code == 0, done.err

@@ -281,8 +281,7 @@ def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
     rows = [(number, row) for number, row in batch.rows if isinstance(row, dict)][:_DETECTION_ROWS]
     found = formats.detect([row for _, row in rows])
     if rows and not found:
-        number, first = rows[0]
-        raise _unrecognised(first, sources.place(file.label, number))
+        raise _unrecognised(rows[0][1], sources.place(file.label, rows[0][0]))
     return found
 
 

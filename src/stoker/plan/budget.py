@@ -4,8 +4,7 @@ from stoker.config import values
 from stoker.config.run import Run
 from stoker.plan.plan import Cost, Limits, Reason
 
-_TIME, _MONEY = "limits.time_seconds", "limits.money_seconds"
-"""The plan's keys of the two budgets."""
+_TIME, _MONEY = "limits.time_seconds", "limits.money_seconds"  # the plan's keys of the two budgets
 
 
 def limits(run: Run, cost: Cost | None, deadline: str | None) -> Limits:

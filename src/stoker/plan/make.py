@@ -38,7 +38,7 @@ from stoker.plan.search import Constraints, Fits, Way
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
-"""Cards without peer-to-peer copies: with older drivers accelerate starts only if NCCL is configured for it."""
+"""Cards without peer-to-peer copies: accelerate counts all of a machine, and then starts only with NCCL set for it."""
 _HALF_BYTES = 2
 _AGREES = 0.005
 """Share by which a model's files may differ from the counted weights without a remark."""
@@ -483,10 +483,8 @@ def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
         settings |= {"DS_ACCELERATOR": "cpu"} if machine.kind == "cpu" else {}
     if chosen != "single" and machine.nodes == 1:
         # On one machine ranks use loopback only; of several nodes, each selects its own interface.
-        loopback = _LOOPBACK.get(machine.system, "lo")
-        settings |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+        settings |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK.get(machine.system, "lo"))
     if machine.name.startswith(_NO_PEER_ACCESS):
-        # For one process too: accelerate counts the machine's cards, not those that it is to use.
         settings |= {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
     if machine.kind == "cuda":
         # Rows differ in length: with fixed segments, memory freed by a shorter row cannot hold a longer one.

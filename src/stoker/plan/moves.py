@@ -196,7 +196,6 @@ def reasons(found: Resume | None, plan: Plan) -> list[Reason]:
             keys.append("why.resume.mps" if plan.device == "mps" else "why.resume.kernels")
     if found.tier == "EXACT":
         keys.append("why.resume.unseen")
-    unseen = [
-        messages.named("fingerprint", part) for part in found.unseen if plan.device == "cuda" or part not in _CUDA
-    ]
+    there = [part for part in found.unseen if plan.device == "cuda" or part not in _CUDA]
+    unseen = [messages.named("fingerprint", part) for part in there]
     return [Reason(about="resume", key=key, fields={"unseen": unseen}) for key in keys]
