@@ -29,6 +29,7 @@ NO_BITS = {
     "tasks": "tasks",
     "template_limits": "bounds of chat templates",
     "trained_on": "which base: its digest is in the fingerprint",
+    "writers": "orders between ranks; what they write is engine/shares",
 }
 """Modules of a training process that compute nothing of a step."""
 
