@@ -291,9 +291,9 @@ def measured(
     return rows
 
 
-def whole_first(plain: Any, run: Any, plan: Any, folder: Path, checkpoint: Path | None = None) -> Any:
+def whole_first(plain: Any, run: Any, plan: Any, folder: Path, checkpoint: Path | None = None, base: str = "") -> Any:
     """The control: the model is built whole as at the start of a run, and the Trainer loads its weights whole."""
-    model = plain(run, plan, folder)
+    model = plain(run, plan, folder, None, base)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model
