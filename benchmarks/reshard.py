@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ import processor  # noqa: E402
 import tiny_run  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from tiny_run import replaced, said  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from stoker.engine import models  # noqa: E402
@@ -124,17 +125,6 @@ def differences(one: Held, other: Held) -> list[str]:
 # ---- real processes, looked at
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    """In the children that are forked meanwhile, another function, which is given the plain one."""
-    plain = getattr(owner, name)
-    setattr(owner, name, lambda *words, **options: by(plain, *words, **options))
-    try:
-        yield
-    finally:
-        setattr(owner, name, plain)
-
-
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -181,10 +171,6 @@ def collected(folder: Path, count: int) -> list[Held]:
     for path in paths:
         path.unlink()
     return parts
-
-
-def said(run_dir: RunDir) -> str:
-    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
 
 
 # ---- matrix

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,22 @@ def trainer(run_dir: RunDir, kill_after: int | None = None, stop_after: int | No
             raise
 
     return work
+
+
+@contextmanager
+def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
+    """In the children that are forked meanwhile, another function, which is given the plain one."""
+    plain = getattr(owner, name)
+    setattr(owner, name, lambda *words, **options: by(plain, *words, **options))
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+def said(run_dir: RunDir) -> str:
+    """The end of what each child printed."""
+    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
 
 
 def losses(run_dir: RunDir) -> dict[int, str]:

@@ -4,12 +4,12 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import tiny_run
+from tiny_run import replaced, said
 
 from stoker.engine.saving import Saver
 from stoker.engine.trainer import ExactTrainer
@@ -37,21 +37,6 @@ native: {{trainer: {{report_to: none}}}}
 def rank() -> int:
     """Of a forked child."""
     return int(os.environ.get("RANK", "0"))
-
-
-def said(run_dir: RunDir) -> str:
-    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
-
-
-@contextmanager
-def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    """In the children that are forked meanwhile, another function, which is given the plain one."""
-    plain = getattr(owner, name)
-    setattr(owner, name, lambda *words, **options: by(plain, *words, **options))
-    try:
-        yield
-    finally:
-        setattr(owner, name, plain)
 
 
 def counted(run_dir: RunDir) -> list[dict[str, int]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import tiny_run
-from shared_saves import counted, make, rank, replaced, said
+from shared_saves import counted, make, rank
+from tiny_run import replaced, said
 
 from stoker.engine import spread
 from stoker.engine.shares import Share

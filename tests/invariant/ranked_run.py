@@ -4,6 +4,7 @@ epoch that is short."""
 from pathlib import Path
 
 import tiny_run
+from tiny_run import said
 
 from stoker.rundir import events
 from stoker.rundir.layout import RunDir
@@ -35,10 +36,6 @@ def trained(folder: Path, base: Path, method: str, where: str, train: str = EXAC
     run_dir = make(folder, base, method, where, train)
     assert tiny_run.train(run_dir) == 0, said(run_dir)
     return run_dir
-
-
-def said(run_dir: RunDir) -> str:
-    return "\n".join(log.read_text()[-3000:] for log in sorted(run_dir.path.glob("child*.log")))
 
 
 def require_one_training(folder: Path, base: Path, method: str, precision: str) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import tiny_run
-from ranked_run import make, require_one_training, said, trained
+from ranked_run import make, require_one_training, trained
 from safetensors.torch import load_file
+from tiny_run import said
 
 from stoker.rundir import events
 

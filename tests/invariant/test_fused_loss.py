@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import tiny_run
-from ranked_run import make, said, trained
+from ranked_run import make, trained
+from tiny_run import said
 
 from stoker.estimate import fused_rows
 

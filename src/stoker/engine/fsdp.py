@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from stoker.engine import exact
+from stoker.engine import exact, models
 from stoker.engine.exact import CanonicalReduceScatter
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
@@ -53,14 +53,13 @@ def groups(model: Any, products: torch.dtype | None) -> Iterator[ShardGroup]:
         model: In any of its wrappers.
         products: What autocast casts the weights of linear layers to.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    blocks = set(base._no_split_modules or ())
-    for block in [module for module in model.modules() if type(module).__name__ in blocks]:
+    for block in blocks(model):
         linear = [module for module in block.modules() if type(module) is torch.nn.Linear]
         if products is not None and _are_cast(linear) and _are_enough(linear, block):
             yield ShardGroup(linear, products)
         else:
             yield ShardGroup([block])
+    base = models.without_adapter(model)
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
     if embedding is not None and head is not None and not _matrices(embedding) & _matrices(head):
         yield ShardGroup([embedding])
@@ -68,6 +67,12 @@ def groups(model: Any, products: torch.dtype | None) -> Iterator[ShardGroup]:
         # The loss may use its weight after its forward pass: `fused_loss`.
         yield ShardGroup([head], products if cast else None, stays=True)
     yield ShardGroup([model])
+
+
+def blocks(model: Any) -> list[torch.nn.Module]:
+    """The modules that repeat through a model's depth, by the names of their classes."""
+    names = set(models.without_adapter(model)._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def apply(found: Iterable[ShardGroup], mesh: DeviceMesh, policy: MixedPrecisionPolicy, **options: Any) -> None:

@@ -25,7 +25,7 @@ def use(model: Any, attention: str) -> None:
     Raises:
         StokerError: STK436, if its output layer is not a plain one, or its class changes logits before the loss.
     """
-    language = model.get_base_model() if hasattr(model, "peft_config") else model
+    language = models.without_adapter(model)
     head = language.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.bias is not None:
         raise StokerError("STK436", model=type(language).__name__)

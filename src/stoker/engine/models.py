@@ -83,6 +83,11 @@ def _without_balancing(model: Any) -> None:
             config.output_router_logits = False
 
 
+def without_adapter(model: Any) -> Any:
+    """The model that an adapter is on; any other as it is."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Evaluation mode that leaves the weights as they are.

@@ -82,7 +82,7 @@ def compare(model: Any, folder: Path, dtype: str) -> dict[str, Any]:
 
 def expected(model: Any, dtype: str) -> dict[str, Expected]:
     """Expected tensors by their name in a model without adapter; unsupported ones are left out."""
-    inner = _without_adapter(model)
+    inner = models.without_adapter(model)
     modules = dict(inner.named_modules())
     found: dict[str, Expected] = {}
     for name, parameter in inner.named_parameters(remove_duplicate=False):
@@ -112,13 +112,9 @@ def _place(name: str) -> tuple[str, str]:
     return (owner, read_by) if packed else (path, field)
 
 
-def _without_adapter(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
 def _as_stored(model: Any, wanted: dict[str, Expected], entries: dict[str, HeaderEntry]) -> dict[str, Expected]:
     """Expected tensors by their names in the files, where a layer's experts may be a tensor each."""
-    config = _without_adapter(model).config
+    config = models.without_adapter(model).config
     with torch.device("meta"):
         plain = models.auto_class(config).from_config(config)
     shapes = {name: tuple(entry.shape) for name, entry in entries.items()}

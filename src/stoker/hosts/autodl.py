@@ -4,7 +4,6 @@ It serves "container instance Pro" only; ordinary instances are switched in Auto
 AutoDL in a header and nowhere else: no redirect is followed. Passwords in answers are not read.
 """
 
-import datetime
 import http.client
 import json
 import re
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from stoker import __version__, env
 from stoker.errors import StokerError
+from stoker.facts import prices
 from stoker.facts.prices import Offer
 from stoker.hosts import known, no_redirect
 from stoker.hosts.known import Host
@@ -269,18 +269,7 @@ def price(host: Host, *, api: Api | None = None) -> Offer | None:
         return None
     if yuan is None:
         return None
-    return Offer(
-        cards=(),
-        cloud=CLOUD,
-        gpu_count=1,
-        price_per_hour=yuan,
-        currency=CURRENCY,
-        spot_price_per_hour=None,
-        instance=host.instance,
-        date=datetime.datetime.now(datetime.timezone.utc).date(),
-        source=BASE,
-        note="",
-    )
+    return prices.stated(CLOUD, yuan, CURRENCY).model_copy(update={"instance": host.instance, "source": BASE})
 
 
 def balance(*, api: Api | None = None) -> float | None:

@@ -114,26 +114,24 @@ class Trials:
 
 def supervise(run_dir: RunDir, kill: Killer | None = None) -> bool:
     """Train to the end under a supervisor; whether `kill` found something to kill."""
-    process, done = training.start(run_dir), False
-    until = time.monotonic() + _LONGEST_SECONDS
-    try:
-        while process.poll() is None:
-            if kill and not done:
-                done = kill(run_dir)
-            if time.monotonic() > until:
-                raise StokerError("STK517", name=run_dir.name, seconds=round(_LONGEST_SECONDS))
-            time.sleep(_LOOK_SECONDS)
-    finally:
-        _end(process, run_dir)
-    if process.returncode != EXIT_DONE:
-        programs.raise_engine_error("train", run_dir, process.returncode)
+    done = False
+
+    def look(_: int) -> None:
+        nonlocal done
+        done = done or (kill is not None and kill(run_dir))
+
+    _await(training.start(run_dir), run_dir, "train", look)
     return done
 
 
 def run_program(run_dir: RunDir, program: str, look: Callable[[int], None] = lambda _: None) -> None:
     """Run a program of the engine as the run's trainer, without a supervisor, calling `look` with its pid meanwhile."""
     plan = {**files.read_object(run_dir.plan_file), "argv": ["-m", f"stoker.engine.{program}"]}
-    process = processes.start_trainer(run_dir.path.resolve(), plan, 1, None)
+    _await(processes.start_trainer(run_dir.path.resolve(), plan, 1, None), run_dir, program, look)
+
+
+def _await(process: "subprocess.Popen[bytes]", run_dir: RunDir, program: str, look: Callable[[int], None]) -> None:
+    """Wait for a process, calling `look` with its pid meanwhile; a failure, or taking too long, is an error."""
     until = time.monotonic() + _LONGEST_SECONDS
     try:
         while process.poll() is None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import tiny_run
-from ranked_run import make, require_one_training, said, trained
+from ranked_run import make, require_one_training, trained
+from tiny_run import said
 
 pytestmark = pytest.mark.filterwarnings("default")
 

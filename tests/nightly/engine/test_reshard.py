@@ -68,7 +68,7 @@ def test_rows_of_another_rank_are_noticed(tmp_path: Path, base: Path) -> None:
         sizes, starts = plain(*words)
         return sizes, (max(0, starts[0] - 1), *starts[1:])
 
-    with reshard.replaced(checkpoint, "compute_local_shape_and_global_offset", shifted):
+    with tiny_run.replaced(checkpoint, "compute_local_shape_and_global_offset", shifted):
         (row,) = reshard.matrix(tmp_path, str(base), "full", [(ALONE, SHARDS2)])
     assert row["different"]
     assert all(name.endswith(("/exp_avg", "/exp_avg_sq")) for name in row["different"])

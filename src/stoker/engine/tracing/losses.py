@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from stoker.engine import fused_loss
+from stoker.engine import fused_loss, models
 from stoker.estimate.step import Step
 
 _CHUNKS = 8
@@ -21,7 +21,7 @@ def prepare(step: Step, model: Any, labels: torch.Tensor) -> None:
         output.forward = lambda hidden: _chunked(hidden, output, shifted)
     elif step.loss == "fused":
         fused = fused_loss.FusedLoss(output, step.shape.family)
-        output.forward, _base(model).loss_function = fused.keep, fused
+        output.forward, models.without_adapter(model).loss_function = fused.keep, fused
     elif step.loss == "liger":
         output.forward = lambda hidden: _Liger.apply(hidden.reshape(-1, hidden.shape[-1]), output.weight)
 
@@ -35,10 +35,6 @@ def loss(step: Step, model: Any, inputs: dict[str, Any], labels: torch.Tensor) -
     if step.loss in ("chunked", "liger"):
         return outputs.logits, None
     return _from_logits(step, outputs.logits, labels), outputs
-
-
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def _from_logits(step: Step, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

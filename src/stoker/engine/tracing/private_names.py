@@ -80,11 +80,6 @@ def supports_sdpa(config: Any) -> bool:
     return bool(AutoModelForCausalLM._model_mapping[type(config)]._supports_sdpa)
 
 
-def block_names(model: Any) -> set[str]:
-    """Names of the classes that repeat through a model's depth. Remove when transformers exports them."""
-    return set(model._no_split_modules or ())
-
-
 @contextmanager
 def convertible_modules() -> Iterator[None]:
     """`Module.to` on fake parameters, which torch 2.13 cannot swap. Remove when it can."""

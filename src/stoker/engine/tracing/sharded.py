@@ -49,6 +49,5 @@ def shard(model: Any, step: Step, mesh: DeviceMesh) -> None:
         fsdp.apply(fsdp.groups(model, products), mesh, MixedPrecisionPolicy())
     else:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[step.compute], reduce_dtype=torch.float32)
-        blocks = [one for one in model.modules() if type(one).__name__ in private_names.block_names(model)]
-        fsdp.apply([*(fsdp.ShardGroup([block]) for block in blocks), fsdp.ShardGroup([model])], mesh, policy)
+        fsdp.apply([fsdp.ShardGroup([one]) for one in (*fsdp.blocks(model), model)], mesh, policy)
     fsdp.sum_gradients(model, CanonicalReduceScatter() if step.gradient_sets > 1 else None)
