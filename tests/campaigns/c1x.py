@@ -20,9 +20,6 @@ from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 
 STEP = 6
-NO_CALL = "no such call this time"
-"""Two saves differ by a call at times: the last `newfstatat` of one did not come in another."""
-MOST_WITHOUT_CALL = 0.05
 WAYS = {"one rank": (1, True), "two ranks": (2, True), "one rank, by record": (1, False)}
 
 
@@ -40,10 +37,7 @@ def run(campaign: Campaign) -> None:
                 continue
             if point["wrong"]:
                 campaign.fail([way, point["call"], point["nth"]], point["wrong"])
-            kind = f"points: {way}" if point["came"] else NO_CALL
-            campaign.case(kind, f"found step {point['found']}")
-        if sum(not point["came"] for point in points) > MOST_WITHOUT_CALL * len(points):
-            campaign.fail([way], "the listed calls are not those of a save")
+            campaign.case(f"points: {way}", f"found step {point['found']}")
         covered = [f"{p['call']}#{p['nth']}" for p in points if not p["control"]]
         campaign.measured[way] = {"calls": len(covered), "list": " ".join(covered)}
     campaign.n = campaign.done
@@ -55,11 +49,15 @@ def _all(
     """In the training process, at its save."""
     saver.renames = renames
     trace, work = campaign.folder / "trace", campaign.folder / "work"
-    with at_save.copy_of(run_dir.checkpoints, work) as folder:
-        assert at_save.traced(lambda: _save(saver, job, folder), trace) == 0
-        wanted = _files(folder, STEP)
-        before = _files(run_dir.checkpoints, STEP - 2)
-        points = at_save.calls(trace)
+    listed = []
+    for _ in range(2):
+        with at_save.copy_of(run_dir.checkpoints, work) as folder:
+            assert at_save.traced(lambda: _save(saver, job, folder), trace) == 0
+            wanted = _files(folder, STEP)
+            before = _files(run_dir.checkpoints, STEP - 2)
+            listed.append(at_save.calls(trace))
+    # On a busy machine one save was seen to make two more `newfstatat` than others: only what both make comes again.
+    points = [point for point in listed[0] if point in listed[1]]
     if len(points) > campaign.n:
         points = campaign.random(way).sample(points, campaign.n)
     tries = [(name, nth, False) for name, nth in points]
@@ -73,11 +71,9 @@ def _all(
                 inject = ("-e", f"inject={name}:signal=KILL:when={nth}")
                 code = at_save.traced(lambda: _save(saver, job, folder, control=control), trace, *inject)
                 wrong, found = _judge(folder, wanted, before)
-            came = code != 0 or control or (name, nth) in at_save.calls(trace)
-            if came and code != -9 and not control:
+            if code != -9 and not control:
                 wrong = wrong or f"not killed: {code}"
-            point = {"call": name, "nth": nth, "control": control, "came": came, "wrong": wrong, "found": found}
-            out.write(json.dumps(point) + "\n")
+            out.write(json.dumps({"call": name, "nth": nth, "control": control, "wrong": wrong, "found": found}) + "\n")
             out.flush()
 
 
