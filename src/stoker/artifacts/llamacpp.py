@@ -32,6 +32,8 @@ _TOP = 16
 _KNOWN = "TEXT_MODEL_MAP"
 _FORCE = 1e9
 """A logit bias far above any logit."""
+_EVERY_TOKEN = 1 << 24
+"""More than any vocabulary has."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,11 @@ def _address(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
 def complete(endpoint: LlamaCpp, ids: list[int], wanted: int) -> tuple[list[int], list[dict[int, float]], bool]:
     """The greedy continuation of `ids`: tokens, log-probabilities at each, and whether it stopped by itself."""
     answer = _root(endpoint, "completion", {**_greedy(ids), "n_predict": wanted, "n_probs": _TOP})
-    lines = [
-        {one["id"]: one["logprob"] for one in (*place["top_logprobs"], place)}
-        for place in answer["completion_probabilities"]
-    ]
-    return answer["tokens"], lines, answer["stop_type"] == "eos"
+    tokens = answer["tokens"]
+    lines = [{one["id"]: one["logprob"] for one in (*place["top_logprobs"], place)} for place in _places(answer)]
+    if len(lines) < len(tokens):  # which of them are left out is not said
+        lines = [_next_token(endpoint, [*ids, *tokens[:at]], _TOP) for at in range(len(tokens))]
+    return tokens, lines, answer["stop_type"] == "eos"
 
 
 def tokenize(endpoint: LlamaCpp, text: str) -> list[int]:
@@ -129,10 +131,24 @@ def loss(endpoint: LlamaCpp, sequence: list[int]) -> tuple[float, int]:
     lines = []
     for at in counted:
         body = {**_greedy(ids[:at]), "n_predict": 1, "n_probs": 1, "logit_bias": [[ids[at], _FORCE]]}
-        (place,) = _root(endpoint, "completion", body)["completion_probabilities"]
-        assert place["id"] == ids[at]
-        lines.append(place["logprob"])
+        places = _places(_root(endpoint, "completion", body))
+        assert [place["id"] for place in places] in ([], [ids[at]])
+        lines.append(places[0]["logprob"] if places else _next_token(endpoint, ids[:at], _EVERY_TOKEN)[ids[at]])
     return -math.fsum(lines), len(counted)
+
+
+def _places(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sampled tokens with their log-probabilities, without those that end inside a UTF-8 character."""
+    places: list[dict[str, Any]] = answer.get("completion_probabilities", [])
+    return places
+
+
+def _next_token(endpoint: LlamaCpp, ids: list[int], top: int) -> dict[int, float]:
+    """Log-probabilities of what may follow, the `top` likeliest, by forcing a token that is a whole character."""
+    whole = tokenize(endpoint, "a")[-1]
+    body = {**_greedy(ids), "n_predict": 1, "n_probs": top, "logit_bias": [[whole, _FORCE]]}
+    (place,) = _places(_root(endpoint, "completion", body))
+    return {one["id"]: one["logprob"] for one in place["top_logprobs"]}
 
 
 def _greedy(ids: list[int]) -> dict[str, Any]:
