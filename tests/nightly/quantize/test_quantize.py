@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tour import run
+from transformers import AutoModelForCausalLM
 
 from stoker.artifacts import endpoint, llamacpp, quantized
 from stoker.artifacts.endpoint import EndpointError
@@ -108,6 +110,21 @@ def test_llama_cpp_reads_every_text_into_the_trained_tokens(run_dir: RunDir, mer
     texts = quantize.words(run_dir, merged)["texts"]
     assert len(texts) > 300
     quantized.compare_tokens(served, texts)
+
+
+@needs_llamacpp
+def test_a_character_of_several_tokens_has_the_trained_models_loss(merged: Path, served: LlamaCpp) -> None:
+    """The server names no probability of a token that ends inside a character."""
+    ids = llamacpp.tokenize(served, "a 龘 b")
+    assert len(ids) > len("a 龘 b")  # the second letter is more than one token
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
+    total, count = llamacpp.loss(served, ids)
+    assert count == len(ids) - 1
+    assert total / count == pytest.approx(expected, rel=0.02)
+    tokens, lines, _ = llamacpp.complete(served, ids[:-2], 4)
+    assert len(lines) == len(tokens)
 
 
 @needs_llamacpp

@@ -26,10 +26,12 @@ import convert_hf_to_gguf  # noqa: E402
 import gguf  # noqa: E402
 import numpy as np  # noqa: E402
 import xllamacpp  # noqa: E402
+from conversion import get_model_class  # noqa: E402
 from conversion.base import TextModel  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _PRE_TYPES = {
@@ -59,7 +61,7 @@ def main(folder: Path, target: Path, kind: str, name: str, turn_end: int | None)
         _convert(folder, target, "q8_0", name)
     else:
         whole = target.with_suffix(".whole")
-        dtype = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")
+        dtype = _config(folder).get("dtype")
         _convert(folder, whole, "f32" if dtype == "float32" else "auto", name)
         quantise_q4_k_m(whole, target)
         whole.unlink()
@@ -127,7 +129,33 @@ def _convert(folder: Path, target: Path, outtype: str, name: str) -> None:
     """Run the converter's `main`, which only reads the command line."""
     sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(target), "--outtype", outtype]
     sys.argv += ["--model-name", name]
+    if get_model_class(_config(folder)["architectures"][0]).supports_mtp_export and not _predicts_ahead(folder):
+        sys.argv += ["--no-mtp"]
     convert_hf_to_gguf.main()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def _predicts_ahead(folder: Path) -> bool:
+    """Whether layers of multi-token prediction are there: transformers leaves them out, its configurations do not."""
+    config = _config(folder)
+    layers = config.get("text_config", config)["num_hidden_layers"]
+    names = (name for file in folder.glob("*.safetensors") for name in _tensor_names(file))
+    return any(_is_ahead(name, layers) for name in names)
+
+
+def _is_ahead(name: str, layers: int) -> bool:
+    numbered = _LAYER.search(name)
+    return "mtp" in name.split(".") or bool(numbered and int(numbered[1]) >= layers)
+
+
+def _tensor_names(file: Path) -> list[str]:
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        return list(json.loads(opened.read(size)))
 
 
 # ---- Q4_K_M: llama.cpp's blocks (`ggml_quantize_chunk`), chosen per tensor by its rule (`llama-quant.cpp`)
