@@ -26,6 +26,7 @@ from tqdm import auto, std
 
 from stoker.config import load
 from stoker.config.load import RunFile
+from stoker.facts import own_code
 from stoker.launch import plan_inputs
 from stoker.plan import order
 from stoker.plan.make import make_plan
@@ -49,6 +50,7 @@ for _module in (
     "torch.utils.tensorboard",
 ):
     importlib.import_module(_module)
+own_code.digest()  # kept: no child reads the sources again
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -189,7 +191,7 @@ def rewrite(run_dir: RunDir, old: str, new: str) -> None:
 
 
 def fork() -> int:
-    """`os.fork` for a child that trains: what is there now it does not look through again, which copied all its pages."""
+    """`os.fork`; the child does not look through what is there now, which would copy all its pages."""
     gc.freeze()
     pid = os.fork()
     if pid:
