@@ -9,7 +9,10 @@ export PYTHONDONTWRITEBYTECODE := ""
 parallel := "--dist loadfile --no-loadscope-reorder"
 
 # Exactly what CI runs: lint, documentation, and the tests of what must never break.
-check: lint docs
+check: lint docs tests
+
+# The tests of `check` alone; CI runs lint and documentation beside the installations (.ci/run).
+tests:
     pytest -q -n 2 {{parallel}} tests --ignore=tests/nightly
 
 # For every commit, a minute: lint, and the tests without torch.

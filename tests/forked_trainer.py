@@ -1,20 +1,15 @@
 """The real training program in forked children of a process that has torch imported, for a supervisor to start."""
 
-import gc
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_run  # noqa: F401  # imports what a trainer needs, and sets the lock of progress bars
+import tiny_run  # imports what a trainer needs, and sets the lock of progress bars
 
 from stoker.supervise import processes
 from stoker.supervise.supervisor import Supervisor
-
-# What is there now is not looked through again in every child: that would copy all its pages.
-gc.collect()
-gc.freeze()
 
 
 class Forked:
@@ -35,7 +30,7 @@ def starter(before: Callable[[int], None] = lambda attempt: None) -> Callable[[S
     """Starts trainers by forking; `before(attempt)` runs in the child first, to injure it."""
 
     def start(watching: Supervisor) -> Forked:
-        pid = os.fork()
+        pid = tiny_run.fork()
         if pid:
             return Forked(pid)
         code = 70

@@ -4,6 +4,7 @@ Training runs in forked children of a process that has torch imported already, s
 SIGKILL hits a real process.
 """
 
+import gc
 import hashlib
 import importlib
 import json
@@ -25,6 +26,7 @@ from tqdm import auto, std
 
 from stoker.config import load
 from stoker.config.load import RunFile
+from stoker.facts import own_code
 from stoker.launch import plan_inputs
 from stoker.plan import order
 from stoker.plan.make import make_plan
@@ -48,6 +50,7 @@ for _module in (
     "torch.utils.tensorboard",
 ):
     importlib.import_module(_module)
+own_code.digest()  # kept: no child reads the sources again
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -187,6 +190,15 @@ def rewrite(run_dir: RunDir, old: str, new: str) -> None:
     layout.record(run_dir, text=text)
 
 
+def fork() -> int:
+    """`os.fork`; the child does not look through what is there now, which would copy all its pages."""
+    gc.freeze()
+    pid = os.fork()
+    if pid:
+        gc.unfreeze()
+    return pid
+
+
 def in_child(work: Callable[[], int]) -> int:
     """Run `work` in a forked child; its exit code, or minus the signal that ended it."""
     (code,) = in_children(1, lambda rank: work())  # one rank
@@ -197,7 +209,7 @@ def in_children(count: int, work: Callable[[int], int]) -> list[int]:
     """Run `work(rank)` in that many forked children at once; their exit codes. If one fails, the others are ended."""
     pids = []
     for rank in range(count):
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             code = 70
             try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import tiny_run  # noqa: F401  # imports what the programs need, and sets the lock of progress bars
+import tiny_run  # imports what the programs need, and sets the lock of progress bars
 
 from stoker.engine import program
 from stoker.errors import StokerError
@@ -77,7 +77,7 @@ def _run_on_folder(name: str, folder: Path) -> None:
 
 
 def _fork(work: Callable[[], int], log: Path) -> _Forked:
-    pid = os.fork()
+    pid = tiny_run.fork()
     if pid:
         return _Forked(pid)
     code = 2

@@ -1,6 +1,7 @@
 """Runs of several real processes with gloo: with dropout, sequences packed and of uneven length, and a last step of an
 epoch that is short."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tiny_run
@@ -51,6 +52,23 @@ def require_one_training(folder: Path, base: Path, method: str, precision: str) 
     assert len(set(shas.values())) == 1, shas
     assert len(losses) == 1
     assert len(evals) == 1
+
+
+def require_one_training_over_moves(folder: Path, base: Path, method: str, attempts: Sequence[tuple[str, int]]) -> None:
+    """Killed, and continued by another strategy or number of ranks: every bit of one that was left alone."""
+    where = "micro: 1, arrange: rows, strategy: {}, processes: {}"
+    strategy = attempts[0][0]
+    whole = trained(folder / "whole", base, method, where.format(strategy, 2))
+    for number, (strategy, count) in enumerate(attempts, start=1):
+        moved = make(folder / "moved", base, method, where.format(strategy, count))
+        if number < len(attempts):
+            assert tiny_run.train(moved, kill_after=2 * number + 1) == -9, said(moved)
+        else:
+            assert tiny_run.train(moved) == 0, said(moved)
+    assert tiny_run.losses(moved) == tiny_run.losses(whole)
+    assert tiny_run.weights_sha(moved.final) == tiny_run.weights_sha(whole.final)
+    tiers = [event["tier"] for event in events.read(moved.events_file) if event["event"] == "attempt"]
+    assert set(tiers) == {"EXACT"}
 
 
 def eval_losses(run_dir: RunDir) -> list[str]:

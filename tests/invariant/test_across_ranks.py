@@ -1,7 +1,7 @@
 """However many processes train, and whether they hold the whole model or shards: one training.
 
-Adapters in fp32, more ranks and DeepSpeed: tests/nightly/engine/test_ranks.py; fifty steps without the canonical order:
-test_fifty_steps.py there.
+Methods in their other precision, more ranks and DeepSpeed: tests/nightly/engine/test_ranks.py; fifty steps without the
+canonical order: test_fifty_steps.py there.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_run
-from ranked_run import make, require_one_training, trained
+from ranked_run import make, require_one_training, require_one_training_over_moves, trained
 from safetensors.torch import load_file
 from tiny_run import said
 
@@ -23,9 +23,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base", dropout=0.1)
 
 
-@pytest.mark.parametrize(
-    ("method", "precision"), [("full", "fp32"), ("full", "bf16"), ("lora", "bf16"), ("qlora", "bf16")]
-)
+@pytest.mark.parametrize(("method", "precision"), [("full", "bf16"), ("qlora", "bf16")])
 def test_one_sha_with_ddp_and_fsdp2_on_one_two_and_four_ranks(
     tmp_path: Path, base: Path, method: str, precision: str
 ) -> None:
@@ -72,28 +70,12 @@ def test_plain_reduction_gives_different_shas(tmp_path: Path, base: Path) -> Non
 
 @pytest.mark.parametrize(
     ("method", "attempts"),
-    [
-        ("lora", [("ddp", 2), ("auto", 1), ("ddp", 4)]),
-        ("lora", [("fsdp2", 4), ("fsdp2", 2), ("fsdp2", 1)]),
-        ("full", [("fsdp2", 2), ("fsdp2", 4)]),
-    ],
+    [("lora", [("ddp", 2), ("auto", 1), ("ddp", 4)]), ("full", [("fsdp2", 2), ("fsdp2", 4)])],
 )
 def test_killed_and_continued_on_another_number_of_ranks(
     tmp_path: Path, base: Path, method: str, attempts: Sequence[tuple[str, int]]
 ) -> None:
-    where = "micro: 1, arrange: rows, strategy: {}, processes: {}"
-    strategy = attempts[0][0]
-    whole = trained(tmp_path / "whole", base, method, where.format(strategy, 2))
-    for number, (strategy, count) in enumerate(attempts, start=1):
-        moved = make(tmp_path / "moved", base, method, where.format(strategy, count))
-        if number < len(attempts):
-            assert tiny_run.train(moved, kill_after=2 * number + 1) == -9, said(moved)
-        else:
-            assert tiny_run.train(moved) == 0, said(moved)
-    assert tiny_run.losses(moved) == tiny_run.losses(whole)
-    assert tiny_run.weights_sha(moved.final) == tiny_run.weights_sha(whole.final)
-    tiers = [event["tier"] for event in events.read(moved.events_file) if event["event"] == "attempt"]
-    assert set(tiers) == {"EXACT"}
+    require_one_training_over_moves(tmp_path, base, method, attempts)
 
 
 def test_more_ranks_than_rows(tmp_path: Path, base: Path) -> None:

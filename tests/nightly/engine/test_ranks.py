@@ -1,10 +1,11 @@
-"""What tests/invariant/test_across_ranks.py leaves to the night: adapters in fp32, eight ranks, DeepSpeed's ZeRO."""
+"""What tests/invariant/test_across_ranks.py leaves to the night: methods in their other precision, adapters that
+move between shards, eight ranks, DeepSpeed's ZeRO."""
 
 from pathlib import Path
 
 import pytest
 import tiny_run
-from ranked_run import make, require_one_training, trained
+from ranked_run import make, require_one_training, require_one_training_over_moves, trained
 from tiny_run import said
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -15,9 +16,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.make_base_model(tmp_path_factory.mktemp("models") / "base", dropout=0.1)
 
 
-@pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_one_sha_with_ddp_and_fsdp2_on_one_two_and_four_ranks(tmp_path: Path, base: Path, method: str) -> None:
-    require_one_training(tmp_path, base, method, "fp32")
+@pytest.mark.parametrize(
+    ("method", "precision"), [("full", "fp32"), ("lora", "fp32"), ("lora", "bf16"), ("qlora", "fp32")]
+)
+def test_one_sha_with_ddp_and_fsdp2_on_one_two_and_four_ranks(
+    tmp_path: Path, base: Path, method: str, precision: str
+) -> None:
+    require_one_training(tmp_path, base, method, precision)
+
+
+def test_an_adapter_killed_and_continued_on_fewer_shards(tmp_path: Path, base: Path) -> None:
+    require_one_training_over_moves(tmp_path, base, "lora", [("fsdp2", 4), ("fsdp2", 2), ("fsdp2", 1)])
 
 
 def test_groups_of_uneven_number_on_up_to_eight_ranks(tmp_path: Path, base: Path) -> None:
