@@ -174,12 +174,7 @@ def _speed_reason(own: Measured, named: tuple[Card, ...]) -> str:
 def _speed_words(own: Measured) -> str:
     if not own.row["compute_dtype"].strip(" ?"):
         return "arithmetic not stated"
-    if (
-        own.step
-        and own.step.foreign.offload == "none"
-        and "activation" in own.row["notes"]
-        and "offload" in own.row["notes"]
-    ):
+    if own.step and own.step.offload == "none" and "activation" in own.row["notes"] and "offload" in own.row["notes"]:
         return "activation offload is not described"
     return ""
 
@@ -264,6 +259,8 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         loss=form,
         optimizer=words.optimizer(row, when),
         gradient_sets=0 if words.in_backward(row) else 1,
+        compiled=words.compiled(row),
+        bucket=words.DEEPSPEED_BUCKET if words.by_deepspeed(row) else None,
         **layout,
     )
     step = replace_foreign(
@@ -275,8 +272,6 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         autocast_cache=own.autocast,
         frozen_inputs="bnb" in row["weights_dtype"].lower() and when < words.BNB_DROPS_INPUTS,
         product_bits=words.product_bits(row),
-        bucket=words.DEEPSPEED_BUCKET if words.by_deepspeed(row) else None,
-        compiled=words.compiled(row),
     )
     return step, "", length.kept
 
@@ -316,8 +311,8 @@ def parallel(row: words.Row) -> dict[str, Any] | str:
         "devices": count,
         "shard_devices": _shards(text, int(replicas) * shared, count),
         "devices_per_node": words.per_node(row, count),
+        "offload": _offload(row, text),
         "foreign": Foreign(
-            offload=_offload(row, text),
             tensor_parallel=sizes["tp"],
             pipeline_parallel=sizes["pp"],
             pipeline_chunks=sizes["vp"],

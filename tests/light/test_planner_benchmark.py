@@ -96,7 +96,7 @@ def test_parallel_words() -> None:
     def layout(text: str, cards: str = "8") -> tuple[Any, ...]:
         found = step(parallelism=text, n_gpus=cards)
         other = found.foreign
-        return found.strategy, found.shard_devices, other.tensor_parallel, other.pipeline_parallel, other.offload
+        return found.strategy, found.shard_devices, other.tensor_parallel, other.pipeline_parallel, found.offload
 
     assert layout("fsdp full (FSDP2)") == ("fsdp2", 8, 1, 1, "none")
     assert layout("fsdp/hsdp", "32") == ("fsdp2", 8, 1, 1, "none")

@@ -232,7 +232,7 @@ def _links(on: Hardware, constants: Rates) -> Links:
 
 def _offloaded(step: Step, work: Work, links: Links, constants: Rates) -> float:
     """Gradients to main memory, Adam there, new weights back."""
-    if step.foreign.offload == "none":
+    if step.offload == "none":
         return 0.0
     mine = work.trained / step.state_parts
     return mine * (4 / links.host + _ADAM_BYTES / constants.processor)

@@ -19,7 +19,7 @@ from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import checks, choices, moves, optimizers, strategy
+from stoker.plan import checks, choices, moves, native_steps, optimizers, strategy
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
 
@@ -32,8 +32,6 @@ _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
 _FLASH_CAPABILITY = 8.0
-_TABLES = {"embed_tokens": ("embed_tokens", "wte", "embed_in", "word_embeddings"), "lm_head": choices.HEADS}
-"""Names that embedding and output layer have in the families, by the estimate's."""
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
@@ -249,7 +247,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
-        autocast=precision != "fp32",
+        autocast=precision != "fp32" and not native_steps.gathers_in(run, chosen, precision),
         attention=_kernel(constraints),
         masked=constraints.attention != "flash_attention_2" and constraints.arrange == "rows" and run.data.pack,
         recompute="full" if checkpointing else "none",
@@ -263,6 +261,9 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         devices_per_node=constraints.devices // constraints.machine.nodes,
         canonical=exact,
         expandable=constraints.machine.kind == "cuda",
+        offload=native_steps.offload(run, chosen),
+        compiled=moves.compiles(run.native.trainer),
+        bucket=native_steps.bucket(run, chosen),
     )
 
 
@@ -292,12 +293,12 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
 def _whole(run: Run) -> tuple[str, ...]:
     """Embedding and output layer, if they are trained next to the adapter; the engine holds such a copy in fp32."""
     named = run.native.lora.get("modules_to_save") or ()
-    return tuple(table for table, names in _TABLES.items() if any(one.endswith(names) for one in named))
+    return tuple(table for table, names in native_steps.TABLES.items() if any(one.endswith(names) for one in named))
 
 
-def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double"]:
+def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"]:
     if run.tune.method == "qlora":
-        return "nf4_double"
+        return "nf4" if native_steps.single_quantisation(run) else "nf4_double"
     return "fp32" if run.tune.method == "full" else _DTYPES[precision]
 
 
