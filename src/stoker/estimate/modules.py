@@ -107,7 +107,7 @@ class Modules:
         if step.autocast:
             query, key, value = (self._cast(one, self.compute) for one in (query, key, value))
         if (
-            step.attention == "flash"
+            step.attention in ("flash", "flash_2")
             and query.size < FP32
             and not step.masked
             and self.shape.head_dim <= _LARGEST_FLASH_HEAD

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stoker.facts.shapes import ModelShape
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Attention = Literal["flash", "efficient", "eager"]
+Attention = Literal["flash_2", "efficient", "eager"] | Literal["flash"]
 # Of these, runs of ours use the first ones; those after the bar are of published measurements only.
 Storage = Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"] | Literal["int8", "int4"]
 Recompute = Literal["none", "full"] | Literal["selective"]
@@ -92,7 +92,9 @@ class Step:
     """Arithmetic of the products. Differs from `weights` under autocast or FSDP's mixed precision."""
     autocast: bool = True
     """Whether products cast their inputs to `compute` at each use; else tensors have it from the start."""
-    attention: Attention = "flash"
+    attention: Attention = "flash_2"
+    """`flash_2` is flash attention 2, also torch's own; `flash` is a kernel written for the card, which is faster from
+    Hopper on and keeps the same tensors."""
     masked: bool = False
     """Whether attention gets a mask tensor (padding, packed documents under sdpa)."""
     recompute: Recompute = "none"

@@ -13,6 +13,7 @@ from typing import Literal
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.estimate import layers, memory, ranges, speed
+from stoker.estimate.attention_kernel import kernel
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
 from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
@@ -31,7 +32,6 @@ _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 """The same of main memory: about what macOS grants a GPU, and what other programs leave on a CPU."""
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
-_FLASH_CAPABILITY = 8.0
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
@@ -249,7 +249,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         compute=_DTYPES[precision],
         autocast=precision != "fp32" and not native_steps.gathers_in(run, chosen, precision),
         attention=_kernel(constraints),
-        masked=constraints.attention != "flash_attention_2" and constraints.arrange == "rows" and run.data.pack,
+        masked=_masked(constraints),
         recompute="full" if checkpointing else "none",
         loss=_LOSSES[constraints.loss],
         optimizer=optimizers.step_name(run),
@@ -303,8 +303,12 @@ def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_d
 
 
 def _kernel(constraints: Constraints) -> Attention:
-    """The attention kernel that will run: torch's sdpa uses flash from Ampere on, in 16 bits."""
-    if constraints.attention == "eager":
-        return "eager"
-    able = constraints.machine.kind == "cuda" and constraints.machine.compute_capability >= _FLASH_CAPABILITY
-    return "flash" if able and constraints.precision != "fp32" else "efficient"
+    """The attention kernel that will run."""
+    capability = constraints.machine.compute_capability if constraints.machine.kind == "cuda" else 0.0
+    return kernel(constraints.attention, capability, constraints.precision, masked=_masked(constraints))
+
+
+def _masked(constraints: Constraints) -> bool:
+    """Whether packed documents are kept apart by a mask tensor."""
+    apart = constraints.arrange == "rows" and constraints.run.data.pack
+    return apart and constraints.attention != "flash_attention_2"
