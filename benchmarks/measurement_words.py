@@ -1,7 +1,7 @@
 """What the words in a measurement table's columns mean: one function per column, each a rule with its reason.
 
-Rules go by what a column says, never by who published it. A word that is not known gets a stated default (see
-docs/concepts/planner-accuracy.md); nothing here raises on a strange word.
+Rules go by what a column says, never by who published it. What is not stated gets a stated default (see
+docs/concepts/planner-accuracy.md); a word that is not known is a reason not to compare. Nothing here raises.
 """
 
 import datetime
@@ -304,29 +304,32 @@ def recompute(row: Row, when: Date) -> str:
 
 
 def attention(row: Row, when: Date) -> str:
-    """The attention kernel: memory of flash and of torch's memory-efficient one differ only by a mask."""
+    """What attention is asked for, as `estimate.attention_kernel` names it; empty for a word that is not known."""
     text = row["attention"].lower()
     if "eager/sdpa" in text or ("default" in text and "sdpa" not in text):
-        return "efficient" if when >= SDPA_IS_DEFAULT else "eager"
+        return "sdpa" if when >= SDPA_IS_DEFAULT else "eager"
     if "flex" in text and "sdpa" in text:
-        return "flash" if compiled(row) or not row["packed"].lower().startswith("y") else "efficient"
-    if any(word in text for word in ("flash", "cudnn", "flex", "fa2", "fa3", "xformers")):
+        return "flash_attention_2" if compiled(row) or not row["packed"].lower().startswith("y") else "sdpa"
+    if any(word in text for word in ("cudnn", "fa3", "flash_attention_3")):
+        return "native"
+    if any(word in text for word in ("flash", "flex", "fa2", "xformers")):
         first = when < FLASH_2 or "triton" in row["notes"].lower()
-        return "efficient" if first else "flash"
-    if any(word in text for word in ("sdpa", "efficient")):
-        return "efficient"
-    if any(word in text for word in ("eager", "unfused", "fused", "math")):
-        return "eager"
-    return "efficient" if when >= Date(2023, 3, 15) else "eager"  # torch 2.0 brought sdpa
+        return "efficient" if first else "flash_attention_2"
+    for name, said in (("sdpa", ("sdpa",)), ("efficient", ("efficient",)), ("eager", ("eager", "fused", "math"))):
+        if any(word in text for word in said):
+            return name
+    if text.strip(" ?"):
+        return ""
+    return "sdpa" if when >= Date(2023, 3, 15) else "eager"  # torch 2.0 brought sdpa
 
 
-def masked(row: Row, kernel: str, micro: int) -> bool:
+def masked(row: Row, asked: str, micro: int) -> bool:
     """A padded batch of several rows needs a mask tensor under sdpa, as do packed documents kept apart.
 
     flash-attn drops padding instead, and compiled flex attention needs no tensor.
     """
     padded = micro > 1 and row["packed"].lower().startswith("n")
-    return kernel == "efficient" and (padded or "packed mask" in row["attention"].lower())
+    return asked in ("sdpa", "efficient") and (padded or "packed mask" in row["attention"].lower())
 
 
 def optimizer(row: Row, when: Date) -> str:
@@ -345,6 +348,25 @@ def optimizer(row: Row, when: Date) -> str:
     if by_default or by_deepspeed(row) or any(word in text for word in fused):
         return "adamw_fused"
     return "adamw"
+
+
+KNOWN_OPTIMIZERS = re.compile(r"adam|adafactor|\bsgd\b|^[? ]*(\(.*\))?$")
+
+
+def unknown_words(row: Row) -> str:
+    """What a row states in a word that nothing here knows; no step is guessed for it."""
+    said = {
+        "attention": (row["attention"], bool(attention(row, era(row)))),
+        "optimizer": (row["optimizer"], bool(KNOWN_OPTIMIZERS.search(row["optimizer"].lower()))),
+        "parallelism": (row["parallelism"], bool(KNOWN_PARALLELISM.search(row["parallelism"].lower()))),
+    }
+    return next((f"{column} not described: {text}" for column, (text, known) in said.items() if not known), "")
+
+
+KNOWN_PARALLELISM = re.compile(
+    r"^[? ]*$|none|single|fsdp|hsdp|zero|\bddp|\bdp\b|megatron|device_map|naive|no.shard|see "
+    r"|\b(tp|pp|cp|sp|ep)[ =:-]?\d"
+)
 
 
 def in_backward(row: Row) -> bool:

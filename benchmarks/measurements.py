@@ -13,6 +13,7 @@ from typing import Any
 
 import measurement_words as words
 
+from stoker.estimate.attention_kernel import kernel
 from stoker.estimate.step import Adapter, Foreign, Step, replace_foreign
 from stoker.facts.cards import Card
 from stoker.facts.shapes import ModelShape, shipped
@@ -174,12 +175,7 @@ def _speed_reason(own: Measured, named: tuple[Card, ...]) -> str:
 def _speed_words(own: Measured) -> str:
     if not own.row["compute_dtype"].strip(" ?"):
         return "arithmetic not stated"
-    if (
-        own.step
-        and own.step.foreign.offload == "none"
-        and "activation" in own.row["notes"]
-        and "offload" in own.row["notes"]
-    ):
+    if own.step and own.step.offload == "none" and "activation" in own.row["notes"] and "offload" in own.row["notes"]:
         return "activation offload is not described"
     return ""
 
@@ -236,8 +232,9 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
     """A row's step, or why there is none; and the share of its tokens that is not padding."""
     shape, why = _shape(row)
     tune, layout = words.method(row), parallel(row)
-    if shape is None or tune.reason or isinstance(layout, str):
-        return None, why or tune.reason or str(layout), 1.0
+    unknown = words.unknown_words(row)
+    if shape is None or tune.reason or unknown or isinstance(layout, str):
+        return None, why or tune.reason or unknown or str(layout), 1.0
     when, arithmetic = words.era(row), words.compute(row)
     sharded = layout["strategy"] in ("fsdp2", "zero3")
     own = words.held(row, tune.kind, arithmetic, sharded)
@@ -245,7 +242,8 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         return None, own.reason, 1.0
     micro, cap = words.whole(row["micro_batch"], 1), words.whole(row["seq_len"], 1024)
     length = words.lengths(row, cap, micro)
-    kernel = words.attention(row, when)
+    asked = words.attention(row, when)
+    masked = words.masked(row, asked, micro)
     form, shifted = words.loss(row, shape, when)
     step = Step(
         shape=shape,
@@ -258,12 +256,14 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         outer=own.outer,
         compute=arithmetic,
         autocast=own.autocast,
-        attention=kernel,
-        masked=words.masked(row, kernel, micro),
+        attention=kernel(asked, _capability(row), arithmetic, masked=masked),
+        masked=masked,
         recompute=words.recompute(row, when),
         loss=form,
         optimizer=words.optimizer(row, when),
         gradient_sets=0 if words.in_backward(row) else 1,
+        compiled=words.compiled(row),
+        bucket=words.DEEPSPEED_BUCKET if words.by_deepspeed(row) else None,
         **layout,
     )
     step = replace_foreign(
@@ -275,10 +275,13 @@ def _step(row: words.Row) -> tuple[Step | None, str, float]:
         autocast_cache=own.autocast,
         frozen_inputs="bnb" in row["weights_dtype"].lower() and when < words.BNB_DROPS_INPUTS,
         product_bits=words.product_bits(row),
-        bucket=words.DEEPSPEED_BUCKET if words.by_deepspeed(row) else None,
-        compiled=words.compiled(row),
     )
     return step, "", length.kept
+
+
+def _capability(row: words.Row) -> float:
+    """Of the oldest card that a row names; Ampere's where none is known, as most rows are of such cards."""
+    return min((card.compute_capability for card in words.named_cards(row["gpu"])), default=8.0)
 
 
 def _adapter(row: words.Row, shape: ModelShape, own: words.Held, kind: str, sharded: bool) -> Adapter | None:  # noqa: FBT001
@@ -316,8 +319,8 @@ def parallel(row: words.Row) -> dict[str, Any] | str:
         "devices": count,
         "shard_devices": _shards(text, int(replicas) * shared, count),
         "devices_per_node": words.per_node(row, count),
+        "offload": _offload(row, text),
         "foreign": Foreign(
-            offload=_offload(row, text),
             tensor_parallel=sizes["tp"],
             pipeline_parallel=sizes["pp"],
             pipeline_chunks=sizes["vp"],
@@ -355,7 +358,7 @@ def _strategy(row: words.Row, text: str, count: int) -> str:
         return "ddp"
     if "grad-op" in text or "grad_op" in text or "shard_grad" in text:
         return "zero2"  # FSDP's SHARD_GRAD_OP: gradients and optimizer state shared out, weights whole between steps
-    if "fsdp" in text and "fsdp0" not in text:
+    if ("fsdp" in text and "fsdp0" not in text) or "hsdp" in text:
         return "fsdp2"
     if "megatron" in text:
         return "zero1" if "distributed" in f"{optimizer} {row['weights_dtype'].lower()} {text}" and count > 1 else "ddp"

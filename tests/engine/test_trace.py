@@ -20,7 +20,7 @@ from stoker.engine.trace import trace
 from stoker.engine.tracing import building, patches, sharded
 from stoker.engine.tracing.ledger import Ledger
 from stoker.estimate import step as steps_of
-from stoker.estimate.step import Adapter, Foreign, Step, replace_foreign
+from stoker.estimate.step import Adapter, Foreign, Step
 from stoker.facts.shapes import ModelShape
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -168,9 +168,9 @@ def test_zero_shares_out_one_thing_more_at_each_stage() -> None:
 
 
 def test_an_offloaded_optimizer_is_not_on_the_device() -> None:
-    offloaded = trace(replace_foreign(HALVES, offload="optimizer"))
+    offloaded = trace(replace(HALVES, offload="optimizer"))
     assert offloaded.parts["optimizer"] == 0
-    assert trace(replace_foreign(replace(HALVES, strategy="zero3"), offload="all")).static == 0
+    assert trace(replace(HALVES, strategy="zero3", offload="all")).static == 0
 
 
 def test_ddp_holds_the_gradients_once_more() -> None:

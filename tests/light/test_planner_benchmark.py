@@ -20,6 +20,7 @@ import measurements  # noqa: E402
 import planner  # noqa: E402
 import planner_intervals  # noqa: E402
 import planner_report  # noqa: E402
+import product_rows  # noqa: E402
 
 PLAIN = {
     "id": "odd", "source_repo": "someone/else", "source_commit_or_date": "abc (2026-01-05)",
@@ -96,7 +97,7 @@ def test_parallel_words() -> None:
     def layout(text: str, cards: str = "8") -> tuple[Any, ...]:
         found = step(parallelism=text, n_gpus=cards)
         other = found.foreign
-        return found.strategy, found.shard_devices, other.tensor_parallel, other.pipeline_parallel, other.offload
+        return found.strategy, found.shard_devices, other.tensor_parallel, other.pipeline_parallel, found.offload
 
     assert layout("fsdp full (FSDP2)") == ("fsdp2", 8, 1, 1, "none")
     assert layout("fsdp/hsdp", "32") == ("fsdp2", 8, 1, 1, "none")
@@ -105,8 +106,27 @@ def test_parallel_words() -> None:
     assert layout("ZeRO-2") == ("zero2", 8, 1, 1, "none")
     assert layout("megatron-deepspeed dp8 tp8 pp6", "384") == ("ddp", 8, 8, 6, "none")
     assert layout("fsdp full + cpu offload") == ("fsdp2", 8, 1, 1, "all")
+    assert layout("hsdp", "32") == ("fsdp2", 8, 1, 1, "none")
     assert row(parallelism="", n_gpus="8").memory_reason == "parallelism not stated"
     assert row(parallelism="device_map", n_gpus="2").memory_reason.startswith("layers on several cards")
+
+
+@pytest.mark.parametrize("column", ["attention", "optimizer", "parallelism"])
+def test_a_word_that_is_not_known_is_a_reason_and_no_guess(column: str) -> None:
+    assert row(**{column: "quux"}).memory_reason == f"{column} not described: quux"
+
+
+def test_torch_runs_its_flash_kernel_from_ampere_on_without_a_mask() -> None:
+    assert step(attention="sdpa").attention == "flash_2"
+    assert step(attention="sdpa", gpu="Tesla T4").attention == "efficient"
+    assert step(attention="sdpa", packed="n").attention == "efficient"
+    assert step(attention="flash (TE/cuDNN)").attention == "flash"
+
+
+def test_what_is_judged_is_what_plans(table: list[measurements.Measured]) -> None:
+    told = product_rows.account(table)
+    assert told["different"] == []
+    assert told["equal"] == told["expressible"] >= 8
 
 
 def test_a_card_by_whatever_it_is_called() -> None:

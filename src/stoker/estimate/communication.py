@@ -64,7 +64,7 @@ def traffic(step: Step, work: Work, links: Links) -> Traffic:
     across = 2 * _gather(step, work.trained_bytes / shared, replicas // shared, links, apart=True)
     if step.strategy in ("fsdp2", "zero3"):
         hooks = _HOOKS[step.strategy] * step.shape.layers / step.foreign.pipeline_parallel
-        upload = work.gathered_bytes / shared / links.host if step.foreign.offload == "all" else 0.0
+        upload = work.gathered_bytes / shared / links.host if step.offload == "all" else 0.0
         # DeepSpeed frees a block's weights between recomputing it and its backward pass, FSDP keeps them.
         backward = 2 if step.strategy == "zero3" and step.recompute == "full" else 1
         # The norm of whole gradients: each device sends its shard once more, after the last backward pass.

@@ -119,8 +119,7 @@ def _walked(step: Step) -> Walk:
 def _passing(step: Step) -> Step:
     """The step without fields that do not affect its passes: many steps of a search share them."""
     if step.strategy in ("single", "ddp", "zero1"):
-        alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1)
-        alone = replace_foreign(alone, offload="none")
+        alone = dataclasses.replace(step, strategy="single", devices=1, shard_devices=1, offload="none")
     else:
         alone = step
     several, sets = min(step.accumulation, 2), min(step.gradient_sets, 2)
@@ -151,9 +150,9 @@ def _tensors(step: Step) -> Tensors:
     """Tensors beside those of a micro batch."""
     trained = layers.trained(step.shape, step.adapter)
     gradients = [one.elements * _size(step, one) // step.gradient_parts for one in trained for _ in range(one.count)]
-    weights = _weight_tensors(step) if step.foreign.offload != "all" else []
+    weights = _weight_tensors(step) if step.offload != "all" else []
     waiting = gradients * (step.gradient_sets - 1) if step.gradient_sets > 1 else gradients
-    here = step.foreign.offload == "none"
+    here = step.offload == "none"
     return Tensors(
         held=[*weights, *([_CUBLAS_WORKSPACES // 2] * 2), *(gradients if step.strategy == "ddp" else [])],
         waiting=waiting if step.accumulation > 1 and not _hands_over(step) else [],
@@ -177,11 +176,11 @@ def whole_weight_bytes(step: Step) -> int:
 
 def _held_weight_bytes(step: Step) -> int:
     """This device's shard of the weights; of quantised ones only the packed values are sharded."""
-    whole = 0 if step.foreign.offload == "all" else whole_weight_bytes(step)
+    whole = 0 if step.offload == "all" else whole_weight_bytes(step)
     if step.strategy == "zero3":
         gathered = min(step.shape.parameters(), _LIVE_PARAMETERS) * BYTES.get(step.weights, 2)
         return whole // step.weight_parts + gathered
-    if step.weights in BYTES or step.foreign.offload == "all":
+    if step.weights in BYTES or step.offload == "all":
         return whole // step.weight_parts
     linears = layers.quantised(step.shape)
     packed = sum(block(one.weights // 2) * one.count for one in linears)
@@ -236,9 +235,7 @@ def _updated_size(step: Step, one: Parameter) -> int:
 
 def _hands_over(step: Step) -> bool:
     """Whether gradients are offloaded as they arrive."""
-    return step.foreign.offload == "all" or (
-        step.foreign.offload == "optimizer" and step.strategy in ("zero2", "zero3")
-    )
+    return step.offload == "all" or (step.offload == "optimizer" and step.strategy in ("zero2", "zero3"))
 
 
 def _waiting_gradient_bytes(step: Step) -> int:
@@ -253,8 +250,8 @@ def _buffer_bytes(step: Step) -> int:
     gradients = _trained_bytes(step)
     if step.strategy == "ddp":
         return gradients
-    if step.foreign.bucket and step.strategy in ("zero1", "zero2", "zero3"):
-        return 2 * step.foreign.bucket * BYTES[step.compute]
+    if step.bucket and step.strategy in ("zero1", "zero2", "zero3"):
+        return 2 * step.bucket * BYTES[step.compute]
     if step.strategy in ("zero2", "zero3"):
         return 2 * min(step.shape.hidden**2 * BYTES[step.compute], gradients)
     return 0
@@ -315,7 +312,7 @@ def _each(parameters: Iterable[Parameter], size: int, parts: int) -> list[int]:
 
 def optimizer_bytes(step: Step) -> int:
     """The optimizer's state of one device's part."""
-    if step.foreign.offload != "none":
+    if step.offload != "none":
         return 0
     states = sum(_state_bytes(step, one) * one.count for one in layers.trained(step.shape, step.adapter))
     return states // step.state_parts
@@ -339,7 +336,7 @@ def _moment_bytes(step: Step, one: Parameter, *, on_disk: bool = False) -> int:
 def _optimizer_moment(step: Step, waiting: int) -> Moment:
     """One complete set of gradients, and temporaries of the optimizer step."""
     trained = layers.trained(step.shape, step.adapter)
-    if step.foreign.offload != "none":
+    if step.offload != "none":
         return Moment(gradient_bytes(step) - waiting, gradients=gradient_bytes(step) - waiting)
     if step.foreign.master and step.strategy == "zero3":
         # DeepSpeed widens them in groups of so many weights.

@@ -107,7 +107,7 @@ class Modules:
         if step.autocast:
             query, key, value = (self._cast(one, self.compute) for one in (query, key, value))
         if (
-            step.attention == "flash"
+            step.attention in ("flash", "flash_2")
             and query.size < FP32
             and not step.masked
             and self.shape.head_dim <= _LARGEST_FLASH_HEAD
@@ -193,7 +193,7 @@ class Modules:
         return self.tape.join((turned, passing))
 
     def _turned(self, states: Held) -> Tensor:
-        if self.step.foreign.compiled:
+        if self.step.compiled:
             return self._copied(states)
         size = max(states.size, self.outer)
         num_bytes = states.bytes // states.size * size
@@ -222,7 +222,7 @@ class Modules:
 
     def _rms_norm(self, x: Held, width: int) -> Held:
         tape = self.tape
-        if self.step.foreign.compiled:
+        if self.step.compiled:
             return self._fused_norm(x, width)
         x32 = self._cast(x, FP32)
         rows = x32.bytes // width

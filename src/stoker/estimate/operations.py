@@ -238,7 +238,7 @@ def _linear_products(sizes: _Sizes) -> Iterator[Product]:
             continue
         rows = sizes.tokens * shape.experts_per_token * step.foreign.expert_parallel / shape.experts
         times = one.count / (step.foreign.pipeline_parallel * step.foreign.expert_parallel)
-        yield Product(rows, inputs, outputs, times, sizes.layers if step.foreign.compiled else times, frozen, "experts")
+        yield Product(rows, inputs, outputs, times, sizes.layers if step.compiled else times, frozen, "experts")
 
 
 def _adapter_products(sizes: _Sizes) -> Iterator[Product]:
@@ -279,7 +279,7 @@ def _norms(sizes: _Sizes) -> Stream:
     count = shape.norms_per_layer
     if shape.qk_norm != "none":
         channels, count = channels + sizes.query + sizes.key, count + 2
-    if sizes.step.foreign.compiled or shape.norm_weights != 1:
+    if sizes.step.compiled or shape.norm_weights != 1:
         return Stream(2 * r * channels, 3 * r * channels, count, 2 * count)
     once, back, kernels = (36, 62, 7) if r == 2 else (28, 50, 5)
     return Stream(once * channels, back * channels, kernels * count, 1.7 * kernels * count)
@@ -290,7 +290,7 @@ def _positions(sizes: _Sizes) -> Stream:
     if sizes.shape.learned_positions:
         return Stream()
     rotated = sizes.element * (sizes.query + sizes.key)
-    if sizes.step.foreign.compiled:
+    if sizes.step.compiled:
         return Stream(2 * rotated, 2 * rotated, 2, 2)
     return Stream(10 * rotated, 10 * rotated, 12, 14)
 
@@ -301,7 +301,7 @@ def _attention(sizes: _Sizes) -> Stream:
     if sizes.step.attention != "eager":
         return Stream(ends, 2.2 * ends, 1, 2)
     scores = sizes.element * sizes.shape.heads / sizes.step.foreign.tensor_parallel * sizes.length
-    passes = 4 if sizes.step.foreign.compiled else 12
+    passes = 4 if sizes.step.compiled else 12
     return Stream(ends + passes * scores, 2 * ends + passes * scores, 8, 10)
 
 
@@ -309,18 +309,18 @@ def _activation(sizes: _Sizes) -> Stream:
     once = sizes.element * sizes.inner
     if not sizes.shape.gated_mlp:
         return Stream(2 * once, 3 * once, 1, 1)
-    passes, back, kernels = (3, 5, 1) if sizes.step.foreign.compiled else (5, 9, 2)
+    passes, back, kernels = (3, 5, 1) if sizes.step.compiled else (5, 9, 2)
     return Stream(passes * once, back * once, kernels, 1.5 * kernels)
 
 
 def _residual(sizes: _Sizes) -> Stream:
     """Two sums, and a cast at each product's input where the stream is wider than the arithmetic."""
     r, e, hidden = sizes.residual, sizes.element, sizes.shape.hidden
-    sums = 4 if sizes.step.foreign.compiled else 6
+    sums = 4 if sizes.step.compiled else 6
     added = Stream(sums * r * hidden, sums * r * hidden, 2, 2)
     if r == e:
         return added
-    casts = 1 if sizes.step.foreign.compiled else 5
+    casts = 1 if sizes.step.compiled else 5
     return added + Stream(casts * (r + e) * hidden, casts * (r + e) * hidden, casts, casts)
 
 
@@ -353,7 +353,7 @@ def _adapters(sizes: _Sizes) -> Stream:
     result = 4 if wide and not step.autocast else e
     leaving, scaling = 3 * result + 2 * e, 2 * result
     kernels = 2 + bool(wide) + (3 if cast_back else 0) + bool(adapter.dropout)
-    if step.foreign.compiled:
+    if step.compiled:
         entering, leaving, scaling, kernels = (2 * e if adapter.dropout else 0), 3 * e, e, 1
     inputs = sum(one.inputs * one.count for one in sizes.adapted) / step.foreign.pipeline_parallel
     outputs = sum(one.outputs * one.count for one in sizes.adapted) / sizes.parts
@@ -384,7 +384,7 @@ def _unpacking(sizes: _Sizes) -> tuple[float, float]:
 def _loss(sizes: _Sizes) -> Stream:
     step = sizes.step
     logits = sizes.tokens * sizes.shape.vocab / step.foreign.tensor_parallel
-    fusable = step.foreign.compiled and step.loss in ("logits_fp32", "chunked")
+    fusable = step.compiled and step.loss in ("logits_fp32", "chunked")
     forward, backward = _COMPILED_LOSS_BYTES if fusable else _LOSS_BYTES[step.loss]
     return Stream(forward * logits, backward * logits, 6, 10)
 
@@ -407,7 +407,7 @@ def _again(step: Step, linear: list[Product], flops: float, stream: Stream, unpa
 
 def _update(sizes: _Sizes) -> Pass:
     step = sizes.step
-    if step.foreign.offload != "none":
+    if step.offload != "none":
         return Pass()
     words = KEPT[step.optimizer].words * (4 if step.foreign.master else sizes.trained_width)
     kernels = 0.5 if step.optimizer in ("adamw", "adamw_fused") else 3.0

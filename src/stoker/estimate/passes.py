@@ -78,7 +78,7 @@ class Passes(Modules):
             logits = self._scaled(self._tanh(self._scaled(logits)))
         if self.step.foreign.held_outputs:
             self.outputs.append(self._returned(logits))
-        if self.step.loss == "logits_fp32" or (self.step.autocast and not self.step.foreign.compiled):
+        if self.step.loss == "logits_fp32" or (self.step.autocast and not self.step.compiled):
             wide = self._cast(logits, FP32)
             return self._cross_entropy(self._copied(wide) if self.step.foreign.shifted_logits else wide)
         return self._cross_entropy(self._copied(logits) if self.step.foreign.shifted_logits else logits)
@@ -99,7 +99,7 @@ class Passes(Modules):
         return Weight(self.head.weights, size, trained=self.trains_head, edge=edge)
 
     def _cross_entropy(self, logits: Held) -> Tensor:
-        if self.step.foreign.compiled:
+        if self.step.compiled:
             return self.tape.op(FP32, FP32, (logits,), (logits,))
         log_probabilities = self.tape.op(logits.bytes, logits.size, (logits,), saves_result=True)
         return self.tape.op(FP32, FP32, (log_probabilities,), (log_probabilities,))
@@ -200,7 +200,7 @@ class Passes(Modules):
         return self._linear("o", output)
 
     def _feed_forward(self, x: Held) -> Held:
-        compiled = self.step.foreign.compiled
+        compiled = self.step.compiled
         if "gate_up" in self.linears:
             joined = self._linear("gate_up", x)
             gate, up = self.tape.split(joined, [joined.bytes // 2] * 2)

@@ -195,8 +195,10 @@ class _Clock:
         narrow = half * faster if step.foreign.product_bits < 16 else usual
         self.flops = {"single": single, "half": usual, "narrow": narrow, "experts": constants.experts * narrow}
         self.bandwidth = constants.bandwidth * on.bandwidth
-        older = constants.efficient * (constants.older if on.rate_class in ("Hopper", "Blackwell") else 1.0)
-        self.attention = usual * (constants.flash if step.attention == "flash" else older)
+        newer = on.rate_class.startswith(("Hopper", "Blackwell"))
+        older = constants.efficient * (constants.older if newer else 1.0)
+        fast = step.attention == "flash" or (step.attention == "flash_2" and not newer)
+        self.attention = usual * (constants.flash if fast else older)
 
     def gpu(self, one: Pass) -> _Spent:
         flops, bandwidth, kernel = self.flops, self.bandwidth, self.constants.kernel
@@ -232,7 +234,7 @@ def _links(on: Hardware, constants: Rates) -> Links:
 
 def _offloaded(step: Step, work: Work, links: Links, constants: Rates) -> float:
     """Gradients to main memory, Adam there, new weights back."""
-    if step.foreign.offload == "none":
+    if step.offload == "none":
         return 0.0
     mine = work.trained / step.state_parts
     return mine * (4 / links.host + _ADAM_BYTES / constants.processor)

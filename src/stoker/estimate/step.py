@@ -11,9 +11,9 @@ from typing import Any, Literal
 from stoker.facts.shapes import ModelShape
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Attention = Literal["flash", "efficient", "eager"]
+Attention = Literal["flash_2", "efficient", "eager"] | Literal["flash"]
 # Of these, runs of ours use the first ones; those after the bar are of published measurements only.
-Storage = Literal["fp32", "bf16", "fp16", "nf4_double"] | Literal["nf4", "int8", "int4"]
+Storage = Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"] | Literal["int8", "int4"]
 Recompute = Literal["none", "full"] | Literal["selective"]
 Loss = Literal["logits_fp32", "fused", "liger"] | Literal["logits", "chunked"]
 Optimizer = (
@@ -58,10 +58,6 @@ class Foreign:
     """Whether autocast keeps its copies of trained weights until the forward pass ends, which is its default."""
     frozen_inputs: bool = False
     """Whether a quantised frozen layer keeps its input for the backward pass (bitsandbytes before 0.43)."""
-    bucket: int | None = None
-    """Numbers that DeepSpeed's buffers hold, whatever the model; None for transformers' `auto`, the width squared."""
-    offload: Offload = "none"
-    """What lives in main memory: the optimizer's state, or weights too."""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     pipeline_chunks: int = 1
@@ -71,8 +67,6 @@ class Foreign:
     expert_parallel: int = 1
     product_bits: Literal[4, 8, 16] = 16
     """Width of the arithmetic in linear layers: 8 for fp8, 4 for fp4; `compute` holds elsewhere."""
-    compiled: bool = False
-    """Whether torch.compile or hand-fused kernels run instead of one kernel per operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +92,9 @@ class Step:
     """Arithmetic of the products. Differs from `weights` under autocast or FSDP's mixed precision."""
     autocast: bool = True
     """Whether products cast their inputs to `compute` at each use; else tensors have it from the start."""
-    attention: Attention = "flash"
+    attention: Attention = "flash_2"
+    """`flash_2` is flash attention 2, also torch's own; `flash` is a kernel written for the card, which is faster from
+    Hopper on and keeps the same tensors."""
     masked: bool = False
     """Whether attention gets a mask tensor (padding, packed documents under sdpa)."""
     recompute: Recompute = "none"
@@ -121,6 +117,12 @@ class Step:
     """Whether gradients are added in one order (`engine.exact`): each device gets its slice of every sum, and adds."""
     expandable: bool = False
     """Whether the allocator's segments grow (`expandable_segments`), as in every run of ours."""
+    offload: Offload = "none"
+    """What is in main memory: the optimizer's state, or weights too."""
+    bucket: int | None = None
+    """Numbers that DeepSpeed's buffers hold, whatever the model; None for transformers' `auto`, the width squared."""
+    compiled: bool = False
+    """Whether torch.compile or hand-fused kernels run instead of one kernel per operation."""
     foreign: Foreign = Foreign()
     """What only other tools do."""
 

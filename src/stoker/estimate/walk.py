@@ -47,7 +47,7 @@ class Walk:
         self.step, self.tape = step, Tape()
         self.tape.keeps_gradients = step.gradient_sets > 1 or step.accumulation == step.gradient_sets == 1
         if step.strategy in ("zero2", "zero3"):
-            self.tape.shares = 0 if step.foreign.offload != "none" else step.gradient_parts
+            self.tape.shares = 0 if step.offload != "none" else step.gradient_parts
         self.moments: dict[str, Moment] = {}
         self.passes = Passes(step, self.tape)
         self.run = min(blocks, step.shape.layers)
@@ -215,7 +215,7 @@ class _Shards:
     def __init__(self, step: Step, tape: Tape) -> None:
         self.tape, self.parts = tape, step.shard_devices
         self.exact, self.untied = step.gradient_sets > 1, not step.shape.tie_embeddings
-        self.keeps = tape.keeps_gradients and step.foreign.offload != "all"
+        self.keeps = tape.keeps_gradients and step.offload != "all"
         """Whether a weight's shard has no gradient yet. Whole weights keep one for a block only."""
         tape.keeps_gradients = True
         mixed = not step.autocast and step.weights != step.compute and step.weights in BYTES

@@ -797,6 +797,8 @@ ENGLISH: dict[str, str] = {
     "why.resume.unseen": "as far as the plan can tell; also compared at startup: {unseen}",
     "why.network.own": "{nodes} machines with {cards} card{cards:|s} each: {gigabits} Gbit/s per card (InfiniBand or RoCE) assumed between them",
     "why.network.shared": "{nodes} machines with {cards} card{cards:|s} each: one {gigabits} Gbit/s port per machine assumed, shared by its cards; no published run shows how fast that is",
+    "why.not_planned": "Not in this plan: {options}. Memory and speed may differ from its figures",
+    "not_planned.liger": "all of `native.trainer.use_liger_kernel` but its loss",
     "why.attention.eager": "of the kernels that run here, only eager computes the attention of `{family}` correctly in transformers",
     "why.balance": "the routers' auxiliary loss is off: it is a mean over a micro batch, so the result would depend on how a step is cut",
     "why.experts.packed": "expert tensors {layers} are held in 4 bits and unpacked at each use, a block at a time where gradient checkpointing is on",

@@ -797,6 +797,8 @@ CHINESE: dict[str, str] = {
     "why.resume.unseen": "以上是计划能判断的部分；启动时还会核对：{unseen}",
     "why.network.own": "{nodes} 台机器，每台 {cards} 张卡：假定机器之间每张卡各有 {gigabits} Gbit/s（InfiniBand 或 RoCE）",
     "why.network.shared": "{nodes} 台机器，每台 {cards} 张卡：假定每台机器只有一个 {gigabits} Gbit/s 网口，由本机的卡共用；没有公开的实测说明这样有多快",
+    "why.not_planned": "本计划没有计入：{options}。实际显存和速度可能与所列数字不同",
+    "not_planned.liger": "`native.trainer.use_liger_kernel` 中损失以外的部分",
     "why.attention.eager": "在这里能用的内核中，transformers 只有 eager 能正确计算 `{family}` 的注意力",
     "why.balance": "路由器的辅助损失已关闭：它是对一个微批次取平均，结果会因一步如何切分而不同",
     "why.experts.packed": "专家张量 {layers} 以 4 位保存，每次使用时解包；开启梯度检查点时，同一时刻只有一个块是解包的",

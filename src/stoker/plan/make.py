@@ -12,11 +12,23 @@ from stoker.estimate import memory, ranges
 from stoker.facts import failures, proven
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
-from stoker.facts.model_parts import ModelParts, WeightGroup
 from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
-from stoker.plan import budget, checks, choices, clocks, ending, engine_options, money, moves, search, spot, strategy
+from stoker.plan import (
+    budget,
+    checks,
+    choices,
+    clocks,
+    ending,
+    engine_options,
+    money,
+    moves,
+    remarks,
+    search,
+    spot,
+    strategy,
+)
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.moves import Earlier
@@ -40,8 +52,6 @@ _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
 """Cards without peer-to-peer copies: accelerate counts all of a machine, and then starts only with NCCL set for it."""
 _HALF_BYTES = 2
-_AGREES = 0.005
-"""Share by which a model's files may differ from the counted weights without a remark."""
 
 
 @dataclass(frozen=True)
@@ -254,21 +264,22 @@ def make_plan(inputs: Inputs) -> Plan:
         fits=found.fits,
         estimated=_estimated(data),
         reasons=[
-            _batch_reason(batch),
+            remarks.of_batch(batch),
             *(choice.reason for choice in found.choices),
-            *_way_reasons(inputs, constraints, way),
+            *remarks.of_way(constraints, way),
             strategy.reason(run, way.strategy, kept=search.keeps_bits(constraints, way)),
-            *_model_reasons(run, inputs.shape),
+            *remarks.not_planned(run, way, constraints.precision),
+            *remarks.of_model(run, inputs.shape),
             *checks.family_reasons(run, machine, inputs.shape.shape),
-            *_machine_reasons(machine),
+            *remarks.of_machine(machine),
             *(Reason(**vars(one)) for one in proven.said(machine, deterministic=run.train.deterministic)),
             *budget.reasons(run, limits, cost, machine.name, seconds[0]),
             *ending.reasons(run, inputs.platform),
             *spot.reasons(taken, cost),
             *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),
             *inputs.setup,
-            *_support_reasons(machine, supported=found.supported),
-            *_network_reasons(machine, way),
+            *remarks.of_support(machine, supported=found.supported),
+            *remarks.of_network(machine, way),
             *clocks.reasons(machine.name, devices, seconds, disk, machine.nodes),
         ],
         argv=_program(way.strategy, devices // machine.nodes),
@@ -327,48 +338,6 @@ def _pace(found: Found) -> Speed:
     )
 
 
-def _way_reasons(inputs: Inputs, constraints: Constraints, way: Way) -> list[Reason]:
-    before = inputs.earlier.micro if inputs.earlier else 0
-    fields = {"micro": way.micro, "word": "where.micro", "before": before, "share": constraints.share}
-    key = _micro_key(inputs, constraints, way)
-    reasons = [Reason(about="batch.micro", key=key, fields={**fields, "card": inputs.machine.name})]
-    if inputs.run.where.gradient_checkpointing != "auto":
-        key = "why.asked"
-    elif search.keeps_bits(constraints, way):
-        key = "why.checkpointing.as_before" if way.checkpointing else "why.checkpointing.off_as_before"
-    else:
-        key = "why.checkpointing.on" if way.checkpointing else "why.checkpointing.off"
-    reasons.append(Reason(about="gradient_checkpointing", key=key, fields={"word": "where.gradient_checkpointing"}))
-    if way.verdict != "yes":
-        key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
-        reasons.append(Reason(about="fits", key=key, fields=_gib(way, inputs.machine)))
-    return reasons + [
-        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump())
-        for rung in constraints.out_of_memory
-    ]
-
-
-def _micro_key(inputs: Inputs, constraints: Constraints, way: Way) -> str:
-    if inputs.run.where.micro != "auto":
-        return "why.asked"
-    if way.verdict == "no":
-        return "why.micro.smallest"
-    if inputs.earlier and inputs.earlier.micro:
-        return _moved_micro_key(inputs.earlier.micro, constraints.share, way.micro)
-    return "why.micro.cpu" if inputs.machine.kind == "cpu" else "why.micro.fastest"
-
-
-def _moved_micro_key(before: int, share: int, now: int) -> str:
-    if now == before:
-        return "why.micro.earlier"
-    return "why.micro.divides" if share % before else "why.micro.fits"
-
-
-def _gib(way: Way, machine: Machine) -> dict[str, str]:
-    needed, high, there = way.memory.device, way.memory_range[1], machine.memory_per_device
-    return {"needed": f"{needed / 2**30:.1f}", "high": f"{high / 2**30:.1f}", "available": f"{there / 2**30:.1f}"}
-
-
 def _steps(run: Run, data: DataFacts) -> StepCounts:
     order = Order(data.digest, run.train.seed, data.sequences, run.train.batch)
     total = run.train.steps or run.train.epochs * order.steps_per_epoch
@@ -391,72 +360,6 @@ def _with_vocab(inputs: Inputs) -> ResolvedShape:
 def _estimated(data: DataFacts) -> list[str]:
     physics = ["memory", "speed", "time_seconds", "cost", "disk_bytes"]
     return [*physics, "data", "steps"] if data.estimated else physics
-
-
-def _batch_reason(batch: BatchSplit) -> Reason:
-    return Reason(about="batch", key="why.batch", fields=batch.model_dump())
-
-
-def _model_reasons(run: Run, found: ResolvedShape) -> list[Reason]:
-    """What is approximate about a model without a formula, and where its files disagree with the count."""
-    reasons, parts = [], found.shape.parts
-    if parts:
-        fields = {"family": parts.family, "model_class": parts.model_class, "groups": len(parts.groups)}
-        reasons.append(Reason(about="model", key="why.weighed", fields=fields))
-        reasons += _expert_reasons(run, parts)
-    stored, counted = found.stored_parameters, found.shape.parameters()
-    if stored and abs(counted - stored) > _AGREES * stored:
-        fields = {"counted": f"{counted / 1e9:.3f}", "stored": f"{stored / 1e9:.3f}"}
-        reasons.append(Reason(about="model", key="why.stored", fields=fields))
-    return reasons
-
-
-def _expert_reasons(run: Run, parts: ModelParts) -> list[Reason]:
-    """How the experts are held, and that nothing but the rows decides the loss."""
-    if not parts.experts:
-        return []
-    reasons = [Reason(about="model", key="why.balance", fields={})]
-    if run.tune.method == "qlora":
-        fused = parts.fused_experts
-        for key, groups in (
-            ("why.experts.packed", [one for one in fused if one.quantised]),
-            ("why.experts", [one for one in fused if not one.quantised]),
-        ):
-            reasons += [Reason(about="model", key=key, fields={"layers": _names(groups)})] if groups else []
-    return reasons
-
-
-def _names(groups: list[WeightGroup]) -> list[str]:
-    return sorted({f"`{group.layer}`" for group in groups})
-
-
-def _machine_reasons(machine: Machine) -> list[Reason]:
-    """Threads, whether memory is pinned, and what other programs hold of it."""
-    pinned = "why.pinned.cuda" if machine.kind == "cuda" else "why.pinned.none"
-    held = {str(device.index): f"{device.held_bytes / 2**30:.1f}" for device in machine.devices if device.held_bytes}
-    return [
-        *(Reason(about="memory", key="why.held", fields={"index": index, "held": gib}) for index, gib in held.items()),
-        Reason(about="threads", key="why.threads", fields={"threads": machine.threads, "cpus": machine.cpu_count}),
-        Reason(about="native.trainer.dataloader_pin_memory", key=pinned, fields={}),
-    ]
-
-
-def _support_reasons(machine: Machine, *, supported: bool) -> list[Reason]:
-    if supported:
-        return []
-    fields = {"card": machine.name, "capability": machine.compute_capability}
-    return [Reason(about="fits", key="why.card.old", fields=fields)]
-
-
-def _network_reasons(machine: Machine, way: Way) -> list[Reason]:
-    """The bandwidth assumed between nodes."""
-    if machine.nodes == 1 or machine.kind != "cuda":
-        return []
-    here, on = way.step.devices_per_node, way.on
-    rate = on.network_bytes_per_second * (1 if on.own_port else here)
-    key = "why.network.own" if on.own_port else "why.network.shared"
-    fields = {"nodes": machine.nodes, "cards": here, "gigabits": f"{rate * 8 / 1e9:.0f}"}
-    return [Reason(about="nodes", key=key, fields=fields)]
 
 
 def _program(chosen: str, here: int) -> list[str]:

@@ -13,13 +13,14 @@ from typing import Literal
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.estimate import layers, memory, ranges, speed
+from stoker.estimate.attention_kernel import kernel
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
 from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
-from stoker.plan import checks, choices, moves, optimizers, strategy
+from stoker.plan import checks, choices, moves, native_steps, optimizers, strategy
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
 
@@ -31,9 +32,6 @@ _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 """The same of main memory: about what macOS grants a GPU, and what other programs leave on a CPU."""
 _AS_FAST = 0.99
 _BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
-_FLASH_CAPABILITY = 8.0
-_TABLES = {"embed_tokens": ("embed_tokens", "wte", "embed_in", "word_embeddings"), "lm_head": choices.HEADS}
-"""Names that embedding and output layer have in the families, by the estimate's."""
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
@@ -249,9 +247,9 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
-        autocast=precision != "fp32",
+        autocast=precision != "fp32" and not native_steps.gathers_in(run, chosen, precision),
         attention=_kernel(constraints),
-        masked=constraints.attention != "flash_attention_2" and constraints.arrange == "rows" and run.data.pack,
+        masked=_masked(constraints),
         recompute="full" if checkpointing else "none",
         loss=_LOSSES[constraints.loss],
         optimizer=optimizers.step_name(run),
@@ -263,6 +261,9 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         devices_per_node=constraints.devices // constraints.machine.nodes,
         canonical=exact,
         expandable=constraints.machine.kind == "cuda",
+        offload=native_steps.offload(run, chosen),
+        compiled=moves.compiles(run.native.trainer),
+        bucket=native_steps.bucket(run, chosen),
     )
 
 
@@ -292,18 +293,22 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
 def _whole(run: Run) -> tuple[str, ...]:
     """Embedding and output layer, if they are trained next to the adapter; the engine holds such a copy in fp32."""
     named = run.native.lora.get("modules_to_save") or ()
-    return tuple(table for table, names in _TABLES.items() if any(one.endswith(names) for one in named))
+    return tuple(table for table, names in native_steps.TABLES.items() if any(one.endswith(names) for one in named))
 
 
-def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double"]:
+def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"]:
     if run.tune.method == "qlora":
-        return "nf4_double"
+        return "nf4" if native_steps.single_quantisation(run) else "nf4_double"
     return "fp32" if run.tune.method == "full" else _DTYPES[precision]
 
 
 def _kernel(constraints: Constraints) -> Attention:
-    """The attention kernel that will run: torch's sdpa uses flash from Ampere on, in 16 bits."""
-    if constraints.attention == "eager":
-        return "eager"
-    able = constraints.machine.kind == "cuda" and constraints.machine.compute_capability >= _FLASH_CAPABILITY
-    return "flash" if able and constraints.precision != "fp32" else "efficient"
+    """The attention kernel that will run."""
+    capability = constraints.machine.compute_capability if constraints.machine.kind == "cuda" else 0.0
+    return kernel(constraints.attention, capability, constraints.precision, masked=_masked(constraints))
+
+
+def _masked(constraints: Constraints) -> bool:
+    """Whether packed documents are kept apart by a mask tensor."""
+    apart = constraints.arrange == "rows" and constraints.run.data.pack
+    return apart and constraints.attention != "flash_attention_2"

@@ -33,10 +33,8 @@ STEPS = {
     "sharded": SHARDED,
     "ddp": replace(FULL, strategy="ddp", devices=2),
     "zero2": replace(HALF, strategy="zero2", devices=4, shard_devices=4, foreign=Foreign(master=True)),
-    "zero3": replace(HALF, strategy="zero3", devices=4, shard_devices=4, foreign=Foreign(offload="optimizer")),
-    "offloaded": replace(
-        HALF, strategy="fsdp2", devices=4, shard_devices=4, foreign=Foreign(offload="all"), recompute="full"
-    ),
+    "zero3": replace(HALF, strategy="zero3", devices=4, shard_devices=4, offload="optimizer"),
+    "offloaded": replace(HALF, strategy="fsdp2", devices=4, shard_devices=4, offload="all", recompute="full"),
     "checkpointed": replace(FULL, recompute="full"),
     "selective": replace(LORA, recompute="selective"),
     "fused": replace(LORA, loss="fused"),
@@ -47,7 +45,7 @@ STEPS = {
     "gpt2": replace(FULL, shape=GPT, optimizer="adamw_8bit"),
     "exact": replace(LORA, accumulation=8, gradient_sets=4),
     "in the backward pass": replace(HALF, gradient_sets=0),
-    "compiled": replace(HALF, foreign=Foreign(compiled=True)),
+    "compiled": replace(HALF, compiled=True),
 }
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
@@ -194,7 +192,7 @@ def test_what_is_offloaded_is_not_on_the_device() -> None:
     gathered = 2 * (LLAMA.vocab * LLAMA.hidden * 2 + 2 * LLAMA.parameters() / LLAMA.layers)
     assert used["optimizer"] == used["gradients"] == 0
     assert 0 < used["weights"] < 2 * gathered
-    states_only = memory.estimate(replace(FULL, foreign=Foreign(offload="optimizer"))).parts
+    states_only = memory.estimate(replace(FULL, offload="optimizer")).parts
     assert states_only["optimizer"] == 0
     assert states_only["weights"] > 0
 

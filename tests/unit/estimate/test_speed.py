@@ -126,7 +126,7 @@ def test_few_tokens_wait_for_the_host_to_launch():
 
 
 def test_compiling_launches_fewer_kernels_and_streams_fewer_bytes():
-    eager, compiled = operations.work(full()).forward, operations.work(full(foreign=Foreign(compiled=True))).forward
+    eager, compiled = operations.work(full()).forward, operations.work(full(compiled=True)).forward
     assert compiled.launches < eager.launches / 1.5
     assert compiled.streamed < eager.streamed / 1.5
 
@@ -158,7 +158,7 @@ def test_communication_hides_behind_computation_but_not_without_direct_access():
 
 
 def test_an_offloaded_optimizer_sends_four_bytes_and_streams_28_per_weight_on_the_processor():
-    step = full(foreign=Foreign(offload="optimizer"), strategy="zero2", devices=2, shard_devices=2)
+    step = full(offload="optimizer", strategy="zero2", devices=2, shard_devices=2)
     mine = SHAPE.parameters() / 2
     assert spent(step)["optimizer"] == pytest.approx(mine * (4 / 1e10 + 28 / 1e10))
 
@@ -187,7 +187,7 @@ STEPS = {
     "qlora": full(adapter=Adapter(rank=16), weights="nf4_double", outer="fp32", autocast=True, recompute="full"),
     "eager": full(attention="eager"),
     "fsdp2": full(strategy="fsdp2", devices=8, shard_devices=8),
-    "zero3": full(strategy="zero3", devices=16, shard_devices=16, recompute="full", foreign=Foreign(offload="all")),
+    "zero3": full(strategy="zero3", devices=16, shard_devices=16, recompute="full", offload="all"),
     "ddp": full(strategy="ddp", devices=2, optimizer="adamw_8bit"),
 }
 

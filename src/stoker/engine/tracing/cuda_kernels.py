@@ -38,7 +38,7 @@ def attention(kind: str) -> Any:
     ) -> torch.Tensor:
         query, key, value = (_cast(tensor) for tensor in (query, key, value))
         half = query.dtype in _HALF and query.shape[-1] <= _LARGEST_FLASH_HEAD
-        if kind == "flash" and half and attn_mask is None:
+        if kind in ("flash", "flash_2") and half and attn_mask is None:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if enable_gqa:
             # The efficient kernel gets keys repeated for every head; without a mask transformers leaves that to torch.

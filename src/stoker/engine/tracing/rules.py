@@ -72,7 +72,7 @@ def _buckets(sizes: list[int]) -> Iterator[int]:
 
 def applies(step: Step) -> bool:
     """Whether any rule changes the record."""
-    return step.strategy.startswith("zero") or step.foreign.offload != "none"
+    return step.strategy.startswith("zero") or step.offload != "none"
 
 
 @dataclass
@@ -138,16 +138,14 @@ class Rewriting:
 
     @property
     def _offloads(self) -> bool:
-        return self.step.foreign.offload != "none" and (
-            self.step.foreign.offload == "all" or self.step.strategy.startswith("zero")
-        )
+        return self.step.offload != "none" and (self.step.offload == "all" or self.step.strategy.startswith("zero"))
 
     def _share(self, number: int) -> float:
         """The share of a storage on this device."""
         birth, step = self.ledger.births[number], self.step
         zero = step.strategy.startswith("zero")
         if birth.part == "optimizer" or birth.moment in ("clipping", "optimizer"):
-            return 0 if step.foreign.offload != "none" else 1 / step.state_parts if zero else 1
+            return 0 if step.offload != "none" else 1 / step.state_parts if zero else 1
         if birth.part == "weights" and birth.moment == "start":
-            return 0 if step.foreign.offload == "all" else 1 / step.weight_parts if zero else 1
+            return 0 if step.offload == "all" else 1 / step.weight_parts if zero else 1
         return 1

@@ -1,0 +1,129 @@
+"""Reasons of a plan that no choice of its own carries: the way, the model, the machine, and what no figure knows."""
+
+from stoker.config.run import Run
+from stoker.facts.machine import Machine
+from stoker.facts.model_parts import ModelParts, WeightGroup
+from stoker.facts.shapes import ResolvedShape
+from stoker.plan import native_steps, search
+from stoker.plan.plan import BatchSplit, Reason
+from stoker.plan.search import Constraints, Way
+
+_AGREES = 0.005
+"""Share by which a model's files may differ from the counted weights without a remark."""
+
+
+def of_batch(batch: BatchSplit) -> Reason:
+    """The arithmetic of the batch."""
+    return Reason(about="batch", key="why.batch", fields=batch.model_dump())
+
+
+def of_way(constraints: Constraints, way: Way) -> list[Reason]:
+    """How the step is cut, whether it fits, and what ran out of memory."""
+    before = constraints.earlier.micro if constraints.earlier else 0
+    fields = {"micro": way.micro, "word": "where.micro", "before": before, "share": constraints.share}
+    key = _micro_key(constraints, way)
+    reasons = [Reason(about="batch.micro", key=key, fields={**fields, "card": constraints.machine.name})]
+    if constraints.run.where.gradient_checkpointing != "auto":
+        key = "why.asked"
+    elif search.keeps_bits(constraints, way):
+        key = "why.checkpointing.as_before" if way.checkpointing else "why.checkpointing.off_as_before"
+    else:
+        key = "why.checkpointing.on" if way.checkpointing else "why.checkpointing.off"
+    reasons.append(Reason(about="gradient_checkpointing", key=key, fields={"word": "where.gradient_checkpointing"}))
+    if way.verdict != "yes":
+        key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
+        reasons.append(Reason(about="fits", key=key, fields=_gib(way, constraints.machine)))
+    return reasons + [
+        Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump())
+        for rung in constraints.out_of_memory
+    ]
+
+
+def _micro_key(constraints: Constraints, way: Way) -> str:
+    if constraints.run.where.micro != "auto":
+        return "why.asked"
+    if way.verdict == "no":
+        return "why.micro.smallest"
+    if constraints.earlier and constraints.earlier.micro:
+        return _moved_micro_key(constraints.earlier.micro, constraints.share, way.micro)
+    return "why.micro.cpu" if constraints.machine.kind == "cpu" else "why.micro.fastest"
+
+
+def _moved_micro_key(before: int, share: int, now: int) -> str:
+    if now == before:
+        return "why.micro.earlier"
+    return "why.micro.divides" if share % before else "why.micro.fits"
+
+
+def _gib(way: Way, machine: Machine) -> dict[str, str]:
+    needed, high, there = way.memory.device, way.memory_range[1], machine.memory_per_device
+    return {"needed": f"{needed / 2**30:.1f}", "high": f"{high / 2**30:.1f}", "available": f"{there / 2**30:.1f}"}
+
+
+def of_model(run: Run, found: ResolvedShape) -> list[Reason]:
+    """What is approximate about a model without a formula, and where its files disagree with the count."""
+    reasons, parts = [], found.shape.parts
+    if parts:
+        fields = {"family": parts.family, "model_class": parts.model_class, "groups": len(parts.groups)}
+        reasons.append(Reason(about="model", key="why.weighed", fields=fields))
+        reasons += _expert_reasons(run, parts)
+    stored, counted = found.stored_parameters, found.shape.parameters()
+    if stored and abs(counted - stored) > _AGREES * stored:
+        fields = {"counted": f"{counted / 1e9:.3f}", "stored": f"{stored / 1e9:.3f}"}
+        reasons.append(Reason(about="model", key="why.stored", fields=fields))
+    return reasons
+
+
+def _expert_reasons(run: Run, parts: ModelParts) -> list[Reason]:
+    """How the experts are held, and that nothing but the rows decides the loss."""
+    if not parts.experts:
+        return []
+    reasons = [Reason(about="model", key="why.balance", fields={})]
+    if run.tune.method == "qlora":
+        fused = parts.fused_experts
+        for key, groups in (
+            ("why.experts.packed", [one for one in fused if one.quantised]),
+            ("why.experts", [one for one in fused if not one.quantised]),
+        ):
+            reasons += [Reason(about="model", key=key, fields={"layers": _names(groups)})] if groups else []
+    return reasons
+
+
+def _names(groups: list[WeightGroup]) -> list[str]:
+    return sorted({f"`{group.layer}`" for group in groups})
+
+
+def of_machine(machine: Machine) -> list[Reason]:
+    """Threads, whether memory is pinned, and what other programs hold of it."""
+    pinned = "why.pinned.cuda" if machine.kind == "cuda" else "why.pinned.none"
+    held = {str(device.index): f"{device.held_bytes / 2**30:.1f}" for device in machine.devices if device.held_bytes}
+    return [
+        *(Reason(about="memory", key="why.held", fields={"index": index, "held": gib}) for index, gib in held.items()),
+        Reason(about="threads", key="why.threads", fields={"threads": machine.threads, "cpus": machine.cpu_count}),
+        Reason(about="native.trainer.dataloader_pin_memory", key=pinned, fields={}),
+    ]
+
+
+def of_support(machine: Machine, *, supported: bool) -> list[Reason]:
+    """A card that current builds of torch have left."""
+    if supported:
+        return []
+    fields = {"card": machine.name, "capability": machine.compute_capability}
+    return [Reason(about="fits", key="why.card.old", fields=fields)]
+
+
+def of_network(machine: Machine, way: Way) -> list[Reason]:
+    """The bandwidth assumed between nodes."""
+    if machine.nodes == 1 or machine.kind != "cuda":
+        return []
+    here, on = way.step.devices_per_node, way.on
+    rate = on.network_bytes_per_second * (1 if on.own_port else here)
+    key = "why.network.own" if on.own_port else "why.network.shared"
+    fields = {"nodes": machine.nodes, "cards": here, "gigabits": f"{rate * 8 / 1e9:.0f}"}
+    return [Reason(about="nodes", key=key, fields=fields)]
+
+
+def not_planned(run: Run, way: Way, precision: str) -> list[Reason]:
+    """Options that change memory or speed and that no figure of the plan knows."""
+    options = native_steps.not_planned(run, way.strategy, precision)
+    return [Reason(about="native", key="why.not_planned", fields={"options": options})] if options else []
