@@ -17,7 +17,6 @@ LISTED = {
     "callbacks.flush: tolist": "losses of the steps since the last one, for their events: each 10 steps and at a save",
     "callbacks.flush: _local_scalar_dense": "their gradient norms",
     "trainer._maybe_log_save_evaluate: _local_scalar_dense": "loss and norm for the Trainer's loggers, each 10 steps",
-    "checkpoint.kept: copy to the host": "a save: each tensor of weights and optimizer state",
     "checkpoint.gather: _local_scalar_dense": "a save in fp16: the scale and how many steps it was good for",
 }
 """What waits outside a micro batch, and why."""
