@@ -18,6 +18,7 @@ import bitsandbytes  # noqa: F401  # as on a CPU: its library for cards is not h
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from counted_waits import Waits, Watched
 from separate_places import Place, Places, tensors_of
 from torch.amp import autocast_mode
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import Trainer
 
 from stoker.engine.dataset import StepItem
+from stoker.engine.trainer import ExactSteps
 
 KINDS = ("cuda", "mps")
 _CPU = torch.device("cpu")
@@ -73,6 +75,8 @@ class Pretended:
     """A fault that is planted, to see that it is found."""
     notes: Path | None
     """Where to write down what was computed."""
+    counts_waits: bool
+    """Whether to write down what waited for the card: every operator is looked at."""
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> "Pretended":
@@ -95,6 +99,7 @@ class Pretended:
             memory_ends_after=int(number("PRETENDED_MEMORY_ENDS_AFTER") or 0),
             fault=variables.get("PRETENDED_FAULT", ""),
             notes=Path(notes) if notes else None,
+            counts_waits=bool(variables.get("PRETENDED_COUNTS_WAITS")),
         )
 
 
@@ -256,11 +261,12 @@ class _Moment:
 class _OnTheCpu(TorchFunctionMode):
     """Every operation of a thread, with the CPU wherever a card is named."""
 
-    def __init__(self, memory: "_Memory", types: "_Types", places: Places) -> None:
+    def __init__(self, memory: "_Memory", types: "_Types", places: Places, waits: Waits | None) -> None:
         super().__init__()
         self._memory = memory
         self._types = types
         self._places = places
+        self._waits = waits
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
@@ -271,16 +277,22 @@ class _OnTheCpu(TorchFunctionMode):
             with self:  # a mode is off while it answers, and blocks are computed again in there
                 return torch.autograd.backward(*args, **options)
         if func is torch.Tensor.pin_memory:
-            return self._places.put(args[0].clone(), "host")
+            return self._places.pinned(self._places.put(args[0].clone(), "host"))
+        if func is torch.Tensor.is_pinned:
+            return self._places.is_pinned(args[0])
         given = [*tensors_of(args), *tensors_of(options.values())]
         self._places.require_one(func, given)
         self._memory.require(func, args, options)
         if func is torch.Tensor.cuda:
             return self._places.put(args[0], "card", moved=True)
         asked = _asked_place(func, (*args, *options.values()))
+        if self._waits is not None:
+            self._waits.called(func, args, options, asked)
         placed = {name: _placed(value) for name, value in options.items() if name != "pin_memory"}
         result = func(*map(_placed, args), **placed)
         self._types.note(func, result)
+        if options.get("pin_memory"):
+            return self._places.pinned(self._places.put(result, "host"))
         if func is torch.Tensor.copy_:
             return result
         return self._places.put(result, asked or self._places.common(given), moved=bool(asked and given))
@@ -306,8 +318,12 @@ def _placed(value: Any) -> Any:
 
 
 def _compute_on_the_cpu(pretended: Pretended) -> None:
-    own = _Memory(pretended), _Types(pretended.notes), Places()
+    places = Places()
+    waits = Waits(pretended.notes, places) if pretended.counts_waits and pretended.notes else None
+    own = _Memory(pretended), _Types(pretended.notes), places, waits
     _OnTheCpu(*own).__enter__()
+    if waits is not None:
+        Watched(waits, places).__enter__()
     plain_run, plain_autocast = threading.Thread.run, autocast_mode.autocast.__init__
     plain_mesh, plain_ddp = DeviceMesh.__init__, DistributedDataParallel.__init__
 
@@ -414,6 +430,7 @@ def _plant(fault: str) -> None:
             "wrong type": _compute_in_another_type,
             "host tensor": _leave_rows_on_the_host,
             "wrong device": _leave_weights_on_the_host,
+            "number read": _read_each_loss,
         }[fault]()
 
 
@@ -446,3 +463,14 @@ def _leave_weights_on_the_host() -> None:
         return model
 
     Accelerator.prepare_model = prepare_model
+
+
+def _read_each_loss() -> None:
+    plain = ExactSteps.forward_backward
+
+    def forward_backward(self: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        loss = plain(self, *arguments, **options)
+        loss.item()
+        return loss
+
+    ExactSteps.forward_backward = forward_backward

@@ -27,7 +27,19 @@ class Places:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[StorageWeakRef, Place]] = {}
+        self._pinned: dict[int, StorageWeakRef] = {}
         self._forget_at = _OFTEN
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host whose memory is pinned from now on."""
+        storage = tensor.untyped_storage()
+        self._pinned[storage._cdata] = StorageWeakRef(storage)
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory is pinned."""
+        found = self._pinned.get(tensor.untyped_storage()._cdata) if _is_plain(tensor) else None
+        return found is not None and not found.expired()
 
     def of(self, tensor: torch.Tensor) -> Place:
         """Where a tensor is, if that is known."""
@@ -77,6 +89,7 @@ class Places:
         """Now and then, storages that are gone."""
         if len(self._known) > self._forget_at:
             self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
+            self._pinned = {key: one for key, one in self._pinned.items() if not one.expired()}
             self._forget_at = 2 * len(self._known) + _OFTEN
 
 

@@ -75,6 +75,22 @@ def _prepare_inputs() -> bool:
     return parameters(Trainer._prepare_inputs) == ["self", "inputs"]
 
 
+def _states_of_layers() -> bool:
+    from transformers import JambaForCausalLM, LlamaForCausalLM
+
+    return JambaForCausalLM._is_stateful is True and LlamaForCausalLM._is_stateful is False
+
+
+def _cache_in_checkpointed_layers() -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    source = inspect.getsource(GradientCheckpointingLayer.__call__)
+    return (
+        GradientCheckpointingLayer._can_checkpoint_with_cache is False
+        and "if not self._can_checkpoint_with_cache:" in source
+    )
+
+
 def _zero_partitions() -> bool:
     zero = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
     assert "self.single_partition_of_fp32_groups.append" in inspect.getsource(zero.DeepSpeedZeroOptimizer.__init__)
@@ -188,6 +204,8 @@ ATTENTION = {
 
 CONTRACTS: dict[str, Callable[[], bool]] = {
     "_prepare_inputs": _prepare_inputs,
+    "_is_stateful": _states_of_layers,
+    "_can_checkpoint_with_cache": _cache_in_checkpointed_layers,
     "_no_split_modules": _blocks,
     "_get_dtype_plan": _dtype_plan,
     "_weight_conversions": _noted_conversions,

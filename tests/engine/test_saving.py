@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engine import saving
+from stoker.engine import host_copies, saving
 from stoker.engine.parallel import Ranks
 from stoker.engine.saving import Copied, SaveJob, Saver
 from stoker.engine.writers import Writers
@@ -293,11 +293,11 @@ def test_copies_are_contiguous_and_nobody_elses() -> None:
     from stoker.engine import checkpoint
 
     live = torch.arange(6.0).view(2, 3).t()
-    one, two = checkpoint.kept(live, keep=True), checkpoint.kept(live, keep=True)
+    one, two = (checkpoint.kept(live, host_copies.plain, keep=True) for _ in range(2))
     assert one.is_contiguous()
     assert torch.equal(one, live)
     assert len({one.data_ptr(), two.data_ptr(), live.data_ptr()}) == 3
-    assert checkpoint.kept(live, keep=False).numel() == 0
+    assert checkpoint.kept(live, host_copies.plain, keep=False).numel() == 0
 
 
 def test_zeros_buffers_are_copies_and_kept_by_the_writer_only() -> None:

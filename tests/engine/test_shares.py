@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stoker.engine import shares
+from stoker.engine import host_copies, shares
 from stoker.engine.shares import Part, Share, SharedFile
 from stoker.engine.trainer import save_weights
 from stoker.engine.writers import Writers
@@ -34,7 +34,7 @@ def parts(whole: Mapping[str, torch.Tensor], rank: int) -> dict[str, Part]:
 
 def rows(tensor: torch.Tensor, rank: int) -> Part:
     if not tensor.dim():
-        return shares.part(tensor, first=rank == 0)
+        return shares.part(tensor, host_copies.plain, first=rank == 0)
     each = -(-tensor.shape[0] // RANKS)
     own = tensor[rank * each : (rank + 1) * each]
     return Part(tensor.to("meta"), min(rank * each, tensor.shape[0]) * (tensor[:1].numel() or 1), own.clone())

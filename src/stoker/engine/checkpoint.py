@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from stoker.engine import exact, parallel
+from stoker.engine import exact, host_copies, parallel
 from stoker.errors import StokerError
 from stoker.rundir import files
 
@@ -137,7 +137,7 @@ def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
     return weights
 
 
-def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
+def kept(tensor: torch.Tensor, copy: host_copies.Copy, *, keep: bool) -> torch.Tensor:
     """A contiguous copy of a tensor on the host, gathered; empty on a rank that does not write.
 
     Always a copy: training continues while it is written, and 8-bit optimizers share tensors between parameters.
@@ -145,7 +145,7 @@ def kept(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
     complete = parallel.whole(tensor.detach())
     if not keep:
         return complete.new_empty(0)
-    return complete.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return copy(complete)
 
 
 def _names(model: torch.nn.Module) -> dict[int, str]:

@@ -28,7 +28,10 @@ UNTRAINED = -100
 _GROUP_START = 1 / 32
 """Overhead of a micro batch as a share of its token budget: trades padding against many small batches."""
 
-MicroBatch = dict[str, torch.Tensor]
+MicroBatch = dict[str, Any]
+"""What a model is given of some rows: tensors, and numbers that the host knows of them."""
+_ENDS = "ends"
+"""Where the documents of a single row end, from 0 on, among the tensors of a micro batch."""
 Segment = np.ndarray
 """int32 tokens of one document; an untrained token is stored as ~id."""
 
@@ -97,6 +100,8 @@ class StepItem:
     """Those this rank computes."""
     shapes: list[dict[str, tuple[int, int]]]
     """Names and shapes of these in order; then of zero-weight stand-ins, if all ranks must run equally often."""
+    longest: list[int]
+    """The longest document of each of them: kernels are told before the card has read it."""
     flat: torch.Tensor
     """The tokens of all of them, then the number of trained tokens: one tensor, since a loader process passes each with
     a file descriptor, and one copy per step to the device."""
@@ -106,7 +111,11 @@ class StepItem:
         """Views of the flat tensor, where that is."""
         sizes = [math.prod(shape) for shapes in self.shapes for shape in shapes.values()]
         parts = iter(self.flat[:-1].split(sizes))
-        return [{name: next(parts).view(shape) for name, shape in shapes.items()} for shapes in self.shapes]
+        views = [{name: next(parts).view(shape) for name, shape in shapes.items()} for shapes in self.shapes]
+        return [
+            micro | (document_ends(micro.pop(_ENDS)[0], longest) if _ENDS in micro else {})
+            for micro, longest in zip(views, self.longest, strict=True)
+        ]
 
     @property
     def divisor(self) -> torch.Tensor:
@@ -131,7 +140,7 @@ class Arrangement:
     """Sequences of a micro batch; grouped: micro x length tokens are its budget."""
     length: int
     flatten: bool
-    """One long row per micro batch without padding, for variable-length attention kernels."""
+    """For variable-length attention kernels: one long row per micro batch without padding, and where documents end."""
     pad: int
 
     def leaves(self, rows: Sequence[list[Segment]]) -> list[Sequence[list[Segment]]]:
@@ -193,6 +202,18 @@ class Arrangement:
             micro["position_ids"] = torch.from_numpy(positions_BL)
         return micro
 
+    def ends(self, rows: Sequence[list[Segment]]) -> MicroBatch:
+        """Where the documents of a micro batch end, if a kernel takes them: in a single row."""
+        if not self.flatten or len(rows) > 1:
+            return {}
+        return {_ENDS: torch.tensor([list(itertools.accumulate(map(len, rows[0]), initial=0))])}
+
+
+def document_ends(ends: torch.Tensor, longest: int) -> MicroBatch:
+    """Where documents end, by transformers' names; from positions it would read it on the card, in each layer."""
+    ends = ends.int()
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
 
 class Steps(Dataset[StepItem]):
     """All steps of a run, as a virtual dataset."""
@@ -221,7 +242,8 @@ def make_item(
     trained = sum(split.trained_tokens(index) for index in sequences)
     numbers = ranks.leaves(len(leaves))
     stand_ins = [len(leaves) - 1] * (ranks.turns(len(leaves)) - len(numbers))
-    micro_batches = [arrangement.padded(leaves[number]) for number in [*numbers, *stand_ins]]
+    own = [leaves[number] for number in [*numbers, *stand_ins]]
+    micro_batches = [arrangement.padded(leaf) | arrangement.ends(leaf) for leaf in own]
     parts = [tensor.view(-1) for micro in micro_batches for tensor in micro.values()]
     return StepItem(
         step=step,
@@ -232,6 +254,7 @@ def make_item(
         leaves=len(leaves),
         numbers=numbers,
         shapes=[{name: (len(tensor), tensor.shape[1]) for name, tensor in micro.items()} for micro in micro_batches],
+        longest=[max(len(segment) for row in leaf for segment in row) for leaf in own],
         flat=torch.cat([*parts, torch.tensor([trained])]),
     )
 

@@ -12,7 +12,7 @@ import torch
 
 from stoker import messages
 from stoker.engine import guard, isolation, models, parallel
-from stoker.engine.dataset import MicroBatch
+from stoker.engine.dataset import MicroBatch, document_ends
 from stoker.engine.opened import Opened
 from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer
@@ -69,12 +69,16 @@ def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
 def _synthetic(opened: Opened, longest: int) -> MicroBatch:
     """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
     plan = opened.plan
-    flat = plan.attention == "flash_attention_2" and plan.arrange == "rows"
+    flash = plan.attention == "flash_attention_2"
+    flat = flash and plan.arrange == "rows"
     count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
+    document = max(1, longest // 2) if _packs(opened) else length
     ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
-    micro = {"input_ids": ids, "labels": ids.clone()}
+    micro: MicroBatch = {"input_ids": ids, "labels": ids.clone()}
     if _packs(opened):
-        micro["position_ids"] = (torch.arange(length) % max(1, longest // 2)).expand(count, length)
+        micro["position_ids"] = (torch.arange(length) % document).expand(count, length)
+    if flash and count == 1:
+        micro |= document_ends(torch.tensor([*range(0, length, document), length]), document)
     return micro
 
 
@@ -86,7 +90,7 @@ def _step(opened: Opened, trainer: ExactTrainer, micro: MicroBatch, *, first: bo
     trainer.model.train()
     if trainer.is_deepspeed_enabled:
         # The gradients of a backward pass would stay in DeepSpeed's own accumulation.
-        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
+        trainer.model_wrapped(**trainer.inputs(micro))
     else:
         divisor = torch.tensor(micro["labels"].numel(), device=trainer.args.device)
         trainer.forward_backward(trainer.model_wrapped, micro, divisor)
@@ -96,7 +100,7 @@ def _step(opened: Opened, trainer: ExactTrainer, micro: MicroBatch, *, first: bo
 
 def _eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
     with models.evaluating(trainer.model):
-        trainer.model_wrapped(**trainer._prepare_inputs(dict(micro)))
+        trainer.model_wrapped(**trainer.inputs(micro))
 
 
 def _save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from stoker.engine import checkpoint, weights
+from stoker.engine import checkpoint, host_copies, weights
 from stoker.engine.weights import TensorEntry
 from stoker.rundir import in_place
 
@@ -50,23 +50,19 @@ class Part:
     """On the host, contiguous."""
 
 
-def part(tensor: torch.Tensor, *, first: bool) -> Part:
+def part(tensor: torch.Tensor, copy: host_copies.Copy, *, first: bool) -> Part:
     """A copy of this rank's rows of a sharded tensor; what every rank has whole is the first one's to write."""
     tensor = tensor.detach()
     whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     if not isinstance(tensor, DTensor):
-        return Part(whole, 0, _on_host(tensor if first else tensor.new_empty(0)))
+        return Part(whole, 0, copy(tensor if first else tensor.new_empty(0)))
     assert tensor.placements == (Shard(0),), tensor.placements
     _, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Part(whole, starts[0] * math.prod(tensor.shape[1:]), _on_host(tensor.to_local()))
+    return Part(whole, starts[0] * math.prod(tensor.shape[1:]), copy(tensor.to_local()))
 
 
 def _tensor(raw: bytearray) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8)
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)

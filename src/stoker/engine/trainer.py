@@ -34,6 +34,7 @@ from transformers import Trainer, TrainingArguments
 from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, shares, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
+from stoker.engine.known_rows import KnownRows
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
 from stoker.engine.saving import Copied
@@ -223,7 +224,17 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """Sum of a micro batch's token losses over `divisor`, a number on the device: nobody waits for it."""
         self.heartbeat.beat()
         with self.compute_loss_context_manager():
-            return self.compute_loss(model, self._prepare_inputs(dict(micro)), num_items_in_batch=divisor)
+            return self.compute_loss(model, self.inputs(micro), num_items_in_batch=divisor)
+
+    def inputs(self, micro: MicroBatch) -> dict[str, Any]:
+        """The model's arguments for a micro batch, on the device."""
+        there = self._prepare_inputs(dict(micro))
+        # A compiled model reads nothing; the object that stands for a cache could only make it compile more.
+        return there if self.args.torch_compile else {**there, **self._rows.told(there)}
+
+    @functools.cached_property
+    def _rows(self) -> KnownRows:
+        return KnownRows(self.model, self._plan.attention)
 
     @functools.cached_property
     def _trainable(self) -> list[torch.nn.Parameter]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stoker.engine import checkpoint, shares, spread
+from stoker.engine import checkpoint, host_copies, shares, spread
 from stoker.engine.parallel import ALONE, Ranks
 from stoker.engine.shares import Share
 from stoker.plan.plan import Plan
@@ -31,6 +31,8 @@ class Writers:
     ranks: Ranks = ALONE
     """In a control group of their own, if they write together."""
     together: bool = False
+    copy: host_copies.Copy = host_copies.plain
+    """How tensors come to the host."""
 
     @property
     def first(self) -> bool:
@@ -50,8 +52,8 @@ class Writers:
     def take(self, tensor: torch.Tensor) -> Any:
         """A copy of what this rank writes of a tensor."""
         if self.together:
-            return shares.part(tensor, first=self.first)
-        return checkpoint.kept(tensor, keep=self.first)
+            return shares.part(tensor, self.copy, first=self.first)
+        return checkpoint.kept(tensor, self.copy, keep=self.first)
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
@@ -112,11 +114,12 @@ def of(ranks: Ranks, plan: Plan, folder: Path, model: Any) -> Writers:
 
     A collective call, before the model is sharded.
     """
+    copy = host_copies.Pinned() if plan.device == "cuda" else host_copies.plain
     if plan.strategy != "fsdp2" or ranks.world == 1:
-        return Writers(ranks)
+        return Writers(ranks, copy=copy)
     if spread.is_shared(folder, ranks) and shares.are_stored_as_held(model):
-        return Writers(ranks.apart(), together=True)
-    return Writers(ranks)
+        return Writers(ranks.apart(), together=True, copy=copy)
+    return Writers(ranks, copy=copy)
 
 
 def _number(error: Exception) -> int:

@@ -1,0 +1,176 @@
+"""What a model is told of its rows: the bits stay, and nothing is read back from the card."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_families
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import modeling_flash_attention_utils as flash
+
+from stoker.engine import models
+from stoker.engine.dataset import Arrangement, Segment, make_item
+from stoker.engine.known_rows import KnownRows
+from stoker.engine.parallel import ALONE
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+LENGTHS = ((13, 17, 10), (21, 4, 15))
+"""Of the documents in each row."""
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operators that give the host a number, or a result of a size that only the card knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+            self.found[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Rows:
+    """A prepared split of two rows."""
+
+    def row(self, index: int) -> list[Segment]:
+        rng = np.random.default_rng(index)
+        return [rng.integers(4, 390, length).astype(np.int32) for length in LENGTHS[index]]
+
+    def trained_tokens(self, index: int) -> int:
+        return sum(LENGTHS[index])
+
+
+def micro_batch(kind: Any, *, flatten: bool = False) -> dict[str, Any]:
+    """Both rows as one micro batch."""
+    arrangement = Arrangement(kind, 2, 40, flatten=flatten, pad=2)
+    return make_item(Rows(), [0, 1], arrangement, 0, ALONE).micro_batches[0]  # type: ignore[arg-type]  # a stand-in
+
+
+def small(family: str, attention: str) -> Any:
+    torch.manual_seed(3)
+    sizes = tiny_families.config(family)
+    sizes._attn_implementation = attention
+    model = models.auto_class(sizes).from_config(sizes)
+    model.config.use_cache = False
+    return model
+
+
+def gradients(model: Any, given: dict[str, Any]) -> tuple[list[torch.Tensor], Counter[str]]:
+    """Those of the weights, and what was read on the way."""
+    model.zero_grad()
+    with Reads() as reads:
+        model(**given).loss.backward()
+    return [one.grad for one in model.parameters() if one.grad is not None], reads.found
+
+
+@pytest.mark.parametrize("kind", ["grouped", "rows"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "glm4", "deepseek_v3", "granite", "olmo2"])
+def test_a_model_that_is_told_of_its_rows_reads_nothing_and_has_the_same_gradients(family: str, kind: str) -> None:
+    model, micro = small(family, "sdpa"), micro_batch(kind)
+    plain, read = gradients(model, micro)
+    told, still_read = gradients(model, {**micro, **KnownRows(model, "sdpa").told(micro)})
+    assert read["_local_scalar_dense"] > 0, "transformers no longer reads positions: KnownRows can go"
+    assert not still_read
+    assert len(told) == len(plain) > 0
+    assert all(torch.equal(one, other) for one, other in zip(told, plain, strict=True))
+
+
+def test_blocks_computed_again_have_the_same_gradients() -> None:
+    model, micro = small("llama", "sdpa"), micro_batch("grouped")
+    plain, _ = gradients(model, micro)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    told, read = gradients(model, {**micro, **KnownRows(model, "sdpa").told(micro)})
+    assert not read
+    assert all(torch.equal(one, other) for one, other in zip(told, plain, strict=True))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "lfm2"])
+def test_a_model_with_a_state_is_told_nothing(family: str) -> None:
+    assert KnownRows(small(family, "sdpa"), "sdpa").told(micro_batch("grouped")) == {}
+
+
+def test_windows_keep_their_own_masks_in_packed_rows() -> None:
+    """A mask that is given would be every layer's."""
+    model = small("olmo3", "sdpa")
+    assert KnownRows(model, "sdpa").told(micro_batch("rows")) == {}
+    assert list(KnownRows(model, "sdpa").told(micro_batch("grouped"))) == ["past_key_values"]
+
+
+# ---- FlashAttention, simulated: what its functions are given, computed by SDPA
+
+
+class SimulatedFlash:
+    """Stands for flash_attn's functions; keeps what the variable-length one is given."""
+
+    def __init__(self) -> None:
+        self.given: list[dict[str, Any]] = []
+
+    def fixed(self, query: Any, key: Any, value: Any, causal: bool = False, softmax_scale: Any = None) -> Any:
+        heads = [one.transpose(1, 2) for one in (query, key, value)]
+        options = {"is_causal": causal, "scale": softmax_scale, "enable_gqa": True}
+        return torch.nn.functional.scaled_dot_product_attention(*heads, **options).transpose(1, 2)
+
+    def variable(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_k: Any = None,
+        max_seqlen_q: Any = None,
+        max_seqlen_k: Any = None,
+        **options: Any,
+    ) -> Any:
+        self.given.append(
+            {
+                "cu_seqlens_q": cu_seqlens_q.tolist(),
+                "cu_seqlens_k": cu_seqlens_k.tolist(),
+                "types": (cu_seqlens_q.dtype, cu_seqlens_k.dtype),
+                "max_seqlen": (int(max_seqlen_q), int(max_seqlen_k)),
+            }
+        )
+        sizes = np.diff(self.given[-1]["cu_seqlens_q"]).tolist()
+        parts = zip(*(one[None].split(sizes, 1) for one in (query, key, value)), strict=True)
+        return torch.cat([self.fixed(*part, **options) for part in parts], 1)[0]
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedFlash:
+    functions = SimulatedFlash()
+    chosen = (functions.fixed, functions.variable, None, None, None)
+    monkeypatch.setattr(flash, "_lazy_imports", lambda *_, **__: chosen)
+    monkeypatch.setattr(flash, "_loaded_implementation", None)
+    return functions
+
+
+@pytest.mark.parametrize("kind", ["grouped", "rows"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "glm4", "mixtral", "olmo3", "granite"])
+def test_flash_attention_is_told_what_transformers_would_read(
+    family: str, kind: str, simulated: SimulatedFlash
+) -> None:
+    model = small(family, "eager")
+    for part in model.modules():
+        if hasattr(part, "config"):  # `set_attn_implementation` asks for the package
+            part.config._attn_implementation_internal = "flash_attention_2"
+    micro = micro_batch(kind, flatten=True)
+    if kind == "grouped":  # groups of several rows have no ends to tell
+        micro = make_item(Rows(), [0], Arrangement("grouped", 1, 13, flatten=True, pad=2), 0, ALONE).micro_batches[0]  # type: ignore[arg-type]
+    assert len(micro["input_ids"]) == 1
+    own = {name: micro[name] for name in micro if not name.startswith(("cu_", "max_"))}
+    plain, _ = gradients(model, own)
+    derived, simulated.given = simulated.given, []
+    told, read = gradients(model, {**micro, **KnownRows(model, "flash_attention_2").told(micro)})
+    assert len(simulated.given) == model.config.num_hidden_layers
+    if kind == "rows":
+        assert simulated.given == derived
+    else:
+        assert derived == [], "transformers takes a row of one document as a fixed length"
+        assert simulated.given[0]["max_seqlen"] == (micro["input_ids"].shape[1],) * 2
+    assert not read
+    assert all(torch.equal(one, other) for one, other in zip(told, plain, strict=True))
