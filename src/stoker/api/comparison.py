@@ -12,11 +12,12 @@ from stoker.api import figures, html_tables, plan_page
 from stoker.api.html_tables import Cell
 from stoker.config.run import Run
 from stoker.facts.prices import STALE_DAYS
-from stoker.plan import clocks, compare, money
+from stoker.plan import clocks, money
 from stoker.plan.clocks import Stay
-from stoker.plan.compare import Change, Goal, Row
 from stoker.plan.make import Found
 from stoker.plan.plan import Resume
+from stoker.rent import compare
+from stoker.rent.compare import Change, Goal, Row
 
 _SHOWN = 12
 _UNITS = {1: "compare.seconds", 60: "compare.minutes", 3600: "compare.hours"}

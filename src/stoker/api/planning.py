@@ -15,11 +15,11 @@ from stoker.errors import StokerError, closest
 from stoker.facts import cards
 from stoker.facts.machine import Machine
 from stoker.launch import plan_inputs
-from stoker.plan import compare as comparing
 from stoker.plan import moves
-from stoker.plan.compare import Change, Goal
 from stoker.plan.make import Inputs, make_plan
 from stoker.plan.plan import Plan, Reason, Resume
+from stoker.rent import compare as comparing
+from stoker.rent.compare import Change, Goal
 
 
 def plan(run: RunSource, overrides: Mapping[str, Any] | None = None, *, card: str | None = None) -> PlanPage:

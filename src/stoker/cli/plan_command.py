@@ -12,8 +12,8 @@ from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import drawing, programs, traced_step
 from stoker.plan import make, money
-from stoker.plan.compare import Goal
 from stoker.plan.make import Found, make_plan
+from stoker.rent.compare import Goal
 from stoker.terminal import console, explanation, measured, plan_pages, recipe_table
 
 _PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")

@@ -30,8 +30,9 @@ from stoker.places import box_setup
 from stoker.places import package as packages
 from stoker.places.package import Package
 from stoker.places.place import Place, Terminal
-from stoker.plan import checks, compare
-from stoker.plan.compare import Row
+from stoker.plan import checks
+from stoker.rent import compare
+from stoker.rent.compare import Row
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 from stoker.store import address

@@ -11,9 +11,10 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts import cards, shapes
 from stoker.facts.machine import Machine
-from stoker.plan import compare, data
-from stoker.plan.compare import Row
+from stoker.plan import data
 from stoker.plan.make import Inputs
+from stoker.rent import compare
+from stoker.rent.compare import Row
 
 LORA = "tune: {method: lora}\ntrain: {batch: 16}\n"
 
