@@ -203,7 +203,7 @@ ENGLISH: dict[str, str] = {
     "STK223": "`--trace` simulates CUDA's allocator, and {card} is not an NVIDIA card",
     "STK223.hint": "name a card: `--card RTX4090 --trace`",
     "STK224": "`{one}` and `{other}` cannot be combined",
-    "STK224.hint": "`--card` and `--gpus` show one plan, `--explain` its arithmetic; `--all` and `--plot` apply to the table, `--calibrate` to this machine",
+    "STK224.hint": "`--card` and `--gpus` show one plan, `--explain` its arithmetic; `--all`, `--plot` and questions such as `--budget` apply to the table, `--calibrate` to this machine",
     "STK225": "a checkpoint of {copy} GB is assembled in main memory before it is written, but there are only {memory} GB",
     "STK225.hint": "use lora or qlora, a smaller model, or a machine with more main memory",
     "STK230": "`where.gpus: {asked}` does not use all {found} cards of a machine; with several machines, each trains with all of its cards",

@@ -203,7 +203,7 @@ CHINESE: dict[str, str] = {
     "STK223": "`--trace` 模拟的是 CUDA 的显存分配器，而 {card} 不是 NVIDIA 显卡",
     "STK223.hint": "请指定显卡：`--card RTX4090 --trace`",
     "STK224": "`{one}` 和 `{other}` 不能一起用",
-    "STK224.hint": "`--card` 和 `--gpus` 显示一份计划，`--explain` 显示它的算式，`--all` 和 `--plot` 属于总表，`--calibrate` 属于本机",
+    "STK224.hint": "`--card` 和 `--gpus` 显示一份计划，`--explain` 显示它的算式，`--all`、`--plot` 和 `--budget` 这类提问属于总表，`--calibrate` 属于本机",
     "STK225": "检查点写入前要先在内存中汇总，需要 {copy} GB，而内存只有 {memory} GB",
     "STK225.hint": "请改用 lora 或 qlora、换更小的模型，或换内存更大的机器",
     "STK230": "`where.gpus: {asked}` 没有用上机器的全部 {found} 张卡；多台机器训练时每台都会用上自己所有的卡",
