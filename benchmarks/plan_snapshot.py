@@ -16,8 +16,9 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts import cards
 from stoker.launch import plan_inputs
-from stoker.plan import compare, make
+from stoker.plan import make
 from stoker.plan.make import Inputs
+from stoker.rent import compare
 
 COUNTS = (1, 2, 8)
 

@@ -33,8 +33,9 @@ RUNS = Variable(
 HOME = Variable(
     "STOKER_HOME",
     "Stoker's per-user folder on this machine: hosts, their pinned keys, its own ssh key, remembered file digests, "
-    "records of weighed models. Default: `~/.stoker`.",
-    "Stoker 在本机保存个人信息的文件夹：主机、已登记的主机密钥、自己的 ssh 密钥、文件摘要缓存、模型清点记录。"
+    "records of weighed models, your own prices. Default: `~/.stoker`.",
+    "Stoker 在本机保存个人信息的文件夹：主机、已登记的主机密钥、自己的 ssh 密钥、文件摘要缓存、模型清点记录、"
+    "你自己的价格。"
     "默认：`~/.stoker`。",
 )
 HF_ENDPOINT = Variable(

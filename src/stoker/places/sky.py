@@ -30,8 +30,9 @@ from stoker.places import box_setup
 from stoker.places import package as packages
 from stoker.places.package import Package
 from stoker.places.place import Place, Terminal
-from stoker.plan import checks, compare
-from stoker.plan.compare import Row
+from stoker.plan import checks
+from stoker.rent import compare
+from stoker.rent.compare import Row
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 from stoker.store import address
@@ -153,7 +154,7 @@ def machine(run_file: RunFile, run_dir: RunDir) -> Row | None:
     inputs = plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(_first_card(), run))
     counts = (run.where.gpus,) if isinstance(run.where.gpus, int) and run.where.gpus else compare.COUNTS
     known = [card for card in cards.cards() if card.name in accelerators()]
-    row = compare.recommend(compare.ranked(compare.compare(inputs, known, counts), "money"), run)
+    row = compare.recommend(compare.ranked(compare.compare(inputs, known, counts), "money"), compare.Terms.of(run))
     if row is None:
         raise StokerError("STK770", name=run_file.name)
     return row

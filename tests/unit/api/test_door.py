@@ -99,10 +99,10 @@ def test_a_card_without_a_known_price_says_how_to_give_one(monkeypatch: pytest.M
 
 def test_a_comparison_shows_as_a_table_and_as_text() -> None:
     table = stoker.compare("lora_qwen2.5_7b_rank64", goal="speed")
-    assert table.rows[0].seconds == min(row.seconds for row in table.rows if row.fits == "yes")
+    assert table.rows[0].seconds <= 1.1 * min(row.seconds for row in table.rows if row.fits == "yes")
     assert table.recommended is not None
     assert table.to_json()["recommended"]["card"] == table.recommended.card
-    assert table._repr_html_().count("<tr>") == 2 + len(table.shortlist)
+    assert table._repr_html_().count("<tr>") == 1 + len(table.table(table.shortlist)[1])
     assert table.recommended.card in repr(table)
 
 

@@ -12,7 +12,8 @@ from stoker.estimate.step import Step
 from stoker.facts import cards
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
-from stoker.plan import compare, make, money, search
+from stoker.plan import make, money, search
+from stoker.rent import compare
 
 FULL = "tune: {method: full}\ntrain: {batch: 512}"
 LORA = "tune: {method: lora}\ntrain: {batch: 512}"
