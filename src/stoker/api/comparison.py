@@ -80,7 +80,12 @@ class Comparison:
         found = [_advice(self.run, self.rows), *_free(self.rows)]
         if self.run.where.price:
             found.append(messages.text("compare.one_price", price=self.run.where.price))
-        return found
+        return [*found, *self._data_remark()]
+
+    def _data_remark(self) -> list[str]:
+        """That tokens were estimated from files that are not prepared, where they were."""
+        said = [row.found.inputs.data.reasons for row in (self.here, *self.rows) if row.found]
+        return plan_page.data_remark(said[0]) if said and said[0] else []
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""
