@@ -27,7 +27,7 @@ from stoker.rows.formats import Document, Layout, Text
 from stoker.rows.row_files import File, Numbered
 from stoker.rows.row_values import BadRow
 from stoker.rows.turns import Conversation
-from stoker.rundir import files, inputs
+from stoker.rundir import inputs
 
 _READ_BYTES = 2 << 20
 """Of all files together; larger ones are sampled."""
@@ -84,7 +84,7 @@ def _has_template(run: Run, folder: Path) -> bool:
     config = local / "tokenizer_config.json"
     if not config.is_file() or (local / "chat_template.jinja").is_file():
         return True
-    return bool(files.read_json(config).get("chat_template"))
+    return bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
 
 
 def _samples(run: Run, folder: Path) -> Iterator[_Sample]:

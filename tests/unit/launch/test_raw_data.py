@@ -116,3 +116,10 @@ def test_errors_that_are_independent_add_like_sides_of_a_right_angle() -> None:
     low, high = intervals.together((0.9, 1.1), (0.8, 1.25))
     assert 0.9 * 0.8 < low < 0.8
     assert 1.25 < high < 1.1 * 1.25
+
+
+def test_a_tokenizer_config_with_a_number_beyond_64_bits_is_read(tmp_path: Path) -> None:
+    config = {"model_max_length": 10**30, "chat_template": "x"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE)])
+    assert size(tmp_path, "train: a.jsonl", f"tokenizer: {tmp_path}").tokens > 0
