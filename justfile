@@ -75,6 +75,14 @@ bits *args:
 rows *args:
     python benchmarks/rows.py "$@"
 
+# Tokens by script of ten vocabularies, from packages of npm, pip and apt (docs/evidence/token_rates.json), ten minutes.
+token-rates *args:
+    python benchmarks/token_rates.py "$@"
+
+# Tokens that a plan estimates from raw data against those `prepare` counts (docs/evidence/raw_data.json), ten minutes.
+raw-data *args:
+    python benchmarks/raw_data.py "$@"
+
 # What works with every family of models, by tiny ones, and the table Stoker ships (docs/evidence/families.json).
 families *args:
     python benchmarks/families.py "$@"

@@ -263,8 +263,13 @@ def test_an_unknown_model_is_said_at_its_line(terminal: Terminal) -> None:
 
 
 def test_data_of_unknown_size_cannot_be_planned(terminal: Terminal) -> None:
-    terminal.write(MODEL + "\ndata: {train: a.jsonl}\n")
+    terminal.write(MODEL + "\ndata: {train: 'hub:owner/name'}\n")
     terminal.refuses([err("STK206", "run.yaml:3: data", "stoker prepare")], "plan", "run.yaml", "--card", "T4")
+
+
+def test_data_that_is_not_there_cannot_be_planned(terminal: Terminal) -> None:
+    terminal.write(MODEL + "\ndata: {train: a.jsonl}\n")
+    terminal.refuses([err("STK301", "run.yaml:3: data.train", "`a.jsonl`")], "plan", "run.yaml", "--card", "T4")
 
 
 def test_an_eval_share_that_leaves_nothing_to_train_cannot_be_planned(terminal: Terminal) -> None:

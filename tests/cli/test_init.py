@@ -11,7 +11,7 @@ from made_runs import CommandLine, Outcome
 from stoker.cli import init_command
 from stoker.config import load
 from stoker.config.run import Run, Shape
-from stoker.engine import formats
+from stoker.rows import formats
 from stoker.terminal import starter
 
 ROWS: dict[str, tuple[dict[str, object], str]] = {

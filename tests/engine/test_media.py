@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stoker.engine import formats
-from stoker.engine.rows import BadRow
+from stoker.rows import formats
+from stoker.rows.row_values import BadRow
 
 TURNS = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A boiler."}]
 PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}

@@ -350,8 +350,9 @@ def test_a_text_file_is_one_document(case: Case) -> None:
 
 def test_a_text_file_of_many_blocks_loses_and_repeats_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.engine import sources
+    from stoker.rows import row_files
 
-    monkeypatch.setattr(sources, "_BLOCK_CHARACTERS", 300)
+    monkeypatch.setattr(row_files, "_BLOCK_CHARACTERS", 300)
     monkeypatch.setattr(sources, "_BATCH_CHARACTERS", 1000)
     text = "".join(f"line {i} of the train\n" for i in range(300)) + "x" * 1500
     (case.folder / "text.txt").write_text(text, encoding="utf-8")

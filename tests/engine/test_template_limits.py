@@ -11,8 +11,8 @@ import pytest
 
 from stoker.engine import template_limits
 from stoker.engine.rendering import Renderer
-from stoker.engine.turns import Conversation, Turn
 from stoker.errors import StokerError
+from stoker.rows.turns import Conversation, Turn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 

@@ -53,7 +53,7 @@ class Edit:
 
 CARDS, PRICES = "src/stoker/facts/data/cards.csv", "src/stoker/facts/data/prices.csv"
 EN, ZH = "src/stoker/messages/en.py", "src/stoker/messages/zh.py"
-LAYOUTS, FORMATS = "src/stoker/config/layouts.py", "src/stoker/engine/formats.py"
+LAYOUTS, FORMATS = "src/stoker/config/layouts.py", "src/stoker/rows/formats.py"
 VALUES = "src/stoker/config/values.py"
 PLACE_NAMES, REGISTRY = "src/stoker/config/place_names.py", "src/stoker/places/registry.py"
 RECIPE = """# Ten rows, for a trial.
@@ -180,7 +180,7 @@ def test_the_additions_are_used(copy: Path) -> None:
 import json, sys
 from stoker import messages
 from stoker.config import load, values
-from stoker.engine import formats
+from stoker.rows import formats
 from stoker.errors import StokerError
 from stoker.facts import cards, prices
 from stoker.places import registry

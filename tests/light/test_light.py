@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -77,6 +78,19 @@ def test_every_recipe_plans_for_an_rtx4090_where_nothing_heavy_is_installed(tmp_
     commands = [["plan", name, "--card", "RTX4090", "--json"] for name in load.recipe_names()]
     assert len(commands) > 0
     assert run(commands, tmp_path, missing=True) == ([0] * len(commands), [])
+
+
+def test_the_run_file_of_the_readme_is_planned_from_its_rows_where_nothing_heavy_is_installed(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(model:.*?)```", (SOURCE.parents[1] / "README.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "my.yaml").write_text(example, encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    said = [
+        {"role": "user", "content": "What is a stoker?"},
+        {"role": "assistant", "content": "Who keeps a fire going."},
+    ]
+    (tmp_path / "data" / "train.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 500, encoding="utf-8")
+    commands = [["plan", "my.yaml", "--card", "RTX4090"], ["plan", "my.yaml"]]
+    assert run(commands, tmp_path, missing=True) == ([0, 0], [])
 
 
 def test_help_takes_at_most_half_a_second(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class Comparison:
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
             said.append(messages.text("compare.one_price", price=self.run.where.price))
-        return said
+        return [*said, *self._data_remark()]
 
     def _keeps(self, bill: Bill) -> bool:
         return self.terms.keep(bill, bill.seconds[0])
@@ -151,6 +151,11 @@ class Comparison:
                 if self._keeps(bill):
                     best.setdefault(bill.provider, (row, bill))
         return list(best.values())
+
+    def _data_remark(self) -> list[str]:
+        """That tokens were estimated from files that are not prepared, where they were."""
+        said = [row.found.inputs.data.reasons for row in (self.here, *self.rows) if row.found]
+        return plan_page.data_remark(said[0]) if said and said[0] else []
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""

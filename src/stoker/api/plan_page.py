@@ -1,5 +1,6 @@
 """A plan in words: its title, its figures, its reasons; and as notebooks show it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -8,7 +9,7 @@ from stoker import messages
 from stoker.api import figures, html_tables
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import money
-from stoker.plan.plan import Cost, Plan, Resume
+from stoker.plan.plan import Cost, Plan, Reason, Resume
 
 
 class PlanPage(Plan):
@@ -55,8 +56,14 @@ def reasons(made: Plan) -> list[str]:
 
 
 def estimated_remark(made: Plan) -> list[str]:
-    """That the figures of the data are the run file's, where they are."""
-    return [messages.text("plan.data_estimated")] if "data" in made.estimated else []
+    """That the figures of the data are the run file's, or estimated from its files, where they are."""
+    return data_remark(made.reasons) if "data" in made.estimated else []
+
+
+def data_remark(said: Iterable[Reason]) -> list[str]:
+    """What data that is not prepared was estimated from."""
+    raw = [reason for reason in said if reason.key == "why.data.raw"]
+    return [messages.text("plan.data_raw", rows=raw[0].fields["rows"]) if raw else messages.text("plan.data_estimated")]
 
 
 def to_json(made: Plan) -> dict[str, Any]:

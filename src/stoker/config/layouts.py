@@ -1,6 +1,6 @@
 """Row formats: the name of each and the keys that recognise it. Reading rows is the engine's.
 
-A built-in format is an entry of `FORMATS` here and a reader in `engine/formats.py`. Other packages add formats by the
+A built-in format is an entry of `FORMATS` here and a reader in `rows/formats.py`. Other packages add formats by the
 entry point group `stoker.formats`: their names come from package metadata, only `prepare` loads them.
 """
 

@@ -40,6 +40,19 @@ def _no_truth(value: Any) -> Any:
 NotTruth = BeforeValidator(_no_truth)
 
 
+def _amount(value: Any) -> Any:
+    """`5M` and `500万` are numbers."""
+    if not isinstance(value, str):
+        return _no_truth(value)
+    number = values.amount(value)
+    if number is None:
+        raise PydanticKnownError("string_pattern_mismatch", {"pattern": values.AMOUNT_PATTERN})
+    return number
+
+
+Amount = BeforeValidator(_amount, json_schema_input_type=int | Annotated[str, Field(pattern=values.AMOUNT_PATTERN)])
+
+
 def _at_most_all(text: str) -> str:
     if values.share(text) > 1:
         raise PydanticKnownError("less_than_equal", {"le": 100})
@@ -168,10 +181,11 @@ class Data(_Section):
     """Row format. `auto` detects it from the keys and reports what it found."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What to do with an invalid row: stop and report it, or skip and count it."""
-    rows: Annotated[int, Field(ge=1, le=10**12), NotTruth] | None = None
-    """Declared number of rows, for planning before the data is available."""
-    tokens: Annotated[int, Field(ge=1, le=10**15), NotTruth] | None = None
-    """Declared number of tokens, for planning before the data is available."""
+    rows: Annotated[int, Field(ge=1, le=10**12), Amount] | None = None
+    """Declared number of rows (`20000`, `20k`, `2万`), for planning before the data is available."""
+    tokens: Annotated[int, Field(ge=1, le=10**15), Amount] | None = None
+    """Declared number of tokens (`5000000`, `5M`, `500万`), for planning before the data is available. Without it a
+    plan counts the rows of files on this machine and estimates their tokens."""
 
 
 class Full(_Section):

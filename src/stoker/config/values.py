@@ -5,6 +5,7 @@ Each is text in the file and in `Run`; these functions say what the text means.
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -17,6 +18,8 @@ EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
 _CURRENCIES = {"RMB": "CNY", "元": "CNY"}
 """Other names of a currency."""
+_AMOUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12, "万": 10**4, "亿": 10**8}
+AMOUNT_PATTERN = r"^([0-9][0-9,]*(?:\.[0-9]+)?) *([kKMBGT万亿]?)$"
 RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
 DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
 
@@ -44,6 +47,12 @@ def bytes_per_second(text: str) -> float:
     """`20 MB/s` as 20000000.0."""
     number, unit = re.fullmatch(r"([0-9.]+) *(kB|MB|GB)/s", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
     return float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+
+def amount(text: str) -> int | None:
+    """`5M` as 5000000, `20k` as 20000, `500万` as 5000000; None where it is no such number."""
+    found = re.fullmatch(AMOUNT_PATTERN, text.strip())
+    return round(Decimal(found[1].replace(",", "")) * _AMOUNTS[found[2]]) if found else None
 
 
 def share(text: str) -> float:

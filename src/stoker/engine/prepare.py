@@ -20,17 +20,18 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.config import layouts, values
+from stoker.config import values
 from stoker.config.run import Run
-from stoker.engine import _compat, formats, program, sampling, shards, sources, tokenizer
-from stoker.engine.formats import Document, Layout, Pair, Text
+from stoker.engine import _compat, program, sampling, shards, sources, tokenizer
 from stoker.engine.rendering import Renderer
-from stoker.engine.rows import BadRow, Row, refuse_preferences
 from stoker.engine.shards import ShardWriter
-from stoker.engine.sources import Batch, File
+from stoker.engine.sources import Batch
 from stoker.engine.tokenizer import Tokenizer
-from stoker.engine.turns import Conversation
 from stoker.errors import EXIT_DONE, StokerError, StokerErrors
+from stoker.rows import formats, row_files
+from stoker.rows.formats import Document, Layout, Text
+from stoker.rows.row_files import File
+from stoker.rows.row_values import BadRow
 from stoker.rundir import files, in_place, inputs, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -42,7 +43,6 @@ SHARD_TOKENS = 1 << 26
 _TOKENIZER_CHARACTERS = 1 << 30
 """Largest text a tokenizer is trained on; a larger corpus is sampled evenly with a seed."""
 
-_DETECTION_ROWS = 20
 _BAD_ROWS_SHOWN = 20
 _LOOK_ON_ROWS = 200_000
 """After a bad row this many more rows of the file are checked, to report all bad ones at once."""
@@ -181,9 +181,9 @@ def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> Prep
 
 
 def _inputs(run: Run, folder: Path) -> list[Input]:
-    train = [Input(s.path, s.weight, "train", sources.files(s, folder)) for s in inputs.train_sources(run)]
+    train = [Input(s.path, s.weight, "train", row_files.files(s, folder)) for s in inputs.train_sources(run)]
     own = inputs.eval_source(run)
-    return [*train, Input(own.path, 1.0, "eval", sources.files(own, folder))] if own else train
+    return [*train, Input(own.path, 1.0, "eval", row_files.files(own, folder))] if own else train
 
 
 def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
@@ -194,19 +194,11 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
     for file in train:
         layout: Layout | None = None
         for batch in sources.batches(file, run.data.length):
-            layout = layout or _layout(run, file, batch)
+            layout = layout or row_files.layout(run.data.format, file, batch.rows)
             if sampling.taken(number, share, run.train.seed, _TEXT):
-                documents = (_document(value, layout, has_template=True) for _, value in batch.rows)
-                yield [text for document in documents for text in _words(document)]
+                documents = (formats.document(value, layout, has_template=True) for _, value in batch.rows)
+                yield [text for document in documents for text in formats.words(document)]
             number += 1
-
-
-def _words(document: Document | BadRow) -> list[str]:
-    if isinstance(document, Conversation):
-        return document.words
-    if isinstance(document, Pair):
-        return [document.prompt, document.completion]
-    return [document.text] if isinstance(document, Text) else []
 
 
 # ---- read
@@ -227,7 +219,7 @@ def _read_file(job: PreparePass, one: Input, file: File) -> None:
     layout = Layout(**state.layout) if state.layout else None
     job.bad.open_file(file.label)
     for batch in sources.batches(file, job.run.data.length, skip=state.rows):
-        layout = layout or _layout(job.run, file, batch)
+        layout = layout or row_files.layout(job.run.data.format, file, batch.rows)
         if layout and layout.needs_template and not job.tokenizer.template:
             raise StokerError("STK306", file.label)
         detected = _detected(state, one.path, layout, has_template=job.tokenizer.template is not None)
@@ -246,7 +238,7 @@ def _read_batch(
 ) -> None:
     has_template = job.tokenizer.template is not None
     numbers = [number for number, _ in batch.rows]
-    documents = [_document(value, layout, has_template=has_template) for _, value in batch.rows]
+    documents = [formats.document(value, layout, has_template=has_template) for _, value in batch.rows]
     known = job.renderer.context_answers
     found = job.renderer.tokens(documents)
     job.state.context_answers += job.renderer.context_answers - known
@@ -270,36 +262,6 @@ def _read_batch(
                 _route(job, one, [segment])
         else:
             _route(job, one, segments)
-
-
-def _layout(run: Run, file: File, batch: Batch) -> Layout | None:
-    """The file's layout, by its first readable rows; None if there are none."""
-    if file.is_text:
-        return Layout("text", "detect.text_file")
-    if run.data.format != "auto":
-        return formats.forced(run.data.format)
-    rows = [(number, row) for number, row in batch.rows if isinstance(row, dict)][:_DETECTION_ROWS]
-    found = formats.detect([row for _, row in rows])
-    if rows and not found:
-        raise _unrecognised(rows[0][1], sources.place(file.label, rows[0][0]))
-    return found
-
-
-def _unrecognised(row: Row, where: str) -> StokerError:
-    try:
-        refuse_preferences(row)
-    except BadRow as bad:
-        return StokerError("STK317", where, reason=bad.text)
-    return StokerError("STK303", where, keys=list(row) or "-", known=layouts.recognised_keys())
-
-
-def _document(value: Any, layout: Layout | None, *, has_template: bool) -> Document | BadRow:
-    if isinstance(value, Text | BadRow):
-        return value
-    try:
-        return formats.parse(value, layout.format if layout else "text", has_template=has_template)
-    except BadRow as bad:
-        return bad
 
 
 def _segments(job: PreparePass, document: Document | BadRow, tokens: np.ndarray) -> list[np.ndarray] | BadRow:
@@ -378,7 +340,7 @@ class BadRows:
         entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
         with in_place.appending(self._path, self._path.parent.parent) as file:
             file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-        self._found.append(StokerError("STK302", sources.place(self._label, number), reason=bad.text))
+        self._found.append(StokerError("STK302", row_files.place(self._label, number), reason=bad.text))
 
     def stop_if_due(self, *, last: bool) -> None:
         """Raise the bad rows of the file once enough of it was checked."""

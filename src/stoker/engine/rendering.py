@@ -17,11 +17,11 @@ import numpy as np
 
 from stoker import messages
 from stoker.engine import sentinel, template_limits
-from stoker.engine.formats import Chat, Document, Message, Pair, Text
-from stoker.engine.rows import BadRow
 from stoker.engine.sentinel import Reading, Span, Spans
 from stoker.engine.tokenizer import Tokenizer
-from stoker.engine.turns import Conversation, Turn
+from stoker.rows.formats import Chat, Document, Message, Pair, Text
+from stoker.rows.row_values import BadRow
+from stoker.rows.turns import Conversation, Turn
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark with which a template says itself what the assistant generates."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker import messages
-from stoker.engine.formats import Chat, Message
-from stoker.engine.rows import BadRow
-from stoker.engine.turns import Call, Conversation, Turn
+from stoker.rows.formats import Chat, Message
+from stoker.rows.row_values import BadRow
+from stoker.rows.turns import Call, Conversation, Turn
 
 Span = tuple[int, int]
 Spans = list[Span | BadRow]

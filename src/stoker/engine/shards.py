@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.engine import packing
+from stoker.rows import packing
 from stoker.rundir import files
 from stoker.rundir.prepared import SHARD_FILES, Split
 
@@ -70,7 +70,7 @@ class ShardWriter:
 
     def _write(self, folder: Path) -> dict[str, Any]:
         lengths = np.array([len(segment) for segment in self._segments], dtype=np.int64)
-        order, rows = packing.best_fit(lengths, self._length) if self._pack else packing.one_per_row(lengths)
+        order, rows = _packed(lengths, self._length) if self._pack else _one_per_row(lengths)
         segments = np.concatenate([[0], np.cumsum(lengths[order])])
         trained = np.array([np.count_nonzero(segment >= 0) for segment in self._segments], dtype=np.int64)[order]
         row_trained = np.add.reduceat(trained, rows[:-1])
@@ -92,6 +92,20 @@ class ShardWriter:
             "longest_segment": int(lengths.max()),
             "files": {name: _write_array(folder / name, arrays[name]) for name in SHARD_FILES},
         }
+
+
+def _packed(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The segments in row order, and the offsets of rows in that list, one more than rows."""
+    rows = packing.best_fit(lengths.tolist(), length)
+    order = np.fromiter((segment for row in rows for segment in row), dtype=np.int64, count=len(lengths))
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return order, offsets
+
+
+def _one_per_row(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same with one row per segment, in order."""
+    return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
 
 def _write_array(path: Path, chunks: Any) -> str:

@@ -5,6 +5,7 @@ An interval holds nine of ten published measurements of its group. Knows no run 
 
 import functools
 import json
+import math
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -59,6 +60,13 @@ def assumed(figure: Figure) -> Interval:
     """For devices without measurements: a guess, marked as one."""
     low, high = _ASSUMED[figure]
     return Interval(low=low, high=high, n=0, group="not measured")
+
+
+def together(*bounds: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of a product of figures that err independently: their logarithms add like the sides of a right angle."""
+    low = math.sqrt(sum(math.log(min(1.0, one[0])) ** 2 for one in bounds))
+    high = math.sqrt(sum(math.log(max(1.0, one[1])) ** 2 for one in bounds))
+    return math.exp(-low), math.exp(high)
 
 
 def card_class(card: Card) -> CardClass:

@@ -15,7 +15,7 @@ from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.shapes import ResolvedShape
 from stoker.hosts import mirror_probe
-from stoker.launch import attention_probe, weighing
+from stoker.launch import attention_probe, raw_data, weighing
 from stoker.launch.deadline import deadline
 from stoker.plan import choices, data, money
 from stoker.plan.data import DataFacts
@@ -62,7 +62,7 @@ class Elsewhere:
 
 
 def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: Elsewhere | None = None) -> Inputs:
-    """All inputs of a plan. Counted data facts win over declared ones.
+    """All inputs of a plan.
 
     Args:
         run_file: The run.
@@ -82,7 +82,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         run=run,
         machine=on,
         shape=shape,
-        data=_data(run_file, report),
+        data=_data(run_file, report, shape),
         offer=offer,
         vocab=vocab,
         highest_token=highest,
@@ -123,6 +123,20 @@ def _with_deepspeed(run_file: RunFile) -> Run:
         raise StokerError("STK219", path=path, reason=error) from error
     native = run.native.model_copy(update={"deepspeed": content})
     return run.model_copy(update={"native": native})
+
+
+def counted(report: Report) -> DataFacts:
+    """Counted facts."""
+    tokens = report.train.tokens + (report.eval.tokens if report.eval else 0)
+    return DataFacts(
+        sequences=report.train.sequences,
+        tokens=report.train.tokens,
+        longest=report.train.longest,
+        longest_segment=report.train.longest_segment,
+        digest=report.digest,
+        has_eval=report.eval is not None,
+        disk_bytes=4 * tokens,
+    )
 
 
 def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) -> None:
@@ -203,5 +217,10 @@ def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
     return prepared.current_report(run_dir, run_file.run, run_file.folder)
 
 
-def _data(run_file: RunFile, report: Report | None) -> DataFacts:
-    return data.from_report(report) if report else data.declared(run_file.run)
+def _data(run_file: RunFile, report: Report | None, shape: ResolvedShape) -> DataFacts:
+    """Counted facts win over declared ones, those over what the files on this machine let estimate."""
+    if report:
+        return counted(report)
+    if run_file.run.data.tokens is not None:
+        return data.declared(run_file.run)
+    return raw_data.size(run_file.run, run_file.folder, shape.shape)

@@ -1,4 +1,4 @@
-"""Size of the data: counted by `prepare`, or declared in the run file."""
+"""Size of the data: counted by `prepare`, estimated from its files, or declared in the run file."""
 
 import math
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.plan.plan import Reason
 from stoker.rundir.inputs import eval_share
-from stoker.rundir.prepared import Report
 
 _PACK_EFFICIENCY = 0.97
 """Assumed fill of packed sequences before the data is packed."""
@@ -24,25 +24,20 @@ class DataFacts:
     digest: str
     has_eval: bool
     disk_bytes: int
+    interval: tuple[float, float] = (1.0, 1.0)
+    """Counted over these tokens: nine in ten texts lie between."""
+    reasons: tuple[Reason, ...] = ()
+    """How the tokens were estimated from files that are not prepared."""
+
+    @property
+    def tokens_range(self) -> tuple[int, int]:
+        """Nine in ten texts like these have so many."""
+        return round(self.tokens * self.interval[0]), round(self.tokens * self.interval[1])
 
     @property
     def estimated(self) -> bool:
-        """Declared, not counted."""
+        """Declared or estimated, not counted."""
         return not self.digest
-
-
-def from_report(report: Report) -> DataFacts:
-    """Counted facts."""
-    tokens = report.train.tokens + (report.eval.tokens if report.eval else 0)
-    return DataFacts(
-        sequences=report.train.sequences,
-        tokens=report.train.tokens,
-        longest=report.train.longest,
-        longest_segment=report.train.longest_segment,
-        digest=report.digest,
-        has_eval=report.eval is not None,
-        disk_bytes=4 * tokens,
-    )
 
 
 def declared(run: Run) -> DataFacts:

@@ -9,7 +9,7 @@ from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.estimate import memory, ranges
-from stoker.facts import failures, proven
+from stoker.facts import failures, intervals, proven
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
@@ -128,7 +128,8 @@ class Found:
     def seconds(self) -> tuple[float, float, float]:
         """Training time without start-up and saves: expected, shortest, longest."""
         expected, slowest, fastest = self.tokens_per_second
-        return self.tokens / expected, self.tokens / fastest, self.tokens / slowest
+        low, high = intervals.together((expected / fastest, expected / slowest), self.inputs.data.interval)
+        return self.tokens / expected, self.tokens / expected * low, self.tokens / expected * high
 
     @functools.cached_property
     def disk(self) -> dict[str, int]:
@@ -240,7 +241,7 @@ def make_plan(inputs: Inputs) -> Plan:
         deterministic=run.train.deterministic,
         threads=machine.threads,
         steps=steps,
-        data=DataPlan(sequences=data.sequences, tokens=data.tokens, longest=data.longest, digest=data.digest),
+        data=DataPlan.model_validate(data, from_attributes=True),
         model=ModelPlan(
             parameters=inputs.shape.shape.parameters(),
             trainable_parameters=memory.trainable_parameters(inputs.shape.shape, way.step.adapter),
@@ -265,6 +266,7 @@ def make_plan(inputs: Inputs) -> Plan:
         estimated=_estimated(data),
         reasons=[
             remarks.of_batch(batch),
+            *data.reasons,
             *(choice.reason for choice in found.choices),
             *remarks.of_way(constraints, way),
             strategy.reason(run, way.strategy, kept=search.keeps_bits(constraints, way)),

@@ -11,15 +11,15 @@ from installed_package import install
 
 from stoker import plugins
 from stoker.config import layouts
-from stoker.engine import formats
-from stoker.engine.formats import Pair
-from stoker.engine.rows import BadRow
 from stoker.errors import StokerError
+from stoker.rows import formats
+from stoker.rows.formats import Pair
+from stoker.rows.row_values import BadRow
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to"
 EXAMPLE = re.compile(r"^\*\*`(\w+)`\*\*[^\n]*\n\n```json\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 CODE = """
-from stoker.engine.formats import Pair
+from stoker.rows.formats import Pair
 
 class Quiz:
     keys = (("riddle", "solution"),)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.config import values
+from stoker.config import load, values
 from stoker.config.values import Every
 
 
@@ -108,3 +108,25 @@ def test_a_price_by_the_hour(text: str, price: tuple[float, str]) -> None:
 @pytest.mark.parametrize("text", ["2.5", "2.5 CNY", "CNY/h", "2.5 cny/h", "2.5 CNY/d", "-1 CNY/h", "2,5 CNY/h"])
 def test_what_is_no_price(text: str) -> None:
     assert not values.is_price(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("5M", 5_000_000),
+        ("500万", 5_000_000),
+        ("20k", 20_000),
+        ("1.5 B", 1_500_000_000),
+        ("1,000", 1000),
+        ("3亿", 300_000_000),
+        ("5X", None),
+        ("M", None),
+    ],
+)
+def test_amounts(text: str, number: int | None) -> None:
+    assert values.amount(text) == number
+
+
+def test_an_amount_in_a_run_file_is_a_number() -> None:
+    run = load.parse("model: m\ndata: {train: a, rows: 2万, tokens: 5M}", "run.yaml")
+    assert (run.data.rows, run.data.tokens) == (20_000, 5_000_000)

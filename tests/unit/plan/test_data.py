@@ -4,6 +4,7 @@ import pytest
 
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.launch import plan_inputs
 from stoker.plan import data
 from stoker.rundir.prepared import Report, Split
 
@@ -68,7 +69,7 @@ def test_counted_facts_are_those_of_the_report() -> None:
         train=split,
         eval=split.model_copy(update={"tokens": 50}),
     )
-    facts = data.from_report(report)
+    facts = plan_inputs.counted(report)
     assert (facts.sequences, facts.tokens, facts.longest, facts.longest_segment) == (7, 500, 90, 80)
     assert (facts.digest, facts.has_eval, facts.disk_bytes, facts.estimated) == ("d", True, 4 * 550, False)
-    assert not data.from_report(report.model_copy(update={"eval": None})).has_eval
+    assert not plan_inputs.counted(report.model_copy(update={"eval": None})).has_eval

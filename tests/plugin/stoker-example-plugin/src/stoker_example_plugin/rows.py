@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stoker.engine.formats import Text
+from stoker.rows.formats import Text
 
 
 class Haiku:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.engine import rows
-from stoker.engine.rows import BadRow, Row
+from stoker.rows import row_values
+from stoker.rows.row_values import BadRow, Row
 
 _ROLES = {
     "system": "system",
@@ -78,7 +78,7 @@ class Conversation:
 def conversation(given: Sequence[Any], tools: Any = None, system: Any = None) -> Conversation:
     """Messages of either spelling; `system` is put first, unless it is there."""
     turns = [_turn(one) for one in given]
-    first = Turn("system", rows.checked("system", system or ""))
+    first = Turn("system", row_values.checked("system", system or ""))
     if system and turns and turns[0].role != "system":
         turns.insert(0, first)
     elif system and turns and turns[0].content.strip() != first.content.strip():
@@ -97,10 +97,10 @@ def exchange(user: str, assistant: str) -> list[dict[str, str]]:
 
 def _turn(given: Any) -> Turn:
     if not isinstance(given, dict):
-        raise rows.wrong_type("messages[]", "mapping")
-    rows.refuse_media(given)
+        raise row_values.wrong_type("messages[]", "mapping")
+    row_values.refuse_media(given)
     role_key, content_key = ("from", "value") if "from" in given and "role" not in given else ("role", "content")
-    spelled = rows.value(given, role_key, str, "text")
+    spelled = row_values.value(given, role_key, str, "text")
     role = _ROLES.get(spelled.lower())
     if role is None:
         raise BadRow("row.unknown_role", role=spelled)
@@ -112,7 +112,7 @@ def _turn(given: Any) -> Turn:
     thinking, inline, content = _thinking(given, content) if role == "assistant" else ("", "", content)
     if not content.strip() and role != "system" and not calls:
         raise BadRow("row.empty", key=f"{role}: {content_key}")
-    call_id, name = (rows.checked(key, given.get(key) or "") for key in ("tool_call_id", "name"))
+    call_id, name = (row_values.checked(key, given.get(key) or "") for key in ("tool_call_id", "name"))
     return Turn(role, content, thinking, inline, calls, call_id, name, trained)
 
 
@@ -120,15 +120,15 @@ def _content(given: Row, key: str) -> str:
     """A message's text; a list of text parts, as OpenAI writes it, is joined."""
     content = given.get(key)
     if isinstance(content, list):
-        return "".join(rows.checked(key, _part(key, part)) for part in content)
-    return rows.checked(key, rows.value(given, key, str, "text"))
+        return "".join(row_values.checked(key, _part(key, part)) for part in content)
+    return row_values.checked(key, row_values.value(given, key, str, "text"))
 
 
 def _part(key: str, part: Any) -> Any:
     """The text of one part of a message."""
     if not isinstance(part, dict):
         return part
-    rows.refuse_media(part)
+    row_values.refuse_media(part)
     kind = part.get("type") or "text"
     if kind not in _TEXT_PARTS:
         raise BadRow("row.media", key=f"{key}[].type: {kind}")
@@ -137,7 +137,7 @@ def _part(key: str, part: Any) -> Any:
 
 def _thinking(given: Row, content: str) -> tuple[str, str, str]:
     """What is thought, the content with it where it is in there, and what is said. An empty thought is none."""
-    field = next((rows.checked(key, given[key]) for key in _THINKING_KEYS if given.get(key)), "")
+    field = next((row_values.checked(key, given[key]) for key in _THINKING_KEYS if given.get(key)), "")
     thought = _THOUGHT.match(content)
     if thought is None:
         return (field if field.strip() else ""), "", content
@@ -166,14 +166,14 @@ def _calls(given: Row) -> tuple[Call, ...]:
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list):
-        raise rows.wrong_type("tool_calls", "list")
+        raise row_values.wrong_type("tool_calls", "list")
     return tuple(_call(one) for one in calls)
 
 
 def _function_calls(content: str) -> tuple[Call, ...]:
     """What a `function_call` message of LLaMA-Factory holds: a call as JSON, or a list of them."""
     try:
-        given = rows.from_json("function_call", content)
+        given = row_values.from_json("function_call", content)
     except ValueError:
         raise BadRow("row.call") from None
     calls = given if isinstance(given, list) else [given]
@@ -187,17 +187,17 @@ def _call(given: Any) -> Call:
     inner = given.get("function", given) if isinstance(given, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not inner["name"].strip():
         raise BadRow("row.call")
-    name, arguments = rows.checked("name", inner["name"]), inner.get("arguments") or {}
-    written = rows.checked("arguments", arguments) if isinstance(arguments, str) else ""
+    name, arguments = row_values.checked("name", inner["name"]), inner.get("arguments") or {}
+    written = row_values.checked("arguments", arguments) if isinstance(arguments, str) else ""
     try:
-        arguments = rows.from_json("arguments", written) if written else arguments
-        rows.check_json("arguments", arguments)
+        arguments = row_values.from_json("arguments", written) if written else arguments
+        row_values.check_json("arguments", arguments)
         written = written or json.dumps(arguments, ensure_ascii=False)
     except (TypeError, ValueError):
         arguments = None
     if not isinstance(arguments, dict):
         raise BadRow("row.arguments", name=name)
-    return Call(name, arguments, written, rows.checked("id", given.get("id") or ""))
+    return Call(name, arguments, written, row_values.checked("id", given.get("id") or ""))
 
 
 def _named(turns: list[Turn]) -> list[Turn]:
@@ -219,14 +219,14 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
     """The tools of a row: a list, or one as JSON text."""
     if isinstance(given, str):
         try:
-            given = rows.from_json("tools", given or "[]")
+            given = row_values.from_json("tools", given or "[]")
         except ValueError:
-            raise rows.wrong_type("tools", "list") from None
+            raise row_values.wrong_type("tools", "list") from None
     if not given:
         return ()
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
-        raise rows.wrong_type("tools", "list")
-    rows.check_json("tools", given)
+        raise row_values.wrong_type("tools", "list")
+    row_values.check_json("tools", given)
     return tuple(given)
 
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from stoker import messages, plugins
 from stoker.config import layouts
 from stoker.config.layouts import RowFormat
-from stoker.engine import rows, turns
-from stoker.engine.rows import BadRow, Row
-from stoker.engine.turns import Conversation
 from stoker.plugins import Plugin
+from stoker.rows import row_values, turns
+from stoker.rows.row_values import BadRow, Row
+from stoker.rows.turns import Conversation
 
 Message = dict[str, Any]
 
@@ -109,10 +109,29 @@ def parse(row: Any, format_: str, *, has_template: bool) -> Document:
     if not isinstance(row, dict):
         raise BadRow("row.not_object", kind=type(row).__name__)
     if format_ in _READERS:
-        rows.refuse_media(row)
-        rows.refuse_preferences(row)
+        row_values.refuse_media(row)
+        row_values.refuse_preferences(row)
         return _READERS[format_](row, has_template)
     return _plugin_document(row, _plugin(format_), has_template=has_template)
+
+
+def document(value: Any, layout: Layout | None, *, has_template: bool) -> Document | BadRow:
+    """A row as it was read as a document, or why it cannot be one."""
+    if isinstance(value, Text | BadRow):
+        return value
+    try:
+        return parse(value, layout.format if layout else "text", has_template=has_template)
+    except BadRow as bad:
+        return bad
+
+
+def words(document: Document | BadRow) -> list[str]:
+    """All texts of a document."""
+    if isinstance(document, Conversation):
+        return document.words
+    if isinstance(document, Pair):
+        return [document.prompt, document.completion]
+    return [document.text] if isinstance(document, Text) else []
 
 
 # ---- formats of other packages
@@ -149,9 +168,9 @@ def _plugin_document(row: Row, plugin: Plugin, *, has_template: bool) -> Documen
     if isinstance(document, Chat):
         return turns.conversation(document.messages, document.tools)
     if isinstance(document, Pair):
-        return Pair(rows.checked("prompt", document.prompt), rows.filled("completion", document.completion))
+        return Pair(row_values.checked("prompt", document.prompt), row_values.filled("completion", document.completion))
     if isinstance(document, Text):
-        return Text(rows.filled("text", document.text))
+        return Text(row_values.filled("text", document.text))
     raise plugin.broken(messages.text("plugin.wrong_type", found=type(document).__name__, expected="Text, Pair, Chat"))
 
 
@@ -159,21 +178,21 @@ def _plugin_document(row: Row, plugin: Plugin, *, has_template: bool) -> Documen
 
 
 def _plain_text(row: Row) -> Text:
-    return Text(rows.text(row, "text"))
+    return Text(row_values.text(row, "text"))
 
 
 def _chat(row: Row, key: str) -> Conversation:
     tools, functions = row.get("tools"), row.get("functions")
     if tools and functions and tools != functions:
         raise BadRow("row.differ", first="tools", second="functions")
-    return turns.conversation(rows.value(row, key, list, "list"), tools or functions, row.get("system"))
+    return turns.conversation(row_values.value(row, key, list, "list"), tools or functions, row.get("system"))
 
 
 def _alpaca(row: Row, *, has_template: bool) -> Document:
-    instruction, output = rows.text(row, "instruction"), rows.text(row, "output")
-    extra = rows.checked("input", row.get("input") or "")
+    instruction, output = row_values.text(row, "instruction"), row_values.text(row, "output")
+    extra = row_values.checked("input", row.get("input") or "")
     earlier = row.get("history") or []
-    system = rows.checked("system", row.get("system") or "")
+    system = row_values.checked("system", row.get("system") or "")
     if not has_template:
         if earlier or system:
             raise BadRow("row.needs_template")
@@ -182,15 +201,15 @@ def _alpaca(row: Row, *, has_template: bool) -> Document:
     conversation = [{"role": "system", "content": system}] if system else []
     for turn in earlier:
         if not isinstance(turn, list | tuple) or len(turn) != 2:
-            raise rows.wrong_type("history", "list")
-        conversation += turns.exchange(rows.checked("history", turn[0]), rows.checked("history", turn[1]))
+            raise row_values.wrong_type("history", "list")
+        conversation += turns.exchange(row_values.checked("history", turn[0]), row_values.checked("history", turn[1]))
     question = f"{instruction}\n{extra}" if extra.strip() else instruction
     return turns.conversation(conversation + turns.exchange(question, output))
 
 
 def _prompt_completion(row: Row, *, has_template: bool) -> Document:
     prompt_key, completion_key = _pair(row) or layouts.PAIRS[0]
-    prompt, completion = rows.text(row, prompt_key), rows.text(row, completion_key)
+    prompt, completion = row_values.text(row, prompt_key), row_values.text(row, completion_key)
     if prompt_key == "question" and row.get("context"):
         raise BadRow("row.context", key="context")
     if has_template:

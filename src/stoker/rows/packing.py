@@ -1,30 +1,21 @@
 """Packs segments into rows of at most `length` tokens by best fit, longest first. Pure arithmetic on lengths."""
 
 from bisect import bisect_left, insort
-
-import numpy as np
-
-
-def one_per_row(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One row per segment, in order; in the form `best_fit` returns."""
-    return np.arange(len(lengths)), np.arange(len(lengths) + 1)
+from collections.abc import Sequence
 
 
-def best_fit(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Best-fit-decreasing: each segment goes to the row it fills best.
+def best_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
+    """Best-fit-decreasing: each segment goes to the row it fills best; the segments of every row.
 
     Equal lengths keep their order, so the result depends on nothing but `lengths`.
-
-    Returns:
-        The segments in row order, and the offsets of rows in that list, one more than rows.
     """
     rows: list[list[int]] = []
     free: list[int] = []
     """Distinct amounts of free space in rows, sorted."""
     rows_with: dict[int, list[int]] = {}
     """Rows by their free space."""
-    for segment in np.argsort(-lengths, kind="stable").tolist():
-        size = int(lengths[segment])
+    for segment in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        size = lengths[segment]
         at = bisect_left(free, size)
         if at == len(free):
             row, room = len(rows), length
@@ -41,7 +32,4 @@ def best_fit(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         elif left:
             rows_with[left] = [row]
             insort(free, left)
-    order = np.fromiter((segment for row in rows for segment in row), dtype=np.int64, count=len(lengths))
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return order, offsets
+    return rows

@@ -1,0 +1,1 @@
+"""From files to documents: rows of any layout in one form. No tokenizer, no torch."""

@@ -1,0 +1,298 @@
+"""From text files to numbered rows, by suffix. Knows nothing of what rows mean; tables and hubs are the engine's.
+
+Rows are numbered from 1: by lines of jsonl and csv, by records of json. A `.txt` file is one document, however many
+blank lines it has. It is read in blocks cut at line ends, each tokenised on its own, so that a corpus of any size
+passes through bounded memory and all processors.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from stoker import messages
+from stoker.config import layouts, reader
+from stoker.config.run import Source
+from stoker.errors import StokerError
+from stoker.rows import formats, row_values
+from stoker.rows.formats import Layout, Text
+from stoker.rows.row_values import BadRow, Row
+from stoker.rundir import inputs
+
+_BLOCK_CHARACTERS = 1 << 16
+_DETECTION_ROWS = 20
+
+_JSON_FAULTS = {
+    "Expecting value": "json.value",
+    "Expecting property name": "json.key",
+    "Expecting ':'": "json.colon",
+    "Expecting ','": "json.comma",
+    "Unterminated string": "json.quote",
+    "Invalid control character": "json.control",
+    "Invalid \\": "json.escape",
+    "Extra data": "json.extra",
+    "Illegal trailing comma": "json.trailing",
+}
+"""How the standard library's complaints begin, and the sentence we say."""
+
+_SEPARATORS = {";": "`;`", "\t": "Tab"}
+
+_LINE_END = re.compile(r"\n(?=\S)")
+_WORD_END = re.compile(r"(?<=\S)(?= \S)")
+
+
+class Record(int):
+    """The number of a row where it is no line: the place in a list or a table."""
+
+
+Numbered = tuple[int, Any]
+"""A row with its number: a mapping of keys, a `Text`, or a `BadRow`."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a source, or a whole hub dataset."""
+
+    label: str
+    path: Path | None
+    source: Source
+    size_bytes: int
+
+    @property
+    def is_gzip(self) -> bool:
+        """Whether it is compressed."""
+        return self.label.lower().endswith(".gz")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is running text without rows."""
+        return self.path is not None and inputs.kind(self.path) == ".txt"
+
+
+def files(source: Source, folder: Path) -> list[File]:
+    """The files of a source, in the order they are read."""
+    if inputs.is_remote(source.path):
+        return [File(source.path, None, source, 0)]
+    paths = inputs.expand(source.path, folder)
+    return [File(inputs.label(path, folder), path, source, path.stat().st_size) for path in paths]
+
+
+def layout(format_: str, file: File, rows: Iterable[Numbered]) -> Layout | None:
+    """The layout of a file, by its first readable rows; None if there are none.
+
+    Args:
+        format_: `data.format`.
+        file: The file.
+        rows: Its first rows.
+    """
+    if file.is_text:
+        return Layout("text", "detect.text_file")
+    if format_ != layouts.AUTO:
+        return formats.forced(format_)
+    first = [(number, row) for number, row in rows if isinstance(row, dict)][:_DETECTION_ROWS]
+    found = formats.detect([row for _, row in first])
+    if first and not found:
+        raise _unrecognised(first[0][1], place(file.label, first[0][0]))
+    return found
+
+
+def _unrecognised(row: Row, where: str) -> StokerError:
+    try:
+        row_values.refuse_preferences(row)
+    except BadRow as bad:
+        return StokerError("STK317", where, reason=bad.text)
+    return StokerError("STK303", where, keys=list(row) or "-", known=layouts.recognised_keys())
+
+
+def place(label: str, number: int) -> str:
+    """`a.jsonl:2`, or `a.json: record 2`."""
+    return (
+        messages.text("place.record", file=label, number=number) if isinstance(number, Record) else f"{label}:{number}"
+    )
+
+
+class OpenedFile:
+    """An open file: its rows, and how much of it was read."""
+
+    def __init__(self, rows: Iterable[Numbered], raw: BinaryIO | None, size: int) -> None:
+        self.rows = rows
+        self._raw = raw
+        self._size = size
+
+    def share(self) -> float:
+        """How much of the file was read."""
+        return self._raw.tell() / self._size if self._raw and self._size else 0.0
+
+
+@contextmanager
+def opened(file: File) -> Iterator[OpenedFile]:
+    """The rows of a text file."""
+    assert file.path is not None
+    kind = inputs.kind(file.path)
+    with file.path.open("rb") as raw:
+        plain: Any = gzip.GzipFile(fileobj=raw) if file.is_gzip else raw
+        text = io.TextIOWrapper(plain, encoding="utf-8-sig", newline=_NEWLINES[kind])
+        yield OpenedFile(_readable(_READERS[kind](text), file), raw, file.size_bytes)
+
+
+def _readable(rows: Iterator[Numbered], file: File) -> Iterator[Numbered]:
+    """The rows, with what can go wrong below them named."""
+    try:
+        yield from rows
+    except UnicodeDecodeError as error:
+        raise StokerError("STK314", file.label, byte=_first_bad_byte(file), advice=_advice(file)) from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        yield 1, BadRow("row.unreadable", problem=error)
+
+
+def _advice(file: File) -> str:
+    """How to make the file UTF-8."""
+    assert file.path is not None
+    with _binary(file.path) as raw:
+        return reader.encoding_advice(raw.read(2), file.path)
+
+
+def _binary(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+def _first_bad_byte(file: File) -> int:
+    """Where the file stops being UTF-8; the decoder's own number starts at its last chunk."""
+    assert file.path is not None
+    with _binary(file.path) as raw:
+        before = 0
+        for line in raw:
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return before + error.start
+            before += len(line)
+    return before
+
+
+# ---- one reader per kind of file
+
+
+def _jsonl_rows(text: TextIO) -> Iterator[Numbered]:
+    return parsed(enumerate(text, 1))
+
+
+def parsed(numbered: Iterable[tuple[int, str]]) -> Iterator[Numbered]:
+    """Numbered lines of JSON as rows; empty ones are none."""
+    for number, line in numbered:
+        if line.strip():
+            yield number, _json(line.rstrip())
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return _not_json(error)
+    except (ValueError, RecursionError):
+        return _beyond_json()
+
+
+def _not_json(error: json.JSONDecodeError) -> BadRow:
+    key = next((key for start, key in _JSON_FAULTS.items() if error.msg.startswith(start)), "json.other")
+    return BadRow("row.not_json", problem=messages.text(key), column=error.colno)
+
+
+def _beyond_json() -> BadRow:
+    return BadRow("row.not_json", problem=messages.text("json.limit"), column=1)
+
+
+def _json_rows(text: TextIO) -> Iterator[Numbered]:
+    """A list of rows, `{"data": [...]}`, or in truth lines of JSON."""
+    content = text.read()
+    try:
+        value = json.loads(content)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and content.lstrip().startswith("{"):
+            yield from parsed(enumerate(content.split("\n"), 1))
+        else:
+            yield error.lineno, _not_json(error)
+        return
+    except (ValueError, RecursionError):
+        yield 1, _beyond_json()
+        return
+    rows = value.get("data") if isinstance(value, dict) else value
+    if isinstance(rows, list):
+        yield from records(rows)
+    else:
+        yield 1, BadRow("row.json_layout")
+
+
+def records(rows: Iterable[Any]) -> Iterator[Numbered]:
+    """Rows numbered by their place in a list."""
+    return ((Record(number), row) for number, row in enumerate(rows, 1))
+
+
+def _csv_rows(text: TextIO) -> Iterator[Numbered]:
+    csv.field_size_limit(1 << 30)
+    table = _csv_lines(text)
+    _, header = next(table, (1, []))
+    repeated = [] if isinstance(header, BadRow) else [name for name in header if name and header.count(name) > 1]
+    if isinstance(header, BadRow) or repeated:
+        yield 1, header if isinstance(header, BadRow) else BadRow("row.header", key=repeated[0])
+        return
+    if len(header) == 1 and (other := [name for mark, name in _SEPARATORS.items() if mark in header[0]]):
+        yield 1, BadRow("row.separator", separator=other[0])
+        return
+    for line, values in table:
+        if isinstance(values, BadRow):
+            yield line, values
+        elif values and len(values) != len(header):
+            yield line, BadRow("row.columns", found=len(values), expected=len(header))
+        elif values:
+            yield line, dict(zip(header, values, strict=True))
+
+
+def _csv_lines(text: TextIO) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """The rows of a table by the lines they begin at; a stray quote is named there, not read on to the next one."""
+    table = csv.reader(text, strict=True)
+    while True:
+        line = table.line_num + 1
+        try:
+            yield line, next(table)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield line, BadRow("row.csv", last=table.line_num)
+
+
+def _text_rows(text: TextIO) -> Iterator[Numbered]:
+    line, opens = 1, True
+    blocks = _blocks(text)
+    block = next(blocks, "")
+    if not block.strip():
+        yield 1, BadRow("row.empty", key="text")
+        return
+    while block:
+        following = next(blocks, "")
+        yield line, Text(block, opens=opens, closes=not following)
+        line += block.count("\n")
+        block, opens = following, False
+
+
+def _blocks(text: TextIO) -> Iterator[str]:
+    """The text in blocks that end where a line does, or a word, if possible: there a tokenizer cuts anyway."""
+    rest = ""
+    while more := text.read(_BLOCK_CHARACTERS):
+        rest += more
+        cuts = [match.end() for match in _LINE_END.finditer(rest)] or [m.end() for m in _WORD_END.finditer(rest)]
+        cut = cuts[-1] if cuts else len(rest)
+        yield rest[:cut]
+        rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
+_NEWLINES = {".jsonl": "\n", ".json": "\n", ".csv": "", ".txt": None}
