@@ -277,8 +277,9 @@ def measured(
     return rows
 
 
-def whole_first(plain: Any, run: Any, plan: Any, folder: Path, checkpoint: Path | None = None, base: str = "") -> Any:
-    """The control: the model is built whole as at the start of a run, and the Trainer loads its weights whole."""
+def whole_first(plain: Any, run: Any, plan: Any, folder: Path, checkpoint: Path | None, base: str, ranks: Any) -> Any:
+    """The control: every rank builds the whole model as alone, and the Trainer loads its weights whole."""
+    del checkpoint, ranks
     model = plain(run, plan, folder, None, base)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

@@ -17,6 +17,8 @@ from transformers.utils import find_adapter_config_file
 
 from stoker.config.run import Run, Shape
 from stoker.engine import _compat, adapters, reading
+from stoker.engine.parallel import ALONE, Ranks
+from stoker.engine.shared_build import build_once
 from stoker.errors import StokerError
 from stoker.plan import checks
 from stoker.plan.plan import Plan
@@ -44,7 +46,9 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
 
 
-def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None, base: str = "") -> Any:
+def build(
+    run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None, base: str = "", ranks: Ranks = ALONE
+) -> Any:
     """The model as training starts with it; one whose weights are all trained, from its checkpoint at once.
 
     A class may save its weights by other names than it has them (towers, experts), which only its own loading undoes.
@@ -56,24 +60,48 @@ def build(run: Run, plan: Plan, folder: Path, checkpoint: Path | None = None, ba
         folder: Where the run file's relative paths start.
         checkpoint: The checkpoint to resume from.
         base: `base_digest`: a hub model is loaded at this commit.
+        ranks: All of them call this; those of one machine share what is built in its main memory.
     """
-    torch.manual_seed(run.train.seed)
     if plan.repeat_keys:
         _compat.repeat_keys()
-    # By default bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
-    placement = {"device_map": {"": "cpu"}} if plan.strategy == "fsdp2" else {}
-    if checkpoint and run.tune.method == "full":
-        model = _from_checkpoint(run, plan, checkpoint, **placement)
-    elif isinstance(run.model, Shape):
-        model = _from_shape(plan)
-    else:
-        model = load_base(run, plan, folder, base, **placement)
+
+    def make() -> Any:
+        torch.manual_seed(run.train.seed)
+        return _new(run, plan, folder, checkpoint, base)
+
+    model = build_once(make, ranks) if _is_shared(plan) else make()
     model.config.use_cache = False
     _without_balancing(model)
     if run.tune.method == "full":
         adapters.freeze_towers(model)
         return model
     return _with_adapter(run, plan, model)
+
+
+def _is_shared(plan: Plan) -> bool:
+    """Whether a model is built in main memory and not by DeepSpeed, which was not tried with mapped weights.
+
+    bitsandbytes puts a model that is not sharded on each rank's GPU as it reads it.
+    """
+    on_device = plan.native.quantization and plan.device == "cuda" and plan.strategy == "ddp"
+    return plan.strategy in ("ddp", "fsdp2") and not on_device
+
+
+def _new(run: Run, plan: Plan, folder: Path, checkpoint: Path | None, base: str) -> Any:
+    """The model before it gets an adapter."""
+    # By default bitsandbytes puts the whole model on each GPU; sharding moves every part to its own.
+    placement = {"device_map": {"": "cpu"}} if plan.strategy == "fsdp2" else {}
+    if checkpoint and run.tune.method == "full":
+        return _from_checkpoint(run, plan, checkpoint, **placement)
+    if isinstance(run.model, Shape):
+        return _from_shape(plan)
+    model = load_base(run, plan, folder, base, **placement)
+    if not plan.native.quantization:
+        return model
+    from peft import prepare_model_for_kbit_training
+
+    # It widens what is not packed: here once, for all who share it. The rest of it is `_with_adapter`'s.
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _without_balancing(model: Any) -> None:

@@ -48,13 +48,18 @@ class Ranks:
     """The process group for decisions and files of the first rank, with a long timeout."""
     interleaved: bool = False
     """Neighbouring micro batches run on different ranks, as sharding needs it; else each rank has a range."""
-    first_here: bool = True
-    """Whether this is the first process of its node."""
+    rank_here: int = 0
+    """Its number among the processes of its node."""
 
     @property
     def first(self) -> bool:
         """Whether this is rank 0, which writes the files."""
         return self.rank == 0
+
+    @property
+    def first_here(self) -> bool:
+        """Whether this is the first process of its node."""
+        return self.rank_here == 0
 
     def leaves(self, count: int) -> list[int]:
         """The micro batches of a step of `count` that this rank computes, in order."""
@@ -158,25 +163,24 @@ def joined(plan: Plan, events_file: Path) -> Iterator[Ranks]:
     if plan.strategy == "single":
         yield ALONE
         return
-    rank = int(env.read(env.RANK))
+    rank, rank_here = int(env.read(env.RANK)), int(env.read(env.LOCAL_RANK))
     meeting = Path(env.read(env.RENDEZVOUS))
     if plan.device == "cuda":
-        torch.cuda.set_device(int(env.read(env.LOCAL_RANK)))
-    first_here = int(env.read(env.LOCAL_RANK)) == 0
+        torch.cuda.set_device(rank_here)
     try:
         with _meeting(rank, events_file):
             dist.init_process_group(
                 _BACKENDS[plan.device], **_place(meeting, rank, world), rank=rank, world_size=world, timeout=_TIMEOUT
             )
             control = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield Ranks(rank, world, control, interleaved=plan.strategy != "ddp", first_here=first_here)
+        yield Ranks(rank, world, control, interleaved=plan.strategy != "ddp", rank_here=rank_here)
     except RuntimeError as error:
         if is_lost(error):
             raise StokerError("STK423", rank=rank, reason=str(error).splitlines()[0]) from error
         raise
     # Not after a failure: the last pulses stay for the supervisor, and NCCL may wait for ranks that still compute
     # before the error is written. The end of the process closes its connections.
-    if first_here:
+    if rank_here == 0:
         shutil.rmtree(meeting, ignore_errors=True)
     dist.destroy_process_group()
 

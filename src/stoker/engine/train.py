@@ -304,9 +304,9 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
 def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Checkpoint | None) -> ExactTrainer:
     run, plan, report, data = opened.run, opened.plan, opened.report, opened.run_dir.data
     opened.pulse.mark = "build"
-    past = _past(opened, found)
+    past, base = _past(opened, found), opened.fingerprint["base"]
     tokenizer = models.load_tokenizer(data / "tokenizer")
-    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None, opened.fingerprint["base"])
+    model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None, base, opened.ranks)
     arrangement = Arrangement(
         kind=plan.arrange,
         micro=plan.batch.micro,

@@ -13,7 +13,7 @@ DECIDES_BITS = (
     *("engine/_compat", "engine/experts", "engine/fsdp", "engine/fused_loss", "engine/muon"),
     *("engine/adapters", "engine/checkpoint", "engine/dataset", "engine/exact", "engine/guard", "engine/models"),
     *("engine/paged", "engine/parallel", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero"),
-    *("engine/host_copies", "engine/known_rows", "engine/shares", "engine/weights"),
+    *("engine/host_copies", "engine/known_rows", "engine/shared_build", "engine/shares", "engine/weights"),
     *("estimate/fused_rows", "plan/order", "rundir/prepared"),
 )
 """Modules that a training process computes a step with. What the plan decides is in the fingerprint by its value."""

@@ -302,14 +302,14 @@ def _share(batch: int, devices: int) -> int:
 
 
 def _check_host(machine: Machine, way: Way) -> None:
-    """Require main memory for a whole checkpoint and, with sharding, for the whole model in every process."""
+    """Require main memory for a whole checkpoint and, with sharding, the whole model; with ZeRO in every process."""
     if not machine.examined or machine.kind != "cuda":
         return
-    here = way.step.devices_per_node
-    needed = here * memory.whole_weight_bytes(way.step)
+    copies = way.step.devices_per_node if way.strategy.startswith("zero") else 1  # others share what one builds
+    needed = copies * memory.whole_weight_bytes(way.step)
     if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
-        raise StokerError("STK220", needed=next(gib), available=next(gib), devices=here)
+        raise StokerError("STK220", needed=next(gib), available=next(gib), copies=copies)
     copy = memory.checkpoint_bytes(way.step)
     if copy > machine.memory_bytes:
         raise StokerError("STK225", copy=f"{copy / 1e9:.0f}", memory=f"{machine.memory_bytes / 1e9:.0f}")

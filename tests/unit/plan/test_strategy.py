@@ -92,12 +92,14 @@ def test_processes_are_for_processors() -> None:
     assert caught.value.code == "STK218"
 
 
-def test_main_memory_must_hold_what_every_process_builds() -> None:
-    small = machine("A100-80G-SXM", 8, examined=True, memory_bytes=64 << 30)
+@pytest.mark.parametrize(("strategy", "memory_gib", "copies"), [("fsdp2", 24, 1), ("zero3", 128, 8)])
+def test_main_memory_must_hold_what_is_built_there(strategy: str, memory_gib: int, copies: int) -> None:
+    """The ranks of a machine share what one of them builds; under ZeRO each builds its own."""
+    small = machine("A100-80G-SXM", 8, examined=True, memory_bytes=memory_gib << 30)
     with pytest.raises(StokerError) as caught:
-        plan("tune: {method: full}\ntrain: {batch: 64}\nwhere: {strategy: fsdp2}", small, model=SEVEN)
-    assert (caught.value.code, caught.value.fields["devices"]) == ("STK220", 8)
-    assert int(caught.value.fields["needed"]) > 8 * 28
+        plan(f"tune: {{method: full}}\ntrain: {{batch: 64}}\nwhere: {{strategy: {strategy}}}", small, model=SEVEN)
+    assert (caught.value.code, caught.value.fields["copies"]) == ("STK220", copies)
+    assert copies * 28 <= int(caught.value.fields["needed"]) <= copies * 32
 
 
 def test_main_memory_must_hold_a_checkpoint() -> None:

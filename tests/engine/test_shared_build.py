@@ -1,0 +1,106 @@
+"""A model that one rank of a machine builds and the others map is the model each would have built, to the byte."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_families
+import torch
+from built_by_ranks import by_ranks, held, loaded, model_files
+
+from stoker.engine import shared_build
+from stoker.engine.parallel import Ranks
+from stoker.errors import StokerError
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every rank builds its own"),
+]
+TIED, DENSE, EXPERTS, HYBRID, TOWER = "gemma2", "llama", "mixtral", "qwen3_next", "gemma3"
+
+
+@pytest.fixture(autouse=True)
+def _few_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models have small tensors; most of them are to be mapped."""
+    monkeypatch.setattr(shared_build, "_SMALL_BYTES", 512)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        (TIED, {}),
+        (DENSE, {"dtype": torch.bfloat16}),  # not the type of its files
+        (EXPERTS, {}),
+        (HYBRID, {}),
+        (TOWER, {}),
+        (DENSE, {"packed": True, "dtype": torch.bfloat16}),
+        (EXPERTS, {"packed": True, "dtype": torch.bfloat16}),
+    ],
+)
+def test_every_rank_has_what_one_would_have_built(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    base = tiny_families.save(tmp_path / "base", family)
+    expected = json.loads(json.dumps(held(loaded(base, **options))))
+    assert by_ranks(2, lambda: loaded(base, **options), held) == [expected] * 2
+    assert bool(expected["ties"]) == (family in (TIED, TOWER))
+
+
+def test_only_the_first_rank_builds(tmp_path: Path) -> None:
+    def make() -> Any:
+        (tmp_path / "built").open("a").write("once\n")
+        return torch.nn.Linear(64, 64)
+
+    by_ranks(3, make, lambda *_: None)
+    assert (tmp_path / "built").read_text() == "once\n"
+
+
+def test_what_one_rank_writes_the_others_do_not_read() -> None:
+    """And nothing is left open: the memory ends with the model."""
+
+    def look(model: Any, ranks: Ranks) -> list[Any]:
+        model.weight.data.fill_(ranks.rank)
+        ranks.meet()
+        return [float(model.weight.min()), float(model.weight.max()), model_files()]
+
+    found = by_ranks(3, lambda: torch.nn.Linear(64, 64), look)
+    assert found == [[rank, rank, []] for rank in range(3)]
+
+
+def test_weights_that_are_mapped_from_files_stay_there(tmp_path: Path) -> None:
+    """Those whose type stays; what was written to since is copied."""
+    base = tiny_families.save(tmp_path / "base", DENSE)
+
+    def look(model: Any, _ranks: Ranks) -> list[bool]:
+        files = Path("/proc/self/maps").read_text()
+        return ["model.safetensors" in files, "memfd:stoker-model" in files, bool((model.lm_head.weight == 7).all())]
+
+    def changed() -> Any:
+        model = loaded(base)
+        model.lm_head.weight.data.fill_(7)
+        return model
+
+    assert by_ranks(2, lambda: loaded(base), look) == [[True, False, False]] * 2
+    assert by_ranks(2, changed, look) == [[False, True, True]] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (StokerError("STK413", model="a/b", reason="gone"), "STK413"),
+        (MemoryError("17 GiB"), "MemoryError: 17 GiB"),
+        (type("Odd", (Exception,), {})("of a class that nobody can import"), "of a class that nobody can import"),
+    ],
+)
+def test_the_builders_error_is_what_every_rank_says(error: Exception, said: str) -> None:
+    def make() -> Any:
+        raise error
+
+    found = by_ranks(2, make, lambda *_: "built")
+    assert all(said in one for one in found), found
+
+
+def test_alone_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(shared_build, "_Writer")
+    model = torch.nn.Linear(2, 2)
+    assert shared_build.build_once(lambda: model, Ranks()) is model
