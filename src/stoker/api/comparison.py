@@ -20,7 +20,7 @@ from stoker.plan.make import Found
 from stoker.plan.plan import Resume
 from stoker.rent import compare
 from stoker.rent.bill import Bill
-from stoker.rent.compare import Answer, Change, Goal, Row, Terms
+from stoker.rent.compare import Advice, Change, Goal, Row, Terms
 
 _SHOWN = 12
 _UNITS = {1: "compare.seconds", 60: "compare.minutes", 3600: "compare.hours"}
@@ -50,7 +50,7 @@ class Comparison:
         return self.terms.goal
 
     @cached_property
-    def answer(self) -> Answer | None:
+    def answer(self) -> Advice | None:
         """What to take, or what is nearest to what was asked; None where nothing fits."""
         own = [self.here] if self.here.bill and self.here.fits != "no" else []
         return compare.answer(compare.ranked([*own, *self.rows], self.goal), self.terms)
@@ -357,7 +357,7 @@ def _change(change: Change) -> str:
 # ---- JSON
 
 
-def _answer_json(found: Answer | None, said: str) -> dict[str, Any]:
+def _answer_json(found: Advice | None, said: str) -> dict[str, Any]:
     if found is None:
         return {"text": said, "kept": False, "card": None}
     named = {"card": found.row.card, "devices": found.row.devices}

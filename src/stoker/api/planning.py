@@ -60,7 +60,7 @@ def inputs_for(run_file: RunFile, card: str | None) -> Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class MarketQuestion:
     """What a person asks of the comparison, in words; None is not asked."""
 
     goal: str = "money"
@@ -94,13 +94,13 @@ def compare(  # noqa: PLR0913  # one parameter per question
         currency: Only offers in this one, such as `CNY`.
         region: `cn` or `global`; by the budget's currency or the language unless told.
     """
-    asked = Question(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region)
+    asked = MarketQuestion(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region)
     run_file = loading.load(run, overrides)
     with run_file.located():
         return compared(run_file, terms(run_file.run, asked))
 
 
-def terms(run: Run, asked: Question, *, flags: str = "") -> Terms:
+def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
     """What an answer has to keep to: what is asked, else the run's own budget.
 
     Args:
@@ -123,7 +123,7 @@ def terms(run: Run, asked: Question, *, flags: str = "") -> Terms:
     return Terms(goal=own.goal, budget=budget, by_seconds=by_seconds, market=market)
 
 
-def _market(asked: Question, currency: str | None, flags: str) -> Market:
+def _market(asked: MarketQuestion, currency: str | None, flags: str) -> Market:
     """Whose offers count, in one currency: as asked, else by the currency that is paid with, else by the language."""
     region: Region | None = None
     if asked.region is not None:

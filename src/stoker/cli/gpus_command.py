@@ -12,7 +12,7 @@ from stoker.errors import StokerError, closest
 from stoker.facts import cards, prices
 from stoker.facts.cards import Card
 from stoker.facts.prices import STALE_DAYS, Offer
-from stoker.places import sky_catalogue
+from stoker.launch import sky_catalogue
 from stoker.terminal import console
 
 _ORDERS: dict[str, Callable[[Card], Any]] = {

@@ -127,11 +127,11 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     everything: Annotated[bool, typer.Option("--all", help="help.plan.everything")] = False,
     json: Json = False,
 ) -> None:
-    from stoker.api.planning import Question
+    from stoker.api.planning import MarketQuestion
     from stoker.cli import plan_command as body
 
     asked = body.PlanRequest(
-        question=Question(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region),
+        question=MarketQuestion(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region),
         card=card,
         here=gpus is not None,
         explain=explain,

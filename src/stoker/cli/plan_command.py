@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker import messages
 from stoker.api import comparison, measuring, plan_page, planning, preparation
-from stoker.api.planning import Question
+from stoker.api.planning import MarketQuestion
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import values
 from stoker.config.load import RunFile
@@ -43,7 +43,7 @@ class PlanRequest:
     """Measure the first steps here."""
     here: bool
     """This machine instead of all cards."""
-    question: Question
+    question: MarketQuestion
     """What is asked of the table."""
     price: str | None
     everything: bool

@@ -5,13 +5,11 @@ Nothing of SkyPilot is imported or run here: the user runs `sky`. SkyPilot repla
 without asking: the task ends only after the copy in the store was verified.
 """
 
-import functools
 import json
 import os
 import re
 import shlex
 import shutil
-from importlib import resources as data
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from stoker.facts import cards
 from stoker.hosts import wheel
 from stoker.hosts.box_facts import BoxFacts
 from stoker.launch import plan_inputs
+from stoker.launch.sky_catalogue import accelerators
 from stoker.launch.tools import Tool
 from stoker.places import box_setup
 from stoker.places import package as packages
@@ -214,14 +213,6 @@ def command(run: Run, path: Path) -> list[str]:
 def task_name(run: str) -> str:
     """A name SkyPilot and every cloud take."""
     return "stoker-" + re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-
-
-@functools.cache
-def accelerators() -> dict[str, str]:
-    """SkyPilot's names of cards."""
-    text = data.files("stoker.facts").joinpath("data/sky.json").read_text(encoding="utf-8")
-    found: dict[str, str] = json.loads(text)["accelerators"]
-    return found
 
 
 def _first_card() -> str:

@@ -129,7 +129,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Advice:
     """The stay to take, or the one that is nearest to what was asked."""
 
     row: Row
@@ -243,21 +243,21 @@ def shortlist(rows: list[Row], marked: list[Row], advised: list[Row], size: int)
     return [row for row in rows if id(row) in taken]
 
 
-def answer(rows: list[Row], terms: Terms) -> Answer | None:
+def answer(rows: list[Row], terms: Terms) -> Advice | None:
     """What to take of a ranked list: on demand, else free of charge, else spot; else what is nearest.
 
     None where nothing fits.
     """
     able = [row for row in rows if row.fits != "no"]
     if taken := recommend(able, terms):
-        return Answer(taken, taken.bill, kept=True)
+        return Advice(taken, taken.bill, kept=True)
     others = [(row, bill) for row in able for bill in row.free]
     others += sorted(((row, row.spot) for row in able if row.spot), key=lambda each: _price(each[1]))
     for row, bill in others:
         if terms.keep(bill, bill.seconds[0]):
-            return Answer(row, bill, kept=True)
+            return Advice(row, bill, kept=True)
     near = nearest(able, terms)
-    return Answer(near, near.bill, kept=False) if near else None
+    return Advice(near, near.bill, kept=False) if near else None
 
 
 def recommend(rows: list[Row], terms: Terms) -> Row | None:

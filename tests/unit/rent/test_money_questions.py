@@ -26,7 +26,7 @@ from plan_case import SMALL
 from stoker import messages
 from stoker.api import planning
 from stoker.api.comparison import Comparison
-from stoker.api.planning import Question
+from stoker.api.planning import MarketQuestion
 from stoker.config import load
 from stoker.facts import cards, prices, shapes
 from stoker.facts.machine import Machine
@@ -75,7 +75,7 @@ def ask(own: str = "", **question: Any) -> Comparison:
     machine = Machine.of_card(cards.find("RTX4090"))
     inputs = Inputs(run=run, machine=machine, shape=shape, data=data.declared(run), offer=money.offer(run, None, 1))
     here = compare.here(inputs, "RTX4090", 1)
-    return planning.comparison_of(inputs, planning.terms(run, Question(**question)), here)
+    return planning.comparison_of(inputs, planning.terms(run, MarketQuestion(**question)), here)
 
 
 QUESTIONS: dict[str, tuple[dict[str, Any], tuple[str, int, str, str, bool]]] = {

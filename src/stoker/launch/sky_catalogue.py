@@ -2,14 +2,22 @@
 
 import csv
 import datetime
+import json
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.facts.prices import Offer
-from stoker.places import sky
 
 FILE = "vms.csv"
+
+
+def accelerators() -> dict[str, str]:
+    """SkyPilot's names of cards."""
+    text = resources.files("stoker.facts").joinpath("data/sky.json").read_text(encoding="utf-8")
+    found: dict[str, str] = json.loads(text)["accelerators"]
+    return found
 
 
 def folder() -> Path:
@@ -33,7 +41,7 @@ def offers() -> list[Offer]:
 
 
 def _offers(file: Path) -> Iterator[Offer]:
-    names = {theirs: ours for ours, theirs in sky.accelerators().items()}
+    names = {theirs: ours for ours, theirs in accelerators().items()}
     date = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc).date()
     with file.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
