@@ -304,7 +304,7 @@ def recompute(row: Row, when: Date) -> str:
 
 
 def attention(row: Row, when: Date) -> str:
-    """What attention is asked for, as `estimate.attention_kernel` names it; empty for a word that is not known."""
+    """What attention is asked for, as `plan.choices` names it; empty for a word that is not known."""
     text = row["attention"].lower()
     if "eager/sdpa" in text or ("default" in text and "sdpa" not in text):
         return "sdpa" if when >= SDPA_IS_DEFAULT else "eager"

@@ -13,10 +13,10 @@ from typing import Any
 
 import measurement_words as words
 
-from stoker.estimate.attention_kernel import kernel
 from stoker.estimate.step import Adapter, Foreign, Step, replace_foreign
 from stoker.facts.cards import Card
 from stoker.facts.shapes import ModelShape, shipped
+from stoker.plan.choices import kernel
 
 DATA = Path(__file__).parent / "data"
 TABLE = DATA / "training_measurements.csv"

@@ -15,7 +15,7 @@ import token_sources
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from stoker.facts import token_rates
+from stoker.rows import token_rates
 
 ROOT = Path(__file__).resolve().parents[1]
 _PIECE = 6000

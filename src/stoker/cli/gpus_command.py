@@ -108,7 +108,5 @@ def _price(offer: Offer | None) -> str:
     if offer is None:
         return "-"
     price = f"{offer.price_per_hour:.2f} {offer.currency} {offer.cloud}"
-    if offer.own:
-        return f"{price} ({messages.text('gpus.own')})"
-    age = messages.text("gpus.age", days=offer.age_days())
-    return f"{price} ({age})" if offer.age_days() > STALE_DAYS else price
+    said = messages.text("gpus.own") if offer.own else messages.text("gpus.age", days=offer.age_days())
+    return f"{price} ({said})" if offer.own or offer.age_days() > STALE_DAYS else price

@@ -40,11 +40,12 @@ class NothingKept(Cache):
 class KnownRows:
     """What a model takes besides the tensors of a micro batch."""
 
-    def __init__(self, model: Any, attention: str) -> None:
+    def __init__(self, model: Any, attention: str, *, compiled: bool) -> None:
         language = models.without_adapter(model)
         stated = language.config.get_text_config(decoder=True).to_dict()
         kinds = set(stated.get("layer_types") or [_FULL])
-        self._told = kinds <= _WITHOUT_STATE and not language._is_stateful
+        # A compiled model reads nothing; the object that stands for a cache could only make it compile more.
+        self._told = kinds <= _WITHOUT_STATE and not language._is_stateful and not compiled
         self._one_mask = kinds == {_FULL} and not stated.get("sliding_window") and attention == "sdpa"
         for module in model.modules():
             if self._told and isinstance(module, GradientCheckpointingLayer):

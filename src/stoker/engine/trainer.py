@@ -89,6 +89,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self._start_step = start_step
         self._plan = plan
         self._ranks = ranks
+        self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
         self._commit = commit
@@ -160,20 +161,18 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return self._pass_over(inputs)
         model.train()
         inputs = inputs.to(self.args.device)
-        micro_batches, divisor = inputs.micro_batches, inputs.divisor
-        ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
+        micro_batches, ranks = inputs.micro_batches, self._ranks
+        tree = exact.gradient_tree() if self._plan.exact else None
         losses = torch.zeros(inputs.leaves, device=self.args.device)
         self.pulse.begin()
         for turn, micro in enumerate(micro_batches):
             self.pulse.mark = f"micro {turn + 1}"
-            own = turn < len(inputs.numbers)
-            number = inputs.numbers[turn] if own else inputs.leaves
+            number = inputs.numbers[turn] if (own := turn < len(inputs.numbers)) else inputs.leaves
             exact.seed_stream(self.args.seed, inputs.step, number)
             if self._reduction is not None:
                 self._reduction.leaves = min(ranks.world, inputs.leaves - turn * ranks.world)
-            last = turn == len(micro_batches) - 1
-            with self._together(model, last=last and tree is None):
-                loss = self.forward_backward(model, micro, divisor, weight=float(own))
+            with self._together(model, last=tree is None and turn == len(micro_batches) - 1):
+                loss = self.forward_backward(model, micro, inputs.divisor, weight=float(own))
             if own:
                 losses[number] = loss
             if tree is not None and (own or ranks.interleaved):
@@ -184,8 +183,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.pulse.mark = "sum"
         if tree is not None:
             exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
-        self.last_item = inputs
-        self.last_losses = ranks.gather(losses)
+        self.last_item, self.last_losses = inputs, ranks.gather(losses)
         self.tokens += inputs.tokens
         self.pulse.mark = "update"
         return self.last_losses.sum()
@@ -206,9 +204,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return tree.total()
         return exact.reduce_nodes(tree, self._ranks.ranges(leaves), [p.data for p in self._trainable])
 
-    def forward_backward(
-        self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1.0
-    ) -> torch.Tensor:
+    def forward_backward(self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1) -> torch.Tensor:
         """One micro batch's share of the step's loss, and its gradients."""
         loss = self._loss(model, micro, divisor)
         self.accelerator.backward(loss * (weight * self._averaged))
@@ -229,12 +225,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def inputs(self, micro: MicroBatch) -> dict[str, Any]:
         """The model's arguments for a micro batch, on the device."""
         there = self._prepare_inputs(dict(micro))
-        # A compiled model reads nothing; the object that stands for a cache could only make it compile more.
-        return there if self.args.torch_compile else {**there, **self._rows.told(there)}
-
-    @functools.cached_property
-    def _rows(self) -> KnownRows:
-        return KnownRows(self.model, self._plan.attention)
+        return {**there, **self._rows.told(there)}
 
     @functools.cached_property
     def _trainable(self) -> list[torch.nn.Parameter]:

@@ -17,15 +17,15 @@ from stoker import messages
 from stoker.config import values
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
-from stoker.facts import intervals, token_rates
+from stoker.facts import intervals
 from stoker.facts.shapes import ModelShape
-from stoker.facts.token_rates import Counts, Rates
 from stoker.plan.data import DataFacts
 from stoker.plan.plan import Reason
-from stoker.rows import formats, packing, row_files
+from stoker.rows import formats, packing, row_files, token_rates
 from stoker.rows.formats import Document, Layout, Text
 from stoker.rows.row_files import File, Numbered
 from stoker.rows.row_values import BadRow
+from stoker.rows.token_rates import Counts, TokenRates
 from stoker.rows.turns import Conversation
 from stoker.rundir import inputs
 
@@ -179,7 +179,7 @@ def _texts(document: Document) -> list[str]:
 # ---- estimate
 
 
-def _measure(sample: _Sample, rates: Rates, run: Run) -> None:
+def _measure(sample: _Sample, rates: TokenRates, run: Run) -> None:
     """Tokens of every row, cut as `prepare` cuts them, and how far the parts differ."""
     english, length = token_rates.english_share(sample.counted), run.data.length
     by_part: dict[int, float] = {}
@@ -202,7 +202,7 @@ def _measure(sample: _Sample, rates: Rates, run: Run) -> None:
         sample.error = statistics.stdev(parts) / statistics.mean(parts) / math.sqrt(len(parts))
 
 
-def _added(document: Document, rates: Rates) -> float:
+def _added(document: Document, rates: TokenRates) -> float:
     """What the template, or the end of a text, adds."""
     if not isinstance(document, Conversation):
         return 1.0
@@ -216,7 +216,7 @@ def _pieces(tokens: float, length: int) -> list[float]:
     return [float(length)] * int(full) + ([rest] if rest >= 1 else [])
 
 
-def _facts(run: Run, samples: list[_Sample], rates: Rates) -> DataFacts:
+def _facts(run: Run, samples: list[_Sample], rates: TokenRates) -> DataFacts:
     share, length = inputs.eval_share(run), run.data.length
     kept = 1 - values.share(share) if share else 1.0
     everything = sum(sample.tokens for sample in samples)
@@ -250,7 +250,7 @@ def _fill(lengths: list[float], length: int) -> float:
     return sum(pieces) / (length * len(packing.best_fit(pieces, length)))
 
 
-def _reasons(samples: list[_Sample], rates: Rates, tokens: int, interval: tuple[float, float]) -> Iterator[Reason]:
+def _reasons(samples: list[_Sample], rates: TokenRates, tokens: int, interval: tuple[float, float]) -> Iterator[Reason]:
     found = {
         "rows": f"{round(sum(sample.scale * sample.rows for sample in samples)):,}",
         "files": len(samples),

@@ -171,7 +171,7 @@ CHINESE: dict[str, str] = {
     "STK205": "本机没有模型 `{model}` 的结构信息（config.json）",
     "STK205.hint": "请检查名字，或给出含 config.json 的本地文件夹（相对路径从 {folder} 算起），或联网一次",
     "STK206": "数据尚未准备，不知道有多大",
-    "STK206.hint": "jsonl、json、csv 和 txt 文件由计划自己统计；模型中心的数据集、parquet 和要训练的分词器，请执行 `stoker prepare`，或设置 `data.tokens`（`500万`）",
+    "STK206.hint": "jsonl、json、csv 和 txt 文件由计划自己统计；模型中心的数据集、parquet 和要训练的分词器，请执行 `stoker prepare`，或设置 `data.tokens`（`5M`）",
     "STK207": "微批次 {micro} 不能整除每个设备的 {share} 条序列",
     "STK207.hint": "把 `where.micro` 设为 {choices} 之一，或 `auto`",
     "STK208": "要求 {count} 块 GPU，只找到 {found} 块",

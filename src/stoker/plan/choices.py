@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.estimate.fused_rows import fused_rows
+from stoker.estimate.step import Attention
 from stoker.facts import families
 from stoker.facts.machine import Device, Machine
 from stoker.facts.shapes import ModelShape
@@ -21,6 +22,11 @@ OLDEST_SUPPORTED_CAPABILITY = 7.5
 _BF16_CAPABILITY = 8.0
 _CPU_TOKENS_PER_MICRO = 2048
 """Micro batches of about this many tokens keep activations in a CPU's caches; larger ones gain nothing (measured)."""
+
+KERNELS = ("eager", "sdpa", "flash_attention_2", "efficient", "native")
+"""transformers' names, torch's memory-efficient kernel (as fast as the first flash attention), and kernels written
+for the card: cuDNN's, flash attention 3."""
+_FLASH_CAPABILITY = 8.0
 
 HEADS = ("lm_head", "embed_out", "output_layer")
 """Names of output layers."""
@@ -137,6 +143,26 @@ def attention(run: Run, machine: Machine, precision: str, shape: ModelShape) -> 
     if able and broken:
         return _because("sdpa", "attention", "why.attention.broken", reason=broken)
     return _because("sdpa", "attention", "why.attention.sdpa")
+
+
+def kernel(name: str, capability: float, compute: str, *, masked: bool) -> Attention:
+    """The kernel that attention runs by the name it is asked for: one mapping for plans and published measurements.
+
+    Args:
+        name: One of `KERNELS`.
+        capability: The card's compute capability; 0 where it is no NVIDIA card.
+        compute: Arithmetic of the products.
+        masked: Whether attention gets a mask tensor, which torch's flash kernel does not take.
+    """
+    assert name in KERNELS, name
+    if name == "eager":
+        return "eager"
+    able = capability >= _FLASH_CAPABILITY and compute != "fp32"
+    if name == "native":
+        return "flash"
+    if name == "efficient" or not able or (name == "sdpa" and masked):
+        return "efficient"
+    return "flash_2"
 
 
 def repeats_keys(machine: Machine, attention: str, precision: str) -> bool:

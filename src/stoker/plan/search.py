@@ -13,7 +13,6 @@ from typing import Literal
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.estimate import layers, memory, ranges, speed
-from stoker.estimate.attention_kernel import kernel
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
 from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
@@ -21,6 +20,7 @@ from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
 from stoker.plan import checks, choices, moves, native_steps, optimizers, strategy
+from stoker.plan.choices import kernel
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Rung
 

@@ -9,9 +9,10 @@ import pytest
 
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.facts import intervals, shapes, token_rates
+from stoker.facts import intervals, shapes
 from stoker.launch import raw_data
 from stoker.plan.data import DataFacts
+from stoker.rows import token_rates
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the engine keeps the fire going. "
 QWEN = "Qwen/Qwen2.5-7B"

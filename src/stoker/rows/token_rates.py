@@ -56,7 +56,7 @@ Counts = Counter[str]
 
 
 @dataclass(frozen=True)
-class Rates:
+class TokenRates:
     """Tokens of one vocabulary per unit of each feature."""
 
     name: str
@@ -73,7 +73,7 @@ class Rates:
         return sum(self.rates[name] * amount for name, amount in features(counted, english).items())
 
 
-def of(family: str, vocab: int) -> Rates:
+def of(family: str, vocab: int) -> TokenRates:
     """The rates of a model's vocabulary, by the family and the rows of its embedding table."""
     stored = _stored()
     rows = stored["vocabularies"]
@@ -84,7 +84,7 @@ def of(family: str, vocab: int) -> Rates:
     ]
     name = found[0] if found else nearest(vocab, {name: row["sizes"][0] for name, row in rows.items()})
     low, high = stored["intervals"]["known" if found else "unknown"]
-    return Rates(name, bool(found), rows[name]["rates"], (low, high), rows[name]["template"])
+    return TokenRates(name, bool(found), rows[name]["rates"], (low, high), rows[name]["template"])
 
 
 def nearest(vocab: int, sizes: dict[str, int]) -> str:
