@@ -87,8 +87,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.is_distributed_loading_by_transformers = plan.strategy == "fsdp2"
         self._steps = steps
         self._start_step = start_step
-        self._plan = plan
-        self._ranks = ranks
+        self._plan, self._ranks = plan, ranks
         self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
