@@ -89,6 +89,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self._start_step = start_step
         self._plan = plan
         self._ranks = ranks
+        self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
         self._commit = commit
@@ -217,8 +218,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     @functools.cached_property
     def _averaged(self) -> int:
         """The factor that undoes the engine's mean over ranks: we want the sum."""
-        means = self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact
-        return self._ranks.world if means else 1
+        return self._ranks.world if self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact else 1
 
     def _loss(self, model: Any, micro: MicroBatch, divisor: torch.Tensor) -> torch.Tensor:
         """Sum of a micro batch's token losses over `divisor`, a number on the device: nobody waits for it."""
@@ -228,13 +228,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def inputs(self, micro: MicroBatch) -> dict[str, Any]:
         """The model's arguments for a micro batch, on the device."""
-        there = self._prepare_inputs(dict(micro))
-        # A compiled model reads nothing; the object that stands for a cache could only make it compile more.
-        return there if self.args.torch_compile else {**there, **self._rows.told(there)}
-
-    @functools.cached_property
-    def _rows(self) -> KnownRows:
-        return KnownRows(self.model, self._plan.attention)
+        return self._rows.told(self._prepare_inputs(dict(micro)))
 
     @functools.cached_property
     def _trainable(self) -> list[torch.nn.Parameter]:
@@ -336,11 +330,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     @property
     def _training_state(self) -> checkpoint.TrainingState:
-        kind: type[checkpoint.TrainingState] = checkpoint.TrainingState
-        if self.is_deepspeed_enabled:
-            kind = zero.ZeroState
-        elif self.args.optim.startswith("paged_"):
-            kind = paged.PagedState
+        kind = _state_kind(self.args.optim, deepspeed=self.is_deepspeed_enabled)
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -362,6 +352,12 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _load_rng_state(self, checkpoint_path: str | None) -> None:
         """Loaded with the optimizer; every micro batch seeds its own stream."""
+
+
+def _state_kind(optimizer: str, *, deepspeed: bool) -> type[checkpoint.TrainingState]:
+    if deepspeed:
+        return zero.ZeroState
+    return paged.PagedState if optimizer.startswith("paged_") else checkpoint.TrainingState
 
 
 class UnplacedArguments(TrainingArguments):
