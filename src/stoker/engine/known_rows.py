@@ -40,11 +40,11 @@ class NothingKept(Cache):
 class KnownRows:
     """What a model takes besides the tensors of a micro batch."""
 
-    def __init__(self, model: Any, attention: str, *, compiled: bool) -> None:
+    def __init__(self, model: Any, attention: str, *, compiled: bool = False) -> None:
         language = models.without_adapter(model)
         stated = language.config.get_text_config(decoder=True).to_dict()
         kinds = set(stated.get("layer_types") or [_FULL])
-        # A compiled model reads nothing; the object that stands for a cache could only make it compile more.
+        # A compiled model reads nothing; an object that stands for a cache could only make it compile more.
         self._told = kinds <= _WITHOUT_STATE and not language._is_stateful and not compiled
         self._one_mask = kinds == {_FULL} and not stated.get("sliding_window") and attention == "sdpa"
         for module in model.modules():
@@ -52,12 +52,12 @@ class KnownRows:
                 module._can_checkpoint_with_cache = True  # nothing is kept, so nothing is kept twice
 
     def told(self, micro: MicroBatch) -> dict[str, Any]:
-        """Its arguments for these rows."""
-        if not self._told:
-            return {}
-        if "position_ids" not in micro or "cu_seq_lens_q" in micro:
-            return {"past_key_values": NothingKept()}
-        return {"attention_mask": _mask(micro["position_ids"])} if self._one_mask else {}
+        """The model's arguments for these rows."""
+        if self._told and ("position_ids" not in micro or "cu_seq_lens_q" in micro):
+            return {**micro, "past_key_values": NothingKept()}
+        if self._told and self._one_mask:
+            return {**micro, "attention_mask": _mask(micro["position_ids"])}
+        return micro
 
 
 def _mask(positions_BL: torch.Tensor) -> torch.Tensor:  # noqa: N803  # shape suffix

@@ -87,7 +87,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.is_distributed_loading_by_transformers = plan.strategy == "fsdp2"
         self._steps = steps
         self._start_step = start_step
-        self._plan, self._ranks = plan, ranks
+        self._plan = plan
+        self._ranks = ranks
         self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
@@ -160,18 +161,20 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return self._pass_over(inputs)
         model.train()
         inputs = inputs.to(self.args.device)
-        micro_batches, ranks = inputs.micro_batches, self._ranks
-        tree = exact.gradient_tree() if self._plan.exact else None
+        micro_batches, divisor = inputs.micro_batches, inputs.divisor
+        ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
         losses = torch.zeros(inputs.leaves, device=self.args.device)
         self.pulse.begin()
         for turn, micro in enumerate(micro_batches):
             self.pulse.mark = f"micro {turn + 1}"
-            number = inputs.numbers[turn] if (own := turn < len(inputs.numbers)) else inputs.leaves
+            own = turn < len(inputs.numbers)
+            number = inputs.numbers[turn] if own else inputs.leaves
             exact.seed_stream(self.args.seed, inputs.step, number)
             if self._reduction is not None:
                 self._reduction.leaves = min(ranks.world, inputs.leaves - turn * ranks.world)
-            with self._together(model, last=tree is None and turn == len(micro_batches) - 1):
-                loss = self.forward_backward(model, micro, inputs.divisor, weight=float(own))
+            last = turn == len(micro_batches) - 1
+            with self._together(model, last=last and tree is None):
+                loss = self.forward_backward(model, micro, divisor, weight=float(own))
             if own:
                 losses[number] = loss
             if tree is not None and (own or ranks.interleaved):
@@ -182,7 +185,8 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.pulse.mark = "sum"
         if tree is not None:
             exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
-        self.last_item, self.last_losses = inputs, ranks.gather(losses)
+        self.last_item = inputs
+        self.last_losses = ranks.gather(losses)
         self.tokens += inputs.tokens
         self.pulse.mark = "update"
         return self.last_losses.sum()
@@ -203,7 +207,9 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             return tree.total()
         return exact.reduce_nodes(tree, self._ranks.ranges(leaves), [p.data for p in self._trainable])
 
-    def forward_backward(self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1) -> torch.Tensor:
+    def forward_backward(
+        self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1.0
+    ) -> torch.Tensor:
         """One micro batch's share of the step's loss, and its gradients."""
         loss = self._loss(model, micro, divisor)
         self.accelerator.backward(loss * (weight * self._averaged))
@@ -212,8 +218,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     @functools.cached_property
     def _averaged(self) -> int:
         """The factor that undoes the engine's mean over ranks: we want the sum."""
-        means = self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact
-        return self._ranks.world if means else 1
+        return self._ranks.world if self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact else 1
 
     def _loss(self, model: Any, micro: MicroBatch, divisor: torch.Tensor) -> torch.Tensor:
         """Sum of a micro batch's token losses over `divisor`, a number on the device: nobody waits for it."""
@@ -223,8 +228,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def inputs(self, micro: MicroBatch) -> dict[str, Any]:
         """The model's arguments for a micro batch, on the device."""
-        there = self._prepare_inputs(dict(micro))
-        return {**there, **self._rows.told(there)}
+        return self._rows.told(self._prepare_inputs(dict(micro)))
 
     @functools.cached_property
     def _trainable(self) -> list[torch.nn.Parameter]:
@@ -326,11 +330,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     @property
     def _training_state(self) -> checkpoint.TrainingState:
-        kind: type[checkpoint.TrainingState] = checkpoint.TrainingState
-        if self.is_deepspeed_enabled:
-            kind = zero.ZeroState
-        elif self.args.optim.startswith("paged_"):
-            kind = paged.PagedState
+        kind = _state_kind(self.args.optim, deepspeed=self.is_deepspeed_enabled)
         return kind(self.model, self.optimizer.optimizer, self.lr_scheduler, self.accelerator.scaler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -352,6 +352,12 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _load_rng_state(self, checkpoint_path: str | None) -> None:
         """Loaded with the optimizer; every micro batch seeds its own stream."""
+
+
+def _state_kind(optimizer: str, *, deepspeed: bool) -> type[checkpoint.TrainingState]:
+    if deepspeed:
+        return zero.ZeroState
+    return paged.PagedState if optimizer.startswith("paged_") else checkpoint.TrainingState
 
 
 class UnplacedArguments(TrainingArguments):
