@@ -15,7 +15,7 @@ from stoker.facts.prices import STALE_DAYS
 from stoker.plan import clocks, money
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
-from stoker.plan.plan import Resume
+from stoker.plan.plan import Plan, Resume
 from stoker.rent import compare
 from stoker.rent.compare import Change, Goal, Row
 
@@ -97,6 +97,7 @@ class Comparison:
             "here": _row_json(self.here, []),
             "rows": [_row_json(row, self.frontier) for row in self.rows],
             "changes": changes_json(self.changes),
+            "resume": self.resume.model_dump() if self.resume else None,
         }
 
     def __repr__(self) -> str:
@@ -109,6 +110,11 @@ class Comparison:
         said = [*self.sentences(), self.resume_sentence(), messages.text("compare.legend")]
         paragraphs = "".join(html_tables.paragraph(line) for line in said if line)
         return html_tables.paragraph(self.title) + html_tables.table(cells, headings) + paragraphs
+
+
+def plan_json(made: Plan, changes: Sequence[Change]) -> dict[str, Any]:
+    """A plan, and what would make it fit: what `--json` prints of one card."""
+    return {**plan_page.to_json(made), "changes": changes_json(changes)}
 
 
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
