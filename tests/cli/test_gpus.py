@@ -1,6 +1,7 @@
 """`stoker gpus` through the door people use."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +91,43 @@ def test_a_card_that_does_not_exist_is_refused_with_the_nearest(stoker: CommandL
 
 def test_a_filter_that_leaves_nothing_is_an_empty_list_not_an_error(stoker: CommandLine) -> None:
     assert _names(stoker, "T4", "--min-memory", "1000") == []
+
+
+def test_a_price_of_one_s_own_wins_and_is_marked(
+    stoker: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    done = stoker("gpus", "--set", "autodl rtx4090 1.50CNY/h")
+    assert done.code == 0, done.err
+    (card,) = [one for one in json.loads(stoker("gpus", "RTX4090", "--json").out) if one["name"] == "RTX4090"]
+    (offer,) = [one for one in card["offers"] if one["cloud"] == "autodl"]
+    assert (offer["price_per_hour"], offer["currency"], offer["source"]) == (1.5, "CNY", "own")
+    assert "1.50 CNY autodl (yours)" in stoker("gpus", "RTX4090").out
+    said = stoker("plan", "lora_medical_20k", "--provider", "autodl").out
+    assert "autodl (your price)" in said
+
+
+def test_a_price_that_cannot_be_read_is_refused(stoker: CommandLine) -> None:
+    done = stoker("gpus", "--set", "autodl RTX4090")
+    assert done.code == 1
+    assert "STK109" in done.err
+
+
+def test_sky_s_catalogue_is_taken_where_it_is_there(
+    stoker: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "STK796" in stoker("gpus", "--import").err
+    file = tmp_path / ".sky" / "catalogs" / "v8" / "lambda" / "vms.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Price,SpotPrice,Region\n"
+        "gpu_8x_a100,124,1800,A100-80GB,8,x,8.0,,us\n"
+        "gpu_8x_a100,124,1800,A100-80GB,8,x,9.6,4.0,eu\n"
+        "cpu,8,16,,,,0.1,,us\n"
+    )
+    assert stoker("gpus", "--import").code == 0
+    (card,) = json.loads(stoker("gpus", "A100-80-SXM4", "--json").out)
+    (offer,) = [one for one in card["offers"] if one["cloud"] == "lambda"]
+    assert (offer["price_per_hour"], offer["gpu_count"]) == (1.0, 8)

@@ -4,7 +4,8 @@ import { WORDS } from "./words.js";
 const $ = (id) => document.getElementById(id);
 const form = $("form");
 const FIELDS = { method: "tune.method", length: "data.length", batch: "train.batch", epochs: "train.epochs", rows: "data.rows" };
-const FIRST = { from: "model", model: "Qwen/Qwen2.5-7B-Instruct", method: "qlora", length: 2048, batch: 16, epochs: 3, rows: 20000, tokens: 400, goal: "money", budget: "", currency: "USD" };
+const KEPT = [...Object.keys(FIELDS), "tokens", "goal", "by", "region"];
+const FIRST = { from: "model", model: "Qwen/Qwen2.5-7B-Instruct", method: "qlora", length: 2048, batch: 16, epochs: 3, rows: 20000, tokens: 400, goal: "money", budget: "", currency: "USD", by: "", region: "" };
 const GIB = 2 ** 30;
 
 let language = "en";
@@ -72,7 +73,9 @@ function question() {
   for (const [key, value] of Object.entries(given)) {
     if (value !== null && value !== stated[key]) asked.keys[key] = value;
   }
-  if (form.budget.value) asked.keys["budget.money"] = `${form.budget.value} ${form.currency.value}`;
+  if (form.budget.value) asked.budget = form.budget.value + form.currency.value;
+  if (form.by.value) asked.by = `${form.by.value}h`;
+  if (form.region.value) asked.region = form.region.value;
   return asked;
 }
 
@@ -93,7 +96,7 @@ function show(from) {
 function address() {
   const kept = new URLSearchParams({ lang: language, from: form.from.value });
   kept.set(form.from.value, form[form.from.value].value);
-  for (const field of [...Object.keys(FIELDS), "tokens", "goal"]) kept.set(field, form[field].value);
+  for (const field of KEPT) if (form[field].value) kept.set(field, form[field].value);
   if (form.budget.value) kept.set("budget", form.budget.value + form.currency.value);
   if (chosen.card) kept.set("card", chosen.gpus > 1 ? `${chosen.gpus}x${chosen.card}` : chosen.card);
   return `#${kept}`;
@@ -110,7 +113,7 @@ function readAddress() {
   if (given.has(from)) form[from].value = given.get(from);
   if (from === "recipe" && !recipe()) form.recipe.selectedIndex = 0;
   if (from === "recipe") fillRecipe();
-  for (const field of [...Object.keys(FIELDS), "tokens", "goal"]) if (given.has(field)) form[field].value = given.get(field);
+  for (const field of KEPT) if (given.has(field)) form[field].value = given.get(field);
   const budget = /^([\d.]+)([A-Z]{3})$/.exec(given.get("budget") || "");
   if (budget) [, form.budget.value, form.currency.value] = budget;
   const card = /^(?:(\d+)x)?(.+)$/.exec(given.get("card") || "");
@@ -173,7 +176,7 @@ async function answered() {
   if (found.errors) return refuse(found.errors);
   table = { ...found, ...JSON.parse(found.json), text: found.json };
   const rows = table.rows;
-  const first = rows.find((row) => row.card === chosen.card && row.devices === chosen.gpus) || table.recommended || rows[0];
+  const first = rows.find((row) => row.card === chosen.card && row.devices === chosen.gpus) || rows.find((row) => row.card === table.answer.card && row.devices === table.answer.devices) || rows[0];
   refuse([]);
   $("shown").hidden = false;
   await choose(first.card, first.devices);
@@ -226,7 +229,7 @@ function tableRow(row, largest) {
     { class: `${row.fits}${now ? " now" : ""}`, title: row.why },
     element("th", { scope: "row" }, name, ...mark),
     element("td", { class: "fits" }, fitsMark[row.fits], element("span", {}, ` ${word(`fits_${row.fits}`)}`)),
-    element("td", {}, able ? duration(row.time_seconds) : ""),
+    element("td", {}, able ? duration(row.stay_seconds) : ""),
     element("td", {}, able ? money(row.cost) : ""),
     element("td", { class: "memory" }, ...(row.memory_bytes ? [smallBar(row, largest)] : [row.why])),
   );
@@ -244,8 +247,9 @@ function smallBar(row, largest) {
 // ---- time against money
 
 function showPlot() {
-  const currency = language === "zh" ? "CNY" : "USD";
-  const points = table.rows.filter((row) => row.fits !== "no" && row.cost).map((row) => ({ row, x: row.time_seconds / 3600, y: inCurrency(row.cost, currency) }));
+  const { currency } = table.terms;
+  const paid = table.rows.filter((row) => row.fits !== "no" && row.cost && row.cost.amount > 0 && row.cost.currency === currency);
+  const points = paid.map((row) => ({ row, x: row.stay_seconds / 3600, y: row.cost.amount }));
   if (!points.length) return $("plot").replaceChildren();
   const [wide, high, left, bottom] = [640, 340, 58, 44];
   const x = axis(points.map((one) => one.x), left, wide - 16);
@@ -265,7 +269,7 @@ function showPlot() {
 
 function point({ row, x: hours, y: amount }, x, y) {
   const now = row.card === chosen.card && row.devices === chosen.gpus;
-  const name = `${row.devices} × ${row.card}: ${duration(row.time_seconds)}, ${money(row.cost)}`;
+  const name = `${row.devices} × ${row.card}: ${duration(row.stay_seconds)}, ${money(row.cost)}`;
   const made = drawn("circle", { cx: x.at(hours), cy: y.at(amount), r: now ? 7 : row.frontier ? 5 : 3.5, class: `${row.fits}${row.frontier ? " best" : ""}${now ? " now" : ""}` }, drawn("title", {}, name));
   made.addEventListener("click", () => choose(row.card, row.devices));
   return made;
@@ -295,8 +299,6 @@ function axis(values, from, to) {
   }
   return { ticks, at: (value) => Math.round(10 * (from + ((Math.log10(value) - low) / (high - low)) * (to - from))) / 10 };
 }
-
-const inCurrency = (cost, currency) => (cost.amount * choices.usd[cost.currency]) / choices.usd[currency];
 
 // ---- one card
 

@@ -15,6 +15,7 @@ import yaml
 
 from stoker import messages
 from stoker.api import arithmetic, comparison, loading, plan_page, planning
+from stoker.api.planning import Question
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
@@ -25,6 +26,8 @@ from stoker.rent.compare import COUNTS, Goal
 
 KEYS = ("tune.method", "data.length", "train.batch", "train.epochs", "data.rows", "data.tokens")
 """Keys of the run file that the page has a field for."""
+TERMS = ("budget", "by", "provider", "region")
+"""Questions to the table that are no words of the run."""
 _DATA = "data/train.jsonl"
 _FILE, _RUN = "run.yaml", "run"
 _MODEL = "model"
@@ -42,7 +45,8 @@ def choices() -> dict[str, Any]:
         "cards": [{"name": card.name, "memory_bytes": card.memory_bytes, "kind": card.kind} for card in cards.cards()],
         "counts": list(COUNTS),
         "goals": list(get_args(Goal)),
-        "usd": {currency: prices.usd(currency) for currency in sorted({one.currency for one in prices.all_offers()})},
+        "regions": prices.CURRENCIES,
+        "providers": prices.providers(),
     }
 
 
@@ -51,7 +55,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         question: `recipe`, `model` or `config` (the text of a `config.json`); `keys` of the run file with their values;
-            `goal`; `card` and `gpus` for the page of one card instead of the table of all.
+            `goal`, `budget`, `by`, `provider` and `region` as the flags of `stoker plan`; `card` and `gpus` for the page of
+            one card instead of the table of all.
     """
     try:
         with _asked(question) as (run_file, files), run_file.located():
@@ -110,8 +115,10 @@ def _command(question: Mapping[str, Any]) -> str:
     if card := question.get("card"):
         words += ["--card", card]
         words += ["--gpus", str(question["gpus"])] if _count(question) else []
+        return shlex.join(words)
     if question.get("goal", "money") != "money":
         words += ["--for", question["goal"]]
+    words += [word for flag in TERMS if question.get(flag) for word in (f"--{flag}", question[flag])]
     return shlex.join(words)
 
 
@@ -119,18 +126,19 @@ def _command(question: Mapping[str, Any]) -> str:
 
 
 def _table(run_file: RunFile, question: Mapping[str, Any]) -> dict[str, Any]:
-    found = planning.compared(run_file, planning.checked_goal(question.get("goal", "money"), "goal"))
+    asked = Question(goal=question.get("goal", "money"), **{term: question.get(term) or None for term in TERMS})
+    found = planning.compared(run_file, planning.terms(run_file.run, asked, flags="--"))
     places = {id(row): place for place, row in enumerate(found.rows)}
     shown = [places[id(row)] for row in found.shortlist]
-    return {"json": _text(found.to_json()), "title": found.title, "sentences": found.sentences(), "shortlist": shown}
+    said = [found.answer_sentence(), *found.sentences()]
+    return {"json": _text(found.to_json()), "title": found.title, "sentences": said, "shortlist": shown}
 
 
 # ---- one card
 
 
 def _card(run_file: RunFile, question: Mapping[str, Any]) -> dict[str, Any]:
-    goal = planning.checked_goal(question.get("goal", "money"), "goal")
-    made, changes = planning.planned(run_file, question["card"], goal)
+    made, changes = planning.planned(run_file, question["card"])
     sections = arithmetic.sections(make.find(planning.inputs_for(run_file, question["card"])))
     return {
         "json": _text(comparison.plan_json(made, changes)),

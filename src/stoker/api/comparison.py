@@ -1,5 +1,6 @@
 """A run on every card in words: the cells of one ranked table, the recommendation, and what would make it fit."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +12,15 @@ from stoker import messages
 from stoker.api import figures, html_tables, plan_page
 from stoker.api.html_tables import Cell
 from stoker.config.run import Run
+from stoker.facts import setup_times
 from stoker.facts.prices import STALE_DAYS
-from stoker.plan import clocks, money
+from stoker.plan import clocks
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Plan, Resume
 from stoker.rent import compare
-from stoker.rent.compare import Change, Goal, Row
+from stoker.rent.bill import Bill
+from stoker.rent.compare import Answer, Change, Goal, Row, Terms
 
 _SHOWN = 12
 _UNITS = {1: "compare.seconds", 60: "compare.minutes", 3600: "compare.hours"}
@@ -30,8 +33,8 @@ class Comparison:
     """The same run on every card of the catalogue, ranked; a notebook shows it as a table."""
 
     run: Run
-    goal: Goal
-    """What comes first: `money` or `speed`."""
+    terms: Terms
+    """What an answer has to keep to."""
     here: Row
     """This machine."""
     rows: list[Row]
@@ -42,9 +45,20 @@ class Comparison:
     """How a run that was begun goes on on this machine."""
 
     @property
+    def goal(self) -> Goal:
+        """What comes first: `money` or `speed`."""
+        return self.terms.goal
+
+    @cached_property
+    def answer(self) -> Answer | None:
+        """What to take, or what is nearest to what was asked; None where nothing fits."""
+        own = [self.here] if self.here.bill and self.here.fits != "no" else []
+        return compare.answer(compare.ranked([*own, *self.rows], self.goal), self.terms)
+
+    @property
     def recommended(self) -> Row | None:
-        """The first row that fits and stays within the run's budget."""
-        return compare.recommend(self.rows, self.run)
+        """The row of the answer, if it keeps to what was asked."""
+        return self.answer.row if self.answer and self.answer.kept else None
 
     @cached_property
     def frontier(self) -> list[Row]:
@@ -54,7 +68,26 @@ class Comparison:
     @cached_property
     def shortlist(self) -> list[Row]:
         """The rows worth showing."""
-        return compare.shortlist(self.rows, self.frontier, _advised(self.run, self.rows), _SHOWN)
+        return compare.shortlist(self.choices, self.frontier, self._advised, _SHOWN)
+
+    @cached_property
+    def choices(self) -> list[Row]:
+        """The rows that somebody might take."""
+        taken = self.answer.row if self.answer else None
+        return [row for row in self.rows if compare.a_choice(row, taken)]
+
+    @property
+    def _advised(self) -> list[Row]:
+        """The row of the answer and, where there is one, a much faster one."""
+        if self.answer is None:
+            return []
+        quick = self._faster
+        return [row for row in (self.answer.row, quick) if row and row is not self.here]
+
+    @property
+    def _faster(self) -> Row | None:
+        taken = self.recommended
+        return compare.faster(self.rows, taken, self.terms) if taken and taken.fits == "yes" else None
 
     @property
     def title(self) -> str:
@@ -66,22 +99,58 @@ class Comparison:
         first = rows[0].seconds if rows else 0.0
         unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
         keys = ("compare.card", "compare.count", "compare.fits", "compare.memory", "compare.speed", _UNITS[unit])
-        headings = ["", *(messages.text(key) for key in (*keys, "compare.money", "compare.why"))]
+        headings = ["", *(messages.text(key) for key in keys)]
+        currency = self.terms.market.currency
+        headings += [currency or messages.text("compare.money"), messages.text("compare.why")]
         cells: list[list[Cell]] = []
-        for row in (self.here, *rows):
+        own = [self.here] if compare.a_choice(self.here, self.answer.row if self.answer else None) else []
+        for row in (*own, *rows):
             name = messages.text("compare.here") if row is self.here else row.card
             mark = "*" if any(row is one for one in self.frontier) else ""
-            cells.append([mark, name, str(row.devices), *_cells(row, unit), _why(row)])
+            cells.append([mark, name, str(row.devices), *_cells(row, unit, currency), _why(row)])
         return headings, cells
 
+    def answer_sentence(self) -> str:
+        """What to take, in one line."""
+        found = self.answer
+        if found is None:
+            return messages.text("compare.none")
+        offered = _offered(found.row, found.bill)
+        if not found.kept:
+            return messages.text("compare.over", asked=_asked(self.terms), offer=offered)
+        if found.bill and found.bill.kind == "free":
+            return _free_of_charge(found.row, found.bill)
+        if found.bill and found.bill.kind == "spot":
+            return _spot(found.bill, offered)
+        return messages.text("compare.tight_only" if found.row.fits == "tight" else "compare.take", offer=offered)
+
     def sentences(self) -> list[str]:
-        """What to take, what is free of charge, what would fit."""
-        if all(row.fits == "no" for row in self.rows):
-            return [messages.text("compare.none"), *change_lines(self.changes)]
-        found = [_advice(self.run, self.rows), *_free(self.rows)]
+        """What else there is: faster, taken away, free of charge, what would fit."""
+        if self.answer is None:
+            return change_lines(self.changes)
+        said = []
+        if quick := self._faster:
+            said.append(messages.text("compare.faster", offer=_offered(quick, quick.bill)))
+        taken = self.answer.bill
+        spot = min((row for row in self.rows if row.spot and self._keeps(row.spot)), key=_spot_money, default=None)
+        if spot and spot.spot and spot.fits == "yes" and (taken is None or taken.kind == "demand"):
+            said.append(_spot(spot.spot, _offered(spot, spot.spot)))
+        said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
-            found.append(messages.text("compare.one_price", price=self.run.where.price))
-        return found
+            said.append(messages.text("compare.one_price", price=self.run.where.price))
+        return said
+
+    def _keeps(self, bill: Bill) -> bool:
+        return self.terms.keep(bill, bill.seconds[0])
+
+    def _free(self) -> list[tuple[Row, Bill]]:
+        """Where it runs for nothing and in time; of each platform the fastest."""
+        best: dict[str, tuple[Row, Bill]] = {}
+        for row in sorted((row for row in self.rows if row.fits != "no"), key=lambda row: row.seconds):
+            for bill in row.free:
+                if self._keeps(bill):
+                    best.setdefault(bill.provider, (row, bill))
+        return list(best.values())
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""
@@ -90,9 +159,16 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Everything the table is made of."""
         advised = self.recommended
+        budget = self.terms.budget
         return {
             "name": self.run.name,
             "for": self.goal,
+            "terms": {
+                "budget": {"amount": budget[0], "currency": budget[1]} if budget else None,
+                "by_seconds": self.terms.by_seconds,
+                **vars(self.terms.market),
+            },
+            "answer": _answer_json(self.answer, self.answer_sentence()),
             "recommended": _row_json(advised, self.frontier) if advised else None,
             "here": _row_json(self.here, []),
             "rows": [_row_json(row, self.frontier) for row in self.rows],
@@ -102,14 +178,16 @@ class Comparison:
 
     def __repr__(self) -> str:
         headings, cells = self.table(self.shortlist)
-        lines = [self.title, *_aligned([headings, *map(_one_line, cells)]), "", *self.sentences()]
+        table = _aligned([headings, *map(_one_line, cells)])
+        lines = [self.answer_sentence(), "", self.title, *table, "", *self.sentences()]
         return "\n".join([*lines, self.resume_sentence()]).rstrip()
 
     def _repr_html_(self) -> str:
         headings, cells = self.table(self.shortlist)
         said = [*self.sentences(), self.resume_sentence(), messages.text("compare.legend")]
         paragraphs = "".join(html_tables.paragraph(line) for line in said if line)
-        return html_tables.paragraph(self.title) + html_tables.table(cells, headings) + paragraphs
+        head = html_tables.paragraph(self.answer_sentence()) + html_tables.paragraph(self.title)
+        return head + html_tables.table(cells, headings) + paragraphs
 
 
 def plan_json(made: Plan, changes: Sequence[Change]) -> dict[str, Any]:
@@ -130,17 +208,14 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _price_source(row: Row) -> str:
-    """The price's source, and its age if it is old."""
-    cost = row.cost
-    if cost is None:
+    """Whose price it is, and how long the machine takes besides training."""
+    if row.bill is None:
         return messages.text("compare.no_price")
-    if cost.source == money.OWN:
-        return messages.text("compare.own_price")
-    cloud = cost.source.partition(",")[0]
-    said = messages.text("compare.age", source=cloud, days=cost.age_days) if cost.age_days > STALE_DAYS else cloud
-    if cost.billed_devices > row.devices:
-        said += "; " + messages.text("compare.whole_machines", count=cost.billed_devices)
-    return said
+    own = row.bill.provider == setup_times.LOCAL
+    said = messages.text("compare.own_price") if own else _whose(row.bill)
+    if row.bill.cost.billed_devices > row.devices:
+        said += "; " + messages.text("compare.whole_machines", count=row.bill.cost.billed_devices)
+    return said + " " + messages.text("compare.setup", minutes=math.ceil(row.bill.setup_seconds / 60))
 
 
 # ---- the table
@@ -157,8 +232,9 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
 
 
-def _cells(row: Row, unit_seconds: int) -> list[Cell]:
-    fits = messages.text(f"compare.fits.{row.fits}")
+def _cells(row: Row, unit_seconds: int, currency: str | None) -> list[Cell]:
+    runs = row.found is not None and row.found.supported
+    fits = messages.text(f"compare.fits.{row.fits}" if runs else "compare.fits.cannot")
     if row.found is None:
         return [fits, "", "", "", ""]
     memory = _memory(row.found)
@@ -171,7 +247,7 @@ def _cells(row: Row, unit_seconds: int) -> list[Cell]:
         memory,
         (f"{pace:,.0f}", f"{figures.thousands(slowest)}-{figures.thousands(fastest)}"),
         (time, f"{least}-{most}"),
-        _money(row),
+        _money(row, currency),
     ]
 
 
@@ -181,20 +257,21 @@ def _memory(found: Found) -> Cell:
     return f"{figures.short(used)}/{there:.0f}", f"{low}-{high}"
 
 
-def _money(row: Row) -> Cell:
+def _money(row: Row, currency: str | None) -> Cell:
     if row.cost is None:
         return "-"
     amount, least, most = map(figures.money, (row.cost.amount, *row.cost.amount_range))
-    return f"{amount} {row.cost.currency}", f"{least}-{most}"
+    return amount if currency == row.cost.currency else f"{amount} {row.cost.currency}", f"{least}-{most}"
 
 
 def _why(row: Row) -> str:
     found = row.found
     if row.refused:
-        return row.refused.what
+        return messages.text("compare.cannot", why=row.refused.what)
     assert found is not None
     if not found.supported:
-        return messages.text("compare.old", capability=found.inputs.machine.compute_capability)
+        old = messages.text("compare.old", capability=found.inputs.machine.compute_capability)
+        return messages.text("compare.cannot", why=old)
     if row.fits == "no":
         short = (found.way.memory.device - found.inputs.machine.memory_per_device) / 2**30
         return messages.text("compare.lacks", gib=figures.short(max(short, 0.1)))
@@ -215,53 +292,51 @@ def _way(found: Found) -> str:
 # ---- sentences
 
 
-def _advised(run: Run, rows: list[Row]) -> list[Row]:
-    """The row to take and, where there is one, a much faster one."""
-    first = compare.recommend(rows, run)
-    if first is None:
-        return []
-    quick = compare.faster(rows, first, run) if first.fits == "yes" else None
-    return [first, quick] if quick else [first]
-
-
-def _advice(run: Run, rows: list[Row]) -> str:
-    advised = _advised(run, rows)
-    if not advised:
-        budget = [limit for limit in (run.budget.time, run.budget.money) if limit]
-        return messages.text("compare.over_budget", budget=budget)
-    fields = _taken(advised[0])
-    if advised[0].fits == "tight":
-        return messages.text("compare.tight_only", **fields)
-    if len(advised) > 1:
-        faster = {f"faster_{key}": value for key, value in _taken(advised[1]).items()}
-        return messages.text("compare.take_faster", **fields, **faster)
-    return messages.text("compare.take", **fields)
-
-
-def _taken(row: Row) -> dict[str, Any]:
+def _offered(row: Row, bill: Bill | None) -> str:
+    """A stay in words: from whom, for how much, training and setup apart, what is billed."""
     assert row.found is not None
-    return {"count": row.devices, "card": row.card, "time": figures.time_range(row.found.seconds), "money": _paid(row)}
+    fields = {
+        "count": row.devices,
+        "card": row.card,
+        "training": figures.time_range(row.found.seconds),
+        "setup": figures.duration(sum((bill.setup if bill else row.setup).values())),
+    }
+    if bill is None:
+        return messages.text("compare.offer.unpriced", **fields)
+    fields |= {"billed": figures.duration(bill.billed_seconds), "amount": figures.paid(bill.cost)}
+    if bill.provider == setup_times.LOCAL:
+        return messages.text("compare.offer.own", **fields)
+    stale = bill.cost.age_days > STALE_DAYS
+    key = "compare.offer.stale" if stale else "compare.offer"
+    return messages.text(key, provider=_whose(bill), days=bill.cost.age_days, **fields)
 
 
-def _paid(row: Row) -> str:
-    if row.cost is None:
-        return messages.text("compare.no_price")
-    return messages.text("compare.paid", amount=figures.paid(row.cost), source=_price_source(row))
+def _whose(bill: Bill) -> str:
+    """The provider; a price that the user stated is marked."""
+    return f"{bill.provider} ({messages.text('compare.own_price')})" if bill.own_price else bill.provider
 
 
-def _free(rows: list[Row]) -> list[str]:
-    """Where it runs for nothing, and in how many sessions; of each platform the fastest."""
-    best: dict[str, tuple[Row, Stay]] = {}
-    for row in sorted((row for row in rows if row.fits != "no"), key=lambda row: row.seconds):
-        for stay in row.stays:
-            if stay.free and stay.session_hours:
-                best.setdefault(stay.platform, (row, stay))
-    return [_free_of_charge(row, clocks.sessions_reason(stay).text) for row, stay in best.values()]
+def _asked(terms: Terms) -> list[str]:
+    """The terms in words."""
+    budget = [f"{terms.budget[0]:g} {terms.budget[1]}"] if terms.budget else []
+    return budget + ([figures.duration(terms.by_seconds)] if terms.by_seconds is not None else [])
 
 
-def _free_of_charge(row: Row, sessions: str) -> str:
+def _spot(bill: Bill, offered: str) -> str:
+    return messages.text("compare.spot", offer=offered, restarts=f"{bill.restarts:.1f}")
+
+
+def _spot_money(row: Row) -> float:
+    assert row.spot is not None
+    return row.spot.cost.amount
+
+
+def _free_of_charge(row: Row, bill: Bill) -> str:
     assert row.found is not None
+    assert bill.stay is not None
+    sessions = clocks.sessions_reason(bill.stay).text
     fields = {"count": row.devices, "card": row.card, "sessions": sessions}
+    fields["time"] = figures.duration(bill.seconds[0])
     if row.fits == "yes":
         return messages.text("compare.free", **fields)
     high, there = row.found.way.memory_range[1], row.found.inputs.machine.memory_per_device
@@ -272,14 +347,36 @@ def _change(change: Change) -> str:
     row = change.row
     assert row.found is not None
     used, there = row.found.way.memory.device / 2**30, row.found.inputs.machine.memory_per_device / 2**30
-    taken = _taken(row)
-    said = messages.text(
-        "change.figures", used=f"{used:.1f}", there=f"{there:.0f}", time=taken["time"], money=taken["money"]
-    )
+    paid = messages.text("compare.no_price")
+    if row.bill:
+        paid = messages.text("compare.paid", amount=figures.paid(row.bill.cost), source=row.bill.provider)
+    time = figures.time_range(row.found.seconds)
+    said = messages.text("change.figures", used=f"{used:.1f}", there=f"{there:.0f}", time=time, money=paid)
     return messages.text(f"change.{change.kind}", method=change.method, count=row.devices, card=row.card, figures=said)
 
 
 # ---- JSON
+
+
+def _answer_json(found: Answer | None, said: str) -> dict[str, Any]:
+    if found is None:
+        return {"text": said, "kept": False, "card": None}
+    named = {"card": found.row.card, "devices": found.row.devices}
+    return {"text": said, "kept": found.kept, **named, "bill": _bill_json(found.bill) if found.bill else None}
+
+
+def _bill_json(bill: Bill) -> dict[str, Any]:
+    return {
+        "kind": bill.kind,
+        "provider": bill.provider,
+        "setup_seconds": bill.setup,
+        "stay_seconds": bill.seconds,
+        "billed_seconds": bill.billed_seconds,
+        "own_price": bill.own_price,
+        "cost": bill.cost.model_dump(),
+        "restarts": bill.restarts,
+        "session": _stay_json(bill.stay) if bill.stay else None,
+    }
 
 
 def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
@@ -300,7 +397,11 @@ def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
         "tokens_per_second_range": (slowest, fastest),
         "time_seconds": seconds,
         "time_seconds_range": (least, most),
+        "setup_seconds": row.setup,
+        "stay_seconds": row.seconds if row.fits != "no" else None,
         "cost": row.cost.model_dump() if row.cost else None,
+        "spot": _bill_json(row.spot) if row.spot else None,
+        "free": [_bill_json(one) for one in row.free],
         "strategy": found.way.strategy,
         "micro": found.way.micro,
         "accumulation": found.way.step.accumulation,

@@ -1,6 +1,7 @@
 """Plans a run for one machine, or for every card of the catalogue."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from stoker import messages
@@ -12,14 +13,15 @@ from stoker.config import values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError, closest
-from stoker.facts import cards
+from stoker.facts import cards, platforms, prices
 from stoker.facts.machine import Machine
+from stoker.facts.prices import Market, Region
 from stoker.launch import plan_inputs
 from stoker.plan import moves
 from stoker.plan.make import Inputs, make_plan
 from stoker.plan.plan import Plan, Reason, Resume
 from stoker.rent import compare as comparing
-from stoker.rent.compare import Change, Goal
+from stoker.rent.compare import Change, Goal, Row, Terms
 
 
 def plan(run: RunSource, overrides: Mapping[str, Any] | None = None, *, card: str | None = None) -> PlanPage:
@@ -57,38 +59,113 @@ def inputs_for(run_file: RunFile, card: str | None) -> Inputs:
     return plan_inputs.inputs(run_file, None, plan_inputs.machine(card, run_file.run))
 
 
-def compare(run: RunSource, overrides: Mapping[str, Any] | None = None, *, goal: Goal = "money") -> Comparison:
-    """The same run on every card of the catalogue, ranked.
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a person asks of the comparison, in words; None is not asked."""
+
+    goal: str = "money"
+    budget: str | None = None
+    by: str | None = None
+    provider: str | None = None
+    currency: str | None = None
+    region: str | None = None
+
+
+def compare(  # noqa: PLR0913  # one parameter per question
+    run: RunSource,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    goal: Goal = "money",
+    budget: str | None = None,
+    by: str | None = None,
+    provider: str | None = None,
+    currency: str | None = None,
+    region: str | None = None,
+) -> Comparison:
+    """The same run on every card of the catalogue, ranked, and which of them to take.
 
     Args:
         run: A run file's path, a recipe's name, or what `load` returned.
         overrides: Values by key, such as `{"train.epochs": 1}`.
         goal: What comes first: `money` or `speed`.
+        budget: The most that the whole stay may cost, such as `30USD`.
+        by: The longest that it may take, such as `6h`.
+        provider: Only this one's offers, such as `autodl`.
+        currency: Only offers in this one, such as `CNY`.
+        region: `cn` or `global`; by the budget's currency or the language unless told.
     """
-    goal = checked_goal(goal, "goal")
+    asked = Question(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region)
     run_file = loading.load(run, overrides)
     with run_file.located():
-        return compared(run_file, goal)
+        return compared(run_file, terms(run_file.run, asked))
+
+
+def terms(run: Run, asked: Question, *, flags: str = "") -> Terms:
+    """What an answer has to keep to: what is asked, else the run's own budget.
+
+    Args:
+        run: The run.
+        asked: The question.
+        flags: What stands before a word where it was given, such as `--`.
+    """
+    own = Terms.of(run, checked_goal(asked.goal, "--for" if flags else "goal"))
+    budget, by_seconds = own.budget, own.by_seconds
+    if asked.budget is not None:
+        if not values.is_money(asked.budget):
+            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example="`30USD`")
+        budget = values.money(asked.budget)
+    if asked.by is not None:
+        if not values.is_duration(asked.by):
+            raise StokerError("STK109", f"{flags}by", given=f"`{asked.by}`", example="`6h`")
+        by_seconds = values.duration_seconds(asked.by)
+    price = values.price(run.where.price)[1] if run.where.price else None
+    market = _market(asked, budget[1] if budget else price, flags)
+    return Terms(goal=own.goal, budget=budget, by_seconds=by_seconds, market=market)
+
+
+def _market(asked: Question, currency: str | None, flags: str) -> Market:
+    """Whose offers count, in one currency: as asked, else by the currency that is paid with, else by the language."""
+    region: Region | None = None
+    if asked.region is not None:
+        region = "cn" if _checked(asked.region, get_args(Region), f"{flags}region") == "cn" else "global"
+    if asked.provider is not None:
+        lenders = [one.name for one in platforms.platforms() if any(card.free for card in one.cards)]
+        _checked(asked.provider, [*prices.providers(), *lenders], f"{flags}provider")
+    elif region is None and asked.currency is None and currency is None:
+        region = "cn" if messages.language() == "zh" else "global"
+    market = Market(provider=asked.provider, region=region)
+    known = prices.currencies(market)
+    if asked.currency is not None:
+        _checked(asked.currency, known, f"{flags}currency")
+    paid = currency if currency in known else next(iter(known), prices.CURRENCIES["global"])
+    return Market(provider=asked.provider, currency=asked.currency or paid, region=region)
+
+
+def _checked(text: str, choices: Sequence[str], where: str) -> str:
+    if text not in choices:
+        known = list(choices)
+        raise StokerError("STK108", where, given=f"`{text}`", choices=known, nearest=closest(text, known))
+    return text
 
 
 def checked_goal(text: str, where: str) -> Goal:
     """`money` or `speed`; anything else is refused."""
-    if text == "money":
-        return "money"
-    if text == "speed":
-        return "speed"
-    goals = list(get_args(Goal))
-    raise StokerError("STK108", where, given=f"`{text}`", choices=goals, nearest=closest(text, goals))
+    return "money" if _checked(text, get_args(Goal), where) == "money" else "speed"
 
 
-def compared(run_file: RunFile, goal: Goal) -> Comparison:
+def compared(run_file: RunFile, asked: Terms) -> Comparison:
     """The rows of every card, this machine's, and what would fit where none does."""
     found = plan_inputs.machine(None, run_file.run)
     inputs = plan_inputs.inputs(run_file, None, found)
     here = comparing.here(inputs, found.name, max(1, len(found.devices)))
-    rows = comparing.ranked(comparing.compare(inputs, cards.cards()), goal)
+    return comparison_of(inputs, asked, here)
+
+
+def comparison_of(inputs: Inputs, asked: Terms, here: Row) -> Comparison:
+    """The same from its inputs alone: nothing is looked up."""
+    rows = comparing.ranked(comparing.compare(inputs, cards.cards(), market=asked.market), asked.goal)
     changes = comparing.milder(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
-    return Comparison(run_file.run, goal, here, rows, changes, resume_here(inputs))
+    return Comparison(inputs.run, asked, here, rows, changes, resume_here(inputs))
 
 
 def resume_here(inputs: Inputs) -> Resume | None:

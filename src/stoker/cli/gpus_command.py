@@ -7,10 +7,12 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
+from stoker.config import values
 from stoker.errors import StokerError, closest
 from stoker.facts import cards, prices
 from stoker.facts.cards import Card
 from stoker.facts.prices import STALE_DAYS, Offer
+from stoker.places import sky_catalogue
 from stoker.terminal import console
 
 _ORDERS: dict[str, Callable[[Card], Any]] = {
@@ -19,6 +21,28 @@ _ORDERS: dict[str, Callable[[Card], Any]] = {
     "speed": lambda card: (-(card.half_tflops or 0), card.name.lower()),
     "price": lambda card: (prices.in_order_of_price(card.name), card.name.lower()),
 }
+
+
+_PRICE_WORDS = 3
+
+
+def keep_prices(texts: list[str], *, catalogue: bool) -> None:
+    """Keep the user's own prices, and with `catalogue` those of SkyPilot's."""
+    found = [_stated(text) for text in texts]
+    if catalogue:
+        found += sky_catalogue.offers()
+    prices.keep(found)
+    console.talk("gpus.kept", count=len(found), path=prices.own_file())
+
+
+def _stated(text: str) -> Offer:
+    """`autodl RTX4090 1.88CNY/h` as an offer of today."""
+    words = text.split(maxsplit=2)
+    if len(words) < _PRICE_WORDS or not values.is_price(words[2]):
+        raise StokerError("STK109", "--set", given=f"`{text}`", example="`autodl RTX4090 1.88CNY/h`")
+    provider, card, price = words
+    stated = prices.stated(provider.lower(), *values.price(price))
+    return stated.model_copy(update={"cards": (cards.find(card).name,), "source": prices.OWN})
 
 
 def gpus(pattern: str, min_memory: float, sort: str, *, as_json: bool) -> None:
@@ -84,5 +108,7 @@ def _price(offer: Offer | None) -> str:
     if offer is None:
         return "-"
     price = f"{offer.price_per_hour:.2f} {offer.currency} {offer.cloud}"
+    if offer.own:
+        return f"{price} ({messages.text('gpus.own')})"
     age = messages.text("gpus.age", days=offer.age_days())
     return f"{price} ({age})" if offer.age_days() > STALE_DAYS else price

@@ -76,10 +76,17 @@ def gpus(
     pattern: Annotated[str, typer.Argument(help="help.gpus.pattern")] = "",
     min_memory: Annotated[float, typer.Option(help="help.gpus.min_memory")] = 0,
     sort: Annotated[str, typer.Option(help="help.gpus.sort")] = "memory",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar='"autodl RTX4090 1.88CNY/h"', help="help.gpus.set")
+    ] = None,
+    import_: Annotated[bool, typer.Option("--import", help="help.gpus.import")] = False,
     json: Json = False,
 ) -> None:
     from stoker.cli import gpus_command as body
 
+    if set_ or import_:
+        body.keep_prices(set_ or [], catalogue=import_)
+        return
     body.gpus(pattern, min_memory, sort, as_json=json)
 
 
@@ -107,6 +114,11 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     card: Annotated[str | None, typer.Option(help="help.plan.card")] = None,
     gpus: Gpus = None,
     goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="help.plan.goal")] = "money",
+    budget: Annotated[str | None, typer.Option(metavar="30USD", help="help.plan.budget")] = None,
+    by: Annotated[str | None, typer.Option(metavar="6h", help="help.plan.by")] = None,
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="help.plan.provider")] = None,
+    currency: Annotated[str | None, typer.Option(metavar="CNY", help="help.plan.currency")] = None,
+    region: Annotated[str | None, typer.Option(metavar="cn|global", help="help.plan.region")] = None,
     price: Annotated[str | None, typer.Option(metavar="2.5CNY/h", help="help.plan.price")] = None,
     explain: Annotated[str | None, typer.Option(metavar="CARD", help="help.plan.explain")] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="help.plan.plot")] = None,
@@ -115,16 +127,17 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     everything: Annotated[bool, typer.Option("--all", help="help.plan.everything")] = False,
     json: Json = False,
 ) -> None:
+    from stoker.api.planning import Question
     from stoker.cli import plan_command as body
 
     asked = body.PlanRequest(
+        question=Question(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region),
         card=card,
         here=gpus is not None,
         explain=explain,
         plot=plot,
         trace=trace,
         calibrate=calibrate,
-        goal=goal,
         price=price,
         everything=everything,
         as_json=json,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stoker import messages
 from stoker.api import arithmetic, comparison, measuring, plan_page, planning, preparation
+from stoker.api.planning import Question
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import values
 from stoker.config.load import RunFile
@@ -17,8 +18,9 @@ from stoker.rent.compare import Goal
 from stoker.terminal import console, measured, plan_pages, recipe_table
 
 _PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")
+_QUESTIONS = ("budget", "by", "provider", "currency", "region")
 _APART = [
-    *itertools.product(("--all", "--plot"), _PAGES),
+    *itertools.product(("--all", "--plot", *(f"--{word}" for word in _QUESTIONS)), _PAGES),
     *itertools.product(("--calibrate",), ("--card", "--explain", "--trace")),
     *itertools.product(("--explain",), ("--card", "--trace")),
 ]
@@ -41,7 +43,8 @@ class PlanRequest:
     """Measure the first steps here."""
     here: bool
     """This machine instead of all cards."""
-    goal: str
+    question: Question
+    """What is asked of the table."""
     price: str | None
     everything: bool
     as_json: bool
@@ -61,6 +64,7 @@ class PlanRequest:
             "--trace": self.trace,
             "--calibrate": self.calibrate,
             "--all": self.everything,
+            **{f"--{word}": getattr(self.question, word) for word in _QUESTIONS},
         }
         for one, other in _APART:
             if flags[one] and flags[other]:
@@ -70,7 +74,7 @@ class PlanRequest:
 def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:
     """Print the plan of a run file or recipe: the table of all cards, or the page of one."""
     asked.check()
-    goal = planning.checked_goal(asked.goal, "--for")
+    goal = planning.checked_goal(asked.question.goal, "--for")
     target = drawing.check(asked.plot) if asked.plot else None
     overrides = [*overrides, *_price(asked.price)]
     if asked.calibrate:
@@ -85,7 +89,7 @@ def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:
         elif asked.one:
             _page(run_file, goal, asked)
         else:
-            _listing(run_file, goal, target, asked)
+            _listing(run_file, target, asked)
 
 
 def _price(text: str | None) -> list[str]:
@@ -123,8 +127,8 @@ def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
         console.data(plan_page.resume_text(resume))
 
 
-def _listing(run_file: RunFile, goal: Goal, target: Path | None, asked: PlanRequest) -> None:
-    found = planning.compared(run_file, goal)
+def _listing(run_file: RunFile, target: Path | None, asked: PlanRequest) -> None:
+    found = planning.compared(run_file, planning.terms(run_file.run, asked.question, flags="--"))
     if asked.as_json:
         console.data_json(found.to_json())
     else:

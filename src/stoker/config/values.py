@@ -57,6 +57,16 @@ def money(text: str) -> tuple[float, str]:
     return float(number), _CURRENCIES.get(currency, currency)
 
 
+def is_money(text: str) -> bool:
+    """Whether a text is an amount of money."""
+    return re.match(MONEY_PATTERN, text) is not None
+
+
+def is_duration(text: str) -> bool:
+    """Whether a text is a duration."""
+    return re.match(DURATION_PATTERN, text) is not None
+
+
 def is_price(text: str) -> bool:
     """Whether a text is a price by the hour."""
     return re.match(PRICE_PATTERN, text) is not None

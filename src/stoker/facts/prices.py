@@ -1,19 +1,33 @@
 """Prices of cards by the hour: a shipped snapshot of public catalogues, each offer with its source and date.
 
-A price is never shown without its age. Live prices are not fetched here.
+A user's own prices (`prices.csv` in Stoker's per-user folder) replace those of the same provider and card. A price that
+is old is shown with its age. Live prices are not fetched here.
 """
 
+import csv
 import datetime
 import functools
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker import env
 from stoker.facts import tables
 
-STALE_DAYS = 60
+STALE_DAYS = 90
 """An older price is shown with its age."""
+OWN = "own"
+"""The source of a price that the user stated."""
 _ABANDONED_DAYS = 180
 """A source this much older than the newest one is asked only where no other has the card."""
+
+
+Region = Literal["cn", "global"]
+CURRENCIES: dict[Region, str] = {"cn": "CNY", "global": "USD"}
+"""What is paid with in a region."""
 
 
 class Offer(BaseModel):
@@ -38,6 +52,16 @@ class Offer(BaseModel):
     source: str
     note: str
 
+    @property
+    def own(self) -> bool:
+        """Whether the user stated it."""
+        return self.source == OWN
+
+    @property
+    def region(self) -> Region:
+        """Where its customers are, by its currency."""
+        return "cn" if self.currency == CURRENCIES["cn"] else "global"
+
     def billed(self, count: int, nodes: int = 1) -> int:
         """Cards that are billed for a wanted number, evenly over the nodes: whole machines only."""
         return -(-count // nodes // self.gpu_count) * self.gpu_count * nodes
@@ -48,19 +72,72 @@ class Offer(BaseModel):
         return (today - self.date).days
 
 
-@functools.cache
-def all_offers() -> tuple[Offer, ...]:
-    """Every offer of the snapshot."""
-    return tuple(
-        Offer.model_validate(
-            {
-                **row,
-                "cards": tuple(row["cards"].split(";")),
-                "spot_price_per_hour": row["spot_price_per_hour"] or None,
-            }
+@dataclass(frozen=True, kw_only=True)
+class Market:
+    """Whose offers count; None is any."""
+
+    provider: str | None = None
+    currency: str | None = None
+    region: Region | None = None
+
+    def has(self, offer: Offer) -> bool:
+        """Whether an offer is one of this market's."""
+        return (
+            self.provider in (None, offer.cloud)
+            and self.currency in (None, offer.currency)
+            and self.region in (None, offer.region)
         )
-        for row in tables.rows("prices.csv")
-    )
+
+
+ANYWHERE = Market()
+
+
+def all_offers() -> tuple[Offer, ...]:
+    """Every offer: the user's own, and those of the snapshot that they do not replace."""
+    file = own_file()
+    return _together(file, file.stat().st_mtime_ns if file.exists() else 0)
+
+
+def own_file() -> Path:
+    """The user's own prices."""
+    return env.home() / "prices.csv"
+
+
+def keep(found: list[Offer]) -> None:
+    """Keep the user's own prices: each replaces an earlier one of its provider, card and count."""
+    file = own_file()
+    known = {_place(offer): offer for offer in (*_read(file), *found)}
+    out = io.StringIO()
+    table = csv.DictWriter(out, list(Offer.model_fields), lineterminator="\n")
+    table.writeheader()
+    for offer in known.values():
+        spot = "" if offer.spot_price_per_hour is None else offer.spot_price_per_hour
+        table.writerow({**offer.model_dump(mode="json"), "cards": ";".join(offer.cards), "spot_price_per_hour": spot})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(out.getvalue(), encoding="utf-8")
+
+
+def _place(offer: Offer) -> tuple[str, tuple[str, ...], int]:
+    return offer.cloud, offer.cards, offer.gpu_count
+
+
+def _read(file: Path) -> list[Offer]:
+    if not file.exists():
+        return []
+    return [_offer(row) for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))]
+
+
+def _offer(row: dict[str, str]) -> Offer:
+    spot = row["spot_price_per_hour"] or None
+    return Offer.model_validate({**row, "cards": tuple(row["cards"].split(";")), "spot_price_per_hour": spot})
+
+
+@functools.lru_cache(maxsize=4)
+def _together(file: Path, _written: int) -> tuple[Offer, ...]:
+    own = _read(file)
+    replaced = {(offer.cloud, card) for offer in own for card in offer.cards}
+    shipped = map(_offer, tables.rows("prices.csv"))
+    return (*own, *(one for one in shipped if not any((one.cloud, card) in replaced for card in one.cards)))
 
 
 def offers(card: str) -> list[Offer]:
@@ -68,7 +145,24 @@ def offers(card: str) -> list[Offer]:
     return sorted((offer for offer in all_offers() if card in offer.cards), key=_price_in_usd)
 
 
-@functools.cache
+def providers() -> list[str]:
+    """Everyone who has an offer."""
+    return sorted({offer.cloud for offer in all_offers()})
+
+
+def currencies(market: Market = ANYWHERE) -> list[str]:
+    """The currencies of a market, the commonest first."""
+    found = [offer.currency for offer in all_offers() if market.has(offer)]
+    return sorted(set(found), key=lambda currency: (-found.count(currency), currency))
+
+
+def maintained(card: str, market: Market = ANYWHERE) -> list[Offer]:
+    """A market's offers for a card, cheapest first; of sources that nobody refreshes only where there is no other."""
+    found = [offer for offer in offers(card) if market.has(offer)]
+    newest = max(offer.date for offer in all_offers())
+    return [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
+
+
 def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
     """The cheapest offer for this many of a card; sources that are still maintained go first.
 
@@ -77,14 +171,10 @@ def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | 
         count: How many of it.
         currency: Offers in this one go before all others.
     """
-    newest = max(offer.date for offer in all_offers())
-    found = offers(card)
-    found = [offer for offer in found if offer.currency == currency] or found
-    kept = [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
+    kept = maintained(card, Market(currency=currency)) or maintained(card)
     return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 
 
-@functools.cache
 def cheapest_spot(card: str, count: int = 1) -> Offer | None:
     """The cheapest spot offer for this many of a card."""
     found = [offer for offer in offers(card) if offer.spot_price_per_hour is not None]

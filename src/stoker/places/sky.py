@@ -154,7 +154,7 @@ def machine(run_file: RunFile, run_dir: RunDir) -> Row | None:
     inputs = plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(_first_card(), run))
     counts = (run.where.gpus,) if isinstance(run.where.gpus, int) and run.where.gpus else compare.COUNTS
     known = [card for card in cards.cards() if card.name in accelerators()]
-    row = compare.recommend(compare.ranked(compare.compare(inputs, known, counts), "money"), run)
+    row = compare.recommend(compare.ranked(compare.compare(inputs, known, counts), "money"), compare.Terms.of(run))
     if row is None:
         raise StokerError("STK770", name=run_file.name)
     return row

@@ -1,6 +1,7 @@
 """The same run on every card: which fit, ranked by money or time, and what would fit if none does. Pure.
 
-Batch and length are the run's on every row; only method, card and count are ever proposed to change.
+Batch and length are the run's on every row. Time and money are those of the whole stay (`bill.py`). What is proposed
+where nothing fits changes one thing: the method, the loss, the optimizer's states, the length, the card or the count.
 """
 
 import dataclasses
@@ -11,19 +12,60 @@ from typing import Literal
 from stoker.config import values
 from stoker.config.run import Lora, Qlora, Run, Tune
 from stoker.errors import StokerError
-from stoker.facts import prices
+from stoker.facts import prices, setup_times
 from stoker.facts.cards import Card
 from stoker.facts.machine import Machine
+from stoker.facts.prices import ANYWHERE, Market
 from stoker.plan import choices, clocks, make, money
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found, Inputs
 from stoker.plan.plan import Cost
 from stoker.plan.search import Fits
+from stoker.rent import bill as bills
+from stoker.rent.bill import Bill
 
 Goal = Literal["money", "speed"]
 
 COUNTS = (1, 2, 4, 8)
 _VERDICTS: tuple[Fits, ...] = ("yes", "tight", "no")
+_SMALL_STATES = "adamw_8bit"
+_WHOLE_STATES = ("adamw", "adamw_torch", "adamw_torch_fused")
+AS_FAST = 1.1
+"""Within this much of the fastest, the cheaper one is the better answer."""
+NOBODY_TAKES = 100.0
+"""A row that takes so many times as long as the answer is no choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What an answer has to keep to."""
+
+    goal: Goal = "money"
+    budget: tuple[float, str] | None = None
+    """Money, and its currency."""
+    by_seconds: float | None = None
+    """From switching the machine on to the finished model."""
+    market: Market = ANYWHERE
+
+    @classmethod
+    def of(cls, run: Run, goal: Goal = "money") -> "Terms":
+        """The run's own budget."""
+        return cls(
+            goal=goal,
+            budget=values.money(run.budget.money) if run.budget.money else None,
+            by_seconds=values.duration_seconds(run.budget.time) if run.budget.time else None,
+        )
+
+    def keep(self, bill: Bill | None, seconds: float) -> bool:
+        """Whether a stay keeps to them; what has no price keeps to no budget."""
+        if self.by_seconds is not None and seconds > self.by_seconds:
+            return False
+        if self.budget is None:
+            return True
+        if bill is None:
+            return False
+        most, currency = self.budget
+        return money.in_order(bill.cost) <= most * prices.usd(currency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +78,19 @@ class Row:
     found: Found | None
     """None where it was refused."""
     refused: StokerError | None
-    cost: Cost | None
+    bill: Bill | None = None
+    """The cheapest stay on demand; None if it has no price, or does not fit."""
+    spot: Bill | None = None
+    """The cheapest stay on machines that may be taken away."""
+    free: tuple[Bill, ...] = ()
+    """Platforms that lend it for nothing."""
+    setup: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds besides training, by part."""
+
+    @property
+    def cost(self) -> Cost | None:
+        """Money of the whole stay."""
+        return self.bill.cost if self.bill else None
 
     @property
     def fits(self) -> Fits:
@@ -45,8 +99,10 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Expected time; infinite if it does not fit."""
-        return self.found.seconds[0] if self.found and self.fits != "no" else float("inf")
+        """Expected time of the whole stay; infinite if it does not fit."""
+        if self.found is None or self.fits == "no":
+            return float("inf")
+        return self.found.seconds[0] + sum(self.setup.values())
 
     @property
     def money(self) -> float:
@@ -66,45 +122,92 @@ class Row:
 class Change:
     """A change that makes it fit, and the row it leads to."""
 
-    kind: Literal["method", "count", "card"]
+    kind: Literal["method", "key", "count", "card"]
     method: str
+    """The method, or for `key` the words of the run file that change."""
     row: Row
 
 
-def compare(inputs: Inputs, cards: Iterable[Card], counts: Sequence[int] = COUNTS) -> list[Row]:
+@dataclass(frozen=True)
+class Answer:
+    """The stay to take, or the one that is nearest to what was asked."""
+
+    row: Row
+    bill: Bill | None
+    kept: bool
+    """Whether it keeps to the terms."""
+
+
+def compare(
+    inputs: Inputs, cards: Iterable[Card], counts: Sequence[int] = COUNTS, market: Market = ANYWHERE
+) -> list[Row]:
     """A row for every card and count, in the catalogue's order; a Mac has one GPU.
 
     An error on every card is raised, not listed.
     """
-    rows = [on(inputs, card, count) for card in cards for count in counts if count == 1 or card.kind == "cuda"]
+    rows = [on(inputs, card, count, market) for card in cards for count in counts if count == 1 or card.kind == "cuda"]
     if all(one.refused for one in rows) and rows[0].refused:
         raise rows[0].refused
     return rows
 
 
-def on(inputs: Inputs, card: Card, count: int) -> Row:
-    """The row of one card and count, on each of the run's nodes."""
+def on(inputs: Inputs, card: Card, count: int, market: Market = ANYWHERE) -> Row:
+    """The row of one card and count, on each of the run's nodes, at what a market asks for it.
+
+    The run's own price is of its own machine, and of no card here.
+    """
     # `where.processes` is for CPUs; on GPUs there is one per card.
     where = inputs.run.where.model_copy(update={"gpus": count, "processes": "auto"})
     run = inputs.run.model_copy(update={"where": where})
-    offer = money.offer(run, card.name, count)
     machine = Machine.of_card(card, count, nodes=choices.nodes(run))
-    return here(dataclasses.replace(inputs, run=run, machine=machine, offer=offer), card.name, count)
+    row = _decided(dataclasses.replace(inputs, run=run, machine=machine, offer=None), card.name, count)
+    if row.found is None or row.fits == "no":
+        return row
+    found = row.found
+    offers = prices.maintained(card.name, market)
+    demand = min((bills.on_demand(found, offer) for offer in offers), key=_price, default=None)
+    spot = min((bills.on_spot(found, offer) for offer in offers if offer.spot_price_per_hour), key=_price, default=None)
+    lent = bills.free_of_charge(found, card.name, market.currency or prices.CURRENCIES["global"])
+    free = tuple(one for one in lent if market.provider in (None, one.provider) and market.region != "cn")
+    setup = demand.setup if demand else bills.setup(found, "", market.region or "")
+    return dataclasses.replace(row, bill=demand, spot=spot, free=free, setup=setup)
 
 
 def here(inputs: Inputs, name: str, count: int) -> Row:
-    """The row of a given machine."""
+    """The row of a given machine, which is on; it costs what the run file says, if anything."""
+    row = _decided(inputs, name, count)
+    if row.found is None or row.fits == "no":
+        return row
+    own = bills.on_demand(row.found, inputs.offer) if inputs.offer and inputs.offer.cloud == money.OWN else None
+    return dataclasses.replace(row, bill=own, setup=bills.setup(row.found, setup_times.LOCAL))
+
+
+def _decided(inputs: Inputs, name: str, count: int) -> Row:
+    """A row without money."""
     try:
         found = make.find(inputs)
     except StokerError as refused:
-        return Row(card=name, devices=count, found=None, refused=refused, cost=None)
-    cost = money.cost(found.seconds, found.constraints.devices, inputs.offer, inputs.machine.nodes)
-    return Row(card=name, devices=found.constraints.devices, found=found, refused=None, cost=cost)
+        return Row(card=name, devices=count, found=None, refused=refused)
+    return Row(card=name, devices=found.constraints.devices, found=found, refused=None)
+
+
+def _price(bill: Bill) -> tuple[float, float]:
+    return money.in_order(bill.cost), bill.seconds[0]
 
 
 def ranked(rows: Iterable[Row], goal: Goal) -> list[Row]:
-    """Rows by verdict, then the cheapest or the fastest first."""
-    return sorted(rows, key=lambda row: (_VERDICTS.index(row.fits), *_aims(row, goal), _lacking(row)))
+    """Rows by verdict, then the cheapest or the fastest first; of what is as fast as the fastest, the cheapest."""
+    rows = list(rows)
+    best = {verdict: min((row.seconds for row in rows if row.fits == verdict), default=0.0) for verdict in _VERDICTS}
+
+    def aims(row: Row) -> tuple[float, float]:
+        if goal == "money":
+            return row.money, row.seconds
+        if row.seconds <= AS_FAST * best[row.fits]:
+            return 0.0, row.money
+        return row.seconds, row.money
+
+    return sorted(rows, key=lambda row: (_VERDICTS.index(row.fits), *aims(row), _lacking(row)))
 
 
 def frontier(rows: Iterable[Row]) -> list[Row]:
@@ -140,39 +243,59 @@ def shortlist(rows: list[Row], marked: list[Row], advised: list[Row], size: int)
     return [row for row in rows if id(row) in taken]
 
 
-def recommend(rows: list[Row], run: Run) -> Row | None:
-    """The first of a ranked list that fits and is within the run's budget."""
-    return next((row for row in rows if row.fits != "no" and within(row, run)), None)
+def answer(rows: list[Row], terms: Terms) -> Answer | None:
+    """What to take of a ranked list: on demand, else free of charge, else spot; else what is nearest.
+
+    None where nothing fits.
+    """
+    able = [row for row in rows if row.fits != "no"]
+    if taken := recommend(able, terms):
+        return Answer(taken, taken.bill, kept=True)
+    others = [(row, bill) for row in able for bill in row.free]
+    others += sorted(((row, row.spot) for row in able if row.spot), key=lambda each: _price(each[1]))
+    for row, bill in others:
+        if terms.keep(bill, bill.seconds[0]):
+            return Answer(row, bill, kept=True)
+    near = nearest(able, terms)
+    return Answer(near, near.bill, kept=False) if near else None
 
 
-def faster(rows: list[Row], than: Row, run: Run, times: float = 2.0) -> Row | None:
-    """The cheapest within the run's budget that is `times` as fast."""
-    able = [row for row in rows if row.fits == "yes" and row.cost and within(row, run)]
+def recommend(rows: list[Row], terms: Terms) -> Row | None:
+    """The first of a ranked list that fits and keeps to the terms; one without a price only where none has one."""
+    able = [row for row in rows if row.fits != "no" and terms.keep(row.bill, row.seconds)]
+    return next((row for row in able if row.bill), able[0] if able else None)
+
+
+def nearest(rows: list[Row], terms: Terms) -> Row | None:
+    """The cheapest in time; if none is, the fastest."""
+    able = [row for row in rows if row.fits != "no"]
+    sure = [row for row in able if row.fits == "yes"] or able
+    priced = [row for row in sure if row.bill] or sure
+    in_time = [row for row in priced if terms.by_seconds is None or row.seconds <= terms.by_seconds]
+    if in_time:
+        return min(in_time, key=lambda row: (row.money, row.seconds))
+    return min(priced, key=lambda row: (row.seconds, row.money), default=None)
+
+
+def faster(rows: list[Row], than: Row, terms: Terms, times: float = 2.0) -> Row | None:
+    """The cheapest that keeps to the terms and is `times` as fast."""
+    able = [row for row in rows if row.fits == "yes" and row.bill and terms.keep(row.bill, row.seconds)]
     quick = [row for row in able if row.seconds * times <= than.seconds]
     return min(quick, key=lambda row: row.money, default=None)
 
 
-def within(row: Row, run: Run) -> bool:
-    """Whether expected time and money stay within the budget; another currency is compared by a rough rate.
-
-    A card without a price is not known to.
-    """
-    if run.budget.time and row.seconds > values.duration_seconds(run.budget.time):
-        return False
-    if not run.budget.money:
-        return True
-    if row.cost is None:
-        return False
-    most, currency = values.money(run.budget.money)
-    return row.cost.amount * prices.usd(row.cost.currency) <= most * prices.usd(currency)
+def a_choice(row: Row, taken: Row | None) -> bool:
+    """Whether anyone would take a row instead of the one that is advised; one that does not run says why."""
+    return taken is None or row.fits == "no" or row.seconds <= NOBODY_TAKES * taken.seconds
 
 
 def milder(inputs: Inputs, cards: Sequence[Card], counts: Sequence[int] = COUNTS) -> list[Change]:
-    """For each method that needs less memory, the row with the least total memory that fits."""
+    """For each method and each key that needs less memory, the row with the least total memory that fits."""
     able = [(card, count) for card in cards for count in counts if _counts(card, count)]
     able.sort(key=lambda each: each[0].memory_bytes * each[1])
     runs = [dataclasses.replace(inputs, run=run) for run in _methods(inputs.run)]
-    found = [_change("method", asked.run, (on(asked, *each) for each in able)) for asked in runs]
+    found = [_change("method", asked.run.tune.method, (on(asked, *each) for each in able)) for asked in runs]
+    found += [_change("key", words, (on(asked, *each) for each in able)) for words, asked in _keys(inputs)]
     return [change for change in found if change]
 
 
@@ -189,15 +312,12 @@ def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: in
     found: list[Change | None] = [*milder(inputs, [card] if card else cards, [count] if card else COUNTS)]
     if card:
         more = (on(inputs, card, each) for each in COUNTS if each > count and card.kind == "cuda")
-        found.append(_change("count", inputs.run, more))
+        found.append(_change("count", inputs.run.tune.method, more))
     able = [(one, each) for one in cards if one != card for each in COUNTS if _counts(one, each)]
     others = ranked((on(inputs, *each) for each in able), goal)
-    found.append(_change("card", inputs.run, [recommend(others, inputs.run) or others[0]]))
+    best = recommend(others, Terms.of(inputs.run, goal)) or others[0]
+    found.append(_change("card", inputs.run.tune.method, [best]))
     return [change for change in found if change]
-
-
-def _aims(row: Row, goal: Goal) -> tuple[float, float]:
-    return (row.money, row.seconds) if goal == "money" else (row.seconds, row.money)
 
 
 def _lacking(row: Row) -> float:
@@ -224,11 +344,32 @@ def _methods(run: Run) -> Iterator[Run]:
         yield run.model_copy(update={"tune": tune})
 
 
-def _change(kind: Literal["method", "count", "card"], run: Run, rows: Iterable[Row]) -> Change | None:
+def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """The run with each key that needs less memory, and its words: the loss, the optimizer's states, the length."""
+    run = inputs.run
+    if run.where.loss == "plain":
+        where = run.where.model_copy(update={"loss": "fused"})
+        yield "where.loss: fused", dataclasses.replace(inputs, run=run.model_copy(update={"where": where}))
+    if run.train.optimizer in _WHOLE_STATES:
+        train = run.train.model_copy(update={"optimizer": _SMALL_STATES})
+        words = f"train.optimizer: {_SMALL_STATES}"
+        yield words, dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
+    length = run.data.length // 2
+    data = run.data.model_copy(update={"length": length})
+    facts = dataclasses.replace(
+        inputs.data,
+        longest=min(length, inputs.data.longest),
+        longest_segment=min(length, inputs.data.longest_segment),
+        sequences=inputs.data.sequences * (2 if run.data.pack else 1),
+    )
+    yield f"data.length: {length}", dataclasses.replace(inputs, run=run.model_copy(update={"data": data}), data=facts)
+
+
+def _change(kind: Literal["method", "key", "count", "card"], words: str, rows: Iterable[Row]) -> Change | None:
     """The first row that surely fits, else the first that may."""
     tight: Row | None = None
     for row in rows:
         if row.fits == "yes":
-            return Change(kind, run.tune.method, row)
+            return Change(kind, words, row)
         tight = tight or (row if row.fits == "tight" else None)
-    return Change(kind, run.tune.method, tight) if tight else None
+    return Change(kind, words, tight) if tight else None

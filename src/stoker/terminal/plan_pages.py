@@ -33,7 +33,9 @@ def show(made: Plan) -> None:
 
 def show_comparison(found: Comparison, *, everything: bool) -> None:
     """Print the ranked table with the sentences that belong to it."""
-    shown = found.rows if everything else found.shortlist
+    shown = found.choices if everything else found.shortlist
+    console.data(found.answer_sentence())
+    console.data("")
     console.data(found.title)
     headings, rows = found.table(shown)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -45,10 +47,12 @@ def show_comparison(found: Comparison, *, everything: bool) -> None:
     for row in rows:
         table.add_row(*map(_styled, row))
     console.table(table)
-    console.data("")
-    for line in found.sentences():
+    more = found.sentences()
+    if more:
+        console.data("")
+    for line in more:
         console.data(line)
-    hidden = [row for row in found.rows if not any(row is one for one in shown)]
+    hidden = [row for row in found.choices if not any(row is one for one in shown)]
     if hidden:
         console.talk("compare.more", count=len(hidden), no=sum(row.fits == "no" for row in hidden))
     console.talk("compare.legend")

@@ -1,0 +1,50 @@
+"""What a rented machine spends besides training steps, and how its hours are billed; each figure with its source."""
+
+import functools
+import json
+from importlib import resources
+from typing import Any, Literal
+
+from stoker.facts.fact import Fact
+
+Part = Literal["boot", "environment", "download", "prepare", "start", "load", "save", "evaluation", "eval_share"]
+LOCAL = "local"
+"""A machine that is already on, as a provider."""
+
+
+class Figure(Fact):
+    """A figure and where it is from."""
+
+    value: float
+    confidence: Literal["P", "M", "S", "G"]
+    source: str
+
+
+class Billing(Fact):
+    """In which units a provider bills."""
+
+    unit_seconds: float
+    minimum_seconds: float
+    confidence: Literal["P", "M", "S", "G"]
+    source: str
+
+
+@functools.cache
+def figure(part: Part, *names: str) -> Figure:
+    """The figure of the first of some names that has one (a provider, a region), else the default."""
+    known = _known()["parts"][part]
+    return Figure.model_validate(known[next((name for name in names if name in known), "default")])
+
+
+@functools.cache
+def billing(provider: str) -> Billing:
+    """How a provider bills."""
+    known = _known()["billing"]
+    return Billing.model_validate(known.get(provider, known["default"]))
+
+
+@functools.cache
+def _known() -> dict[str, Any]:
+    text = resources.files("stoker.facts").joinpath("data", "setup.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
