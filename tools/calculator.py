@@ -1,8 +1,8 @@
 """Builds the calculator: the planner as a page that needs no server (docs/adr/0035-calculator.md).
 
-`tools/calculator.py [FOLDER]` writes site/calculator: Stoker and its dependencies as compiled Python in one zip, Pyodide
-from npm, pydantic-core's own wheel for it from PyPI, and the page. Needs npm, node, pip and the network, or what an
-earlier build left in build/calculator.
+`tools/calculator.py [FOLDER]` writes site/calculator: Stoker and its dependencies as compiled Python in one zip,
+Pyodide from npm, pydantic-core's own wheel for it from PyPI, and the page. Needs npm, node, pip and the network, or
+what an earlier build left in build/calculator.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def collect(tree: Path, core: Path) -> None:
         wheel.extractall(tree, [name for name in wheel.namelist() if name.endswith((".py", ".so"))])
 
 
-def _code(folder: str, names: list[str]) -> list[str]:
+def _code(_folder: str, names: list[str]) -> list[str]:
     """What is no data."""
     return [name for name in names if name.endswith((".py", ".sh")) or name == "__pycache__" or name in HEAVY]
 

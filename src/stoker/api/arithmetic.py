@@ -1,4 +1,4 @@
-"""The arithmetic behind every figure of a plan in words, and its measured error: `--explain CARD`, and the calculator."""
+"""The arithmetic behind every figure of a plan in words, and its measured error: `--explain CARD`, the calculator."""
 
 from stoker import messages
 from stoker.api import figures

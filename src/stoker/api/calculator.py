@@ -1,6 +1,6 @@
-"""The planner for a page: what can be asked, and the answer with the words around its figures. Figures are `planning`'s.
+"""The planner for a page: what can be asked, and the answer with the words around `planning`'s figures.
 
-Runs in a browser (`tools/calculator.py`): no network, no process, nothing kept. A question is plain data, as the page has it.
+Runs in a browser (`tools/calculator.py`): no network, no process, nothing kept. A question is plain data.
 """
 
 import json
@@ -55,8 +55,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         question: `recipe`, `model` or `config` (the text of a `config.json`); `keys` of the run file with their values;
-            `goal`, `budget`, `by`, `provider` and `region` as the flags of `stoker plan`; `card` and `gpus` for the page of
-            one card instead of the table of all.
+            `goal`, `budget`, `by`, `provider` and `region` as the flags of `stoker plan`; `card` and `gpus` for the
+            page of one card instead of the table of all.
     """
     try:
         with _asked(question) as (run_file, files), run_file.located():
