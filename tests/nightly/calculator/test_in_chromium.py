@@ -23,7 +23,9 @@ RECIPES = (
     *("lora_ministral3_8b", "lora_qwen3.5_4b", "qlora_llama3.3_70b", "qlora_qwen2.5_7b", "qlora_qwen3_8b"),
     *("scratch_tiny", "scratch_wikitext2"),
 )
-CARDS = (*("T4", "P100", "RTX3090", "RTX4090", "RTX5090", "A10", "L40S", "A100-80-SXM4", "H100-SXM", "M4-Max"),)
+CARDS = (
+    *("T4", "P100-16", "RTX3090", "RTX4090", "RTX5090", "A10", "L40S", "A100-80-SXM4", "H100-SXM", "Apple M4 Max"),
+)
 DONE = "document.getElementById('status').hidden && document.querySelector('#cards tbody tr')"
 
 pytestmark = [
