@@ -1,4 +1,4 @@
-"""The calculator in a real browser without a network: the bytes of `--json`, the size, the times, pictures to look at."""
+"""The calculator in a real browser without a network: bytes of `--json`, size, times, pictures to look at."""
 
 import functools
 import http.server

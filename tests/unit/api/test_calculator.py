@@ -10,8 +10,13 @@ from stoker.cli import main as command
 
 KEYS = {"tune.method": "qlora", "data.length": 1024, "train.batch": 32, "data.rows": 5000, "data.tokens": 2_000_000}
 CONFIG = {
-    **{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256},
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
 }
 PAGE = Path(__file__).parents[3] / "tools" / "calculator"
 
@@ -67,8 +72,12 @@ def test_a_question_that_cannot_be_read_is_answered_with_its_errors():
 def test_every_recipe_offers_the_values_that_its_fields_show():
     offered = {one["name"]: one for one in calculator.choices()["recipes"]}
     assert offered["qlora_qwen2.5_7b"]["keys"] == {
-        **{"tune.method": "qlora", "data.length": 2048, "train.batch": 16, "train.epochs": 3},
-        **{"data.rows": 48818, "data.tokens": 12_200_000},
+        "tune.method": "qlora",
+        "data.length": 2048,
+        "train.batch": 16,
+        "train.epochs": 3,
+        "data.rows": 48818,
+        "data.tokens": 12_200_000,
     }
 
 
