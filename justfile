@@ -142,3 +142,7 @@ planner-report:
 # The documentation site.
 docs:
     mkdocs build --quiet --strict
+
+# The planner as a page without a server, into site/calculator (after `docs`, which empties site); needs npm and node.
+calculator *args:
+    python tools/calculator.py "$@"

@@ -17,7 +17,7 @@ from stoker.facts.prices import STALE_DAYS
 from stoker.plan import clocks
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
-from stoker.plan.plan import Resume
+from stoker.plan.plan import Plan, Resume
 from stoker.rent import compare
 from stoker.rent.bill import Bill
 from stoker.rent.compare import Advice, Change, Goal, Row, Terms
@@ -178,6 +178,7 @@ class Comparison:
             "here": _row_json(self.here, []),
             "rows": [_row_json(row, self.frontier) for row in self.rows],
             "changes": changes_json(self.changes),
+            "resume": self.resume.model_dump() if self.resume else None,
         }
 
     def __repr__(self) -> str:
@@ -192,6 +193,11 @@ class Comparison:
         paragraphs = "".join(html_tables.paragraph(line) for line in said if line)
         head = html_tables.paragraph(self.answer_sentence()) + html_tables.paragraph(self.title)
         return head + html_tables.table(cells, headings) + paragraphs
+
+
+def plan_json(made: Plan, changes: Sequence[Change]) -> dict[str, Any]:
+    """A plan, and what would make it fit: what `--json` prints of one card."""
+    return {**plan_page.to_json(made), "changes": changes_json(changes)}
 
 
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:

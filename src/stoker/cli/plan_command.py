@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker import messages
-from stoker.api import comparison, measuring, plan_page, planning, preparation
+from stoker.api import arithmetic, comparison, measuring, plan_page, planning, preparation
 from stoker.api.planning import MarketQuestion
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import values
@@ -15,7 +15,7 @@ from stoker.launch import drawing, programs, traced_step
 from stoker.plan import make, money
 from stoker.plan.make import Found, make_plan
 from stoker.rent.compare import Goal
-from stoker.terminal import console, explanation, measured, plan_pages, recipe_table
+from stoker.terminal import console, measured, plan_pages, recipe_table
 
 _PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")
 _QUESTIONS = ("budget", "by", "provider", "currency", "region")
@@ -104,7 +104,7 @@ def _price(text: str | None) -> list[str]:
 def _page(run_file: RunFile, goal: Goal, asked: PlanRequest) -> None:
     made, changes = planning.planned(run_file, asked.card, goal)
     if asked.as_json:
-        console.data_json({**plan_page.to_json(made), "changes": comparison.changes_json(changes)})
+        console.data_json(comparison.plan_json(made, changes))
         return
     plan_pages.show(made)
     if made.fits == "no":
@@ -118,9 +118,9 @@ def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
     found = make.find(inputs)
     if as_json:
         page = plan_page.to_json(make_plan(inputs))
-        console.data_json({**page, "explanation": explanation.sections(found)})
+        console.data_json({**page, "explanation": arithmetic.sections(found)})
         return
-    explanation.show(found)
+    plan_pages.show_arithmetic(found)
     for reason in planning.card_reasons(card):
         console.data(messages.text("plan.reason", about=reason.about, text=reason.text))
     if resume := planning.resume_here(inputs):
@@ -130,7 +130,7 @@ def _explanation(run_file: RunFile, card: str, *, as_json: bool) -> None:
 def _listing(run_file: RunFile, target: Path | None, asked: PlanRequest) -> None:
     found = planning.compared(run_file, planning.terms(run_file.run, asked.question, flags="--"))
     if asked.as_json:
-        console.data_json({**found.to_json(), "resume": found.resume.model_dump() if found.resume else None})
+        console.data_json(found.to_json())
     else:
         plan_pages.show_comparison(found, everything=asked.everything)
     if target:

@@ -79,7 +79,7 @@ def _read(path: Path) -> Any:
 
 def _flat(storage: torch.UntypedStorage) -> Any:
     """The bytes of a storage, not copied."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]  # takes one
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def _give_back() -> None:
@@ -128,18 +128,18 @@ class _Writer:
         """Where the memory of each storage is in the end; it is let go here."""
         mapped, small = _MappedFiles(), self._new_file()
         enough = sum(storage.nbytes() for storage in storages) // _FILES
-        file, located = small, []
+        file, located = small, list[_Location]()
         storages.reverse()
         while storages:
             storage = storages.pop()
             if storage.nbytes() < _SMALL_BYTES:
-                at: _Location | None = self._put(storage, small)
-            elif (at := mapped.location(storage)) is None:
-                if file is small or file.tell() >= enough:
-                    file = self._new_file()
-                    _give_back()
-                at = self._put(storage, file)
-            located.append(at)
+                located.append(self._put(storage, small))
+                continue
+            at = mapped.location(storage)
+            if at is None and (file is small or file.tell() >= enough):
+                file = self._new_file()
+                _give_back()
+            located.append(at or self._put(storage, file))
         return located
 
     def _put(self, storage: torch.UntypedStorage, file: BinaryIO) -> _Location:
@@ -219,7 +219,7 @@ class _MappedFiles:
 
     def __init__(self) -> None:
         listed = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="surrogateescape")
-        found = [(*(int(number, 16) for number in one.groups()[:3]), one[4]) for one in _UNCHANGED.finditer(listed)]
+        found = [(int(one[1], 16), int(one[2], 16), int(one[3], 16), one[4]) for one in _UNCHANGED.finditer(listed)]
         self._mappings = [one for one in found if Path(one[3]).is_file()]  # others were deleted
         self._starts = [start for start, *_ in self._mappings]
 

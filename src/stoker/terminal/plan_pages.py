@@ -1,11 +1,13 @@
-"""The plan of one machine and the table of every card, in a terminal."""
+"""The plan of one machine, its arithmetic, and the table of every card, in a terminal."""
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from stoker.api import plan_page
+from stoker import messages
+from stoker.api import arithmetic, plan_page
 from stoker.api.comparison import Comparison
 from stoker.api.html_tables import Cell
+from stoker.plan.make import Found
 from stoker.plan.plan import Plan
 from stoker.terminal import console
 
@@ -57,6 +59,17 @@ def show_comparison(found: Comparison, *, everything: bool) -> None:
     if found.resume:
         console.data("")
         console.data(found.resume_sentence())
+
+
+def show_arithmetic(found: Found) -> None:
+    """Print the arithmetic behind a plan, section by section."""
+    name, card = found.inputs.run.name, found.inputs.machine.name
+    console.data(messages.text("explain.title", name=name, card=card, count=found.constraints.devices))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
+    for section, lines in arithmetic.sections(found).items():
+        for number, line in enumerate(lines):
+            table.add_row(messages.text(f"explain.section.{section}") if number == 0 else "", line)
+    console.table(table)
 
 
 def _styled(cell: Cell) -> str | Text:

@@ -1,6 +1,4 @@
-"""`stoker plan --explain CARD`: the arithmetic behind every figure, and its measured error."""
-
-from rich.table import Column, Table
+"""The arithmetic behind every figure of a plan in words, and its measured error: `--explain CARD`, the calculator."""
 
 from stoker import messages
 from stoker.api import figures
@@ -11,23 +9,11 @@ from stoker.facts.rates import rates
 from stoker.plan import clocks, money, search
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
-from stoker.terminal import console
 
 _GIB = 2**30
 _LEAST_SHARE = 5e-4
 """Smaller parts of a step are not listed."""
 _SECTIONS = ("batch", "memory", "speed", "time", "money", "disk", "platforms")
-
-
-def show(found: Found) -> None:
-    """Print every section."""
-    name, card = found.inputs.run.name, found.inputs.machine.name
-    console.data(messages.text("explain.title", name=name, card=card, count=found.constraints.devices))
-    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
-    for section, lines in sections(found).items():
-        for number, line in enumerate(lines):
-            table.add_row(messages.text(f"explain.section.{section}") if number == 0 else "", line)
-    console.table(table)
 
 
 def sections(found: Found) -> dict[str, list[str]]:
