@@ -36,7 +36,6 @@ def _few_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
         (HYBRID, {}),
         (TOWER, {}),
         (DENSE, {"packed": True, "dtype": torch.bfloat16}),
-        (EXPERTS, {"packed": True, "dtype": torch.bfloat16}),
     ],
 )
 def test_every_rank_has_what_one_would_have_built(tmp_path: Path, family: str, options: dict[str, Any]) -> None:

@@ -198,9 +198,9 @@ VALUES: Table = {
         MODEL + "data: {train: a, format: chatml}\n",
         [err("STK108", "run.yaml:2: data.format", "`messages`")],
     ),
-    "rows with a comma": (
-        MODEL + "data: {train: a, rows: '2,500'}\n",
-        [err("STK106", "run.yaml:2: data.rows", "`2500`")],
+    "rows in words": (
+        MODEL + "data: {train: a, rows: many}\n",
+        [err("STK109", "run.yaml:2: data.rows", "`2500`", "`20k`")],
     ),
     "half an epoch": (BOTH + "train: {epochs: 1.5}\n", [err("STK106", "run.yaml:3: train.epochs", "an integer")]),
     "no epoch": (BOTH + "train: {epochs: 0}\n", [err("STK107", "run.yaml:3: train.epochs", ">= 1")]),
