@@ -2,7 +2,8 @@
 
 Reading one number makes the processor wait until the card has done everything it was given: one wait per micro batch,
 or per layer with FlashAttention. The collator knows the answer. Layers that carry a state (linear attention, Mamba)
-take a cache for an earlier part of the row, so a model with any is told nothing.
+take a cache for an earlier part of the row, and where documents end for an order to keep them apart, which their plain
+kernels refuse; so a model with any is told nothing.
 """
 
 from typing import Any
@@ -15,6 +16,8 @@ from stoker.engine import models
 from stoker.engine.dataset import MicroBatch
 
 _FULL = "full_attention"
+_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Where documents end, as FlashAttention takes it."""
 _WITHOUT_STATE = {_FULL, "sliding_attention", "chunked_attention"}
 
 
@@ -53,11 +56,11 @@ class KnownRows:
 
     def told(self, micro: MicroBatch) -> dict[str, Any]:
         """The model's arguments for these rows."""
-        if self._told and ("position_ids" not in micro or "cu_seq_lens_q" in micro):
+        if not self._told:
+            return {name: one for name, one in micro.items() if name not in _ENDS}
+        if "position_ids" not in micro or "cu_seq_lens_q" in micro:
             return {**micro, "past_key_values": NothingKept()}
-        if self._told and self._one_mask:
-            return {**micro, "attention_mask": _mask(micro["position_ids"])}
-        return micro
+        return {**micro, "attention_mask": _mask(micro["position_ids"])} if self._one_mask else dict(micro)
 
 
 def _mask(positions_BL: torch.Tensor) -> torch.Tensor:  # noqa: N803  # shape suffix

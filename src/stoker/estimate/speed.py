@@ -4,6 +4,7 @@ Constants are data (`facts.rates`), fitted to published measurements. CPUs and M
 """
 
 import functools
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -124,7 +125,7 @@ def estimate(step: Step, on: Hardware, tokens: float | None = None) -> Pace:
     parts = seconds_by_part(step, on, rates()) if on.kind == "cuda" else _without_roofline(step, on)
     scale = tokens / described if tokens else 1.0
     parts = {name: seconds * scale for name, seconds in parts.items()}
-    total = sum(parts.values())
+    total = math.fsum(parts.values())
     return Pace(step_seconds=total, tokens_per_second=described * scale / total, parts=parts)
 
 
@@ -161,7 +162,7 @@ def seconds_by_part(step: Step, on: Hardware, constants: Rates) -> dict[str, flo
         "recompute": times * again.total,
         "bandwidth": times * (ahead.streamed + back.streamed),
         "dequantise": times * (ahead.unpacked + back.unpacked),
-        "launches": times * sum(launches),
+        "launches": times * math.fsum(launches),
         "optimizer": max(update.total, clock.host(work.update)) + _offloaded(step, work, links, constants),
         "communication": times * (exposed + sent.blocking) + _exposed(backward, sent.last, hidden) + sent.end,
     }
@@ -202,7 +203,7 @@ class _Clock:
 
     def gpu(self, one: Pass) -> _Spent:
         flops, bandwidth, kernel = self.flops, self.bandwidth, self.constants.kernel
-        products = sum(max(load[0] / flops[load[2]], load[1] / bandwidth) for load in one.products)
+        products = math.fsum(max(load[0] / flops[load[2]], load[1] / bandwidth) for load in one.products)
         waiting = (one.launches - one.kernels) * kernel
         return _Spent(
             products + waiting + one.attention_flops / self.attention,

@@ -64,8 +64,8 @@ def assumed(figure: Figure) -> Interval:
 
 def together(*bounds: tuple[float, float]) -> tuple[float, float]:
     """Bounds of a product of figures that err independently: their logarithms add like the sides of a right angle."""
-    low = math.sqrt(sum(math.log(min(1.0, one[0])) ** 2 for one in bounds))
-    high = math.sqrt(sum(math.log(max(1.0, one[1])) ** 2 for one in bounds))
+    low = math.sqrt(math.fsum(math.log(min(1.0, one[0])) ** 2 for one in bounds))
+    high = math.sqrt(math.fsum(math.log(max(1.0, one[1])) ** 2 for one in bounds))
     return math.exp(-low), math.exp(high)
 
 

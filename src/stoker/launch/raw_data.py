@@ -59,7 +59,7 @@ class _Sample:
 
     @property
     def tokens(self) -> float:
-        return self.scale * self.weight * sum(self.lengths)
+        return self.scale * self.weight * math.fsum(self.lengths)
 
 
 def size(run: Run, folder: Path, shape: ModelShape) -> DataFacts:
@@ -219,11 +219,11 @@ def _pieces(tokens: float, length: int) -> list[float]:
 def _facts(run: Run, samples: list[_Sample], rates: TokenRates) -> DataFacts:
     share, length = inputs.eval_share(run), run.data.length
     kept = 1 - values.share(share) if share else 1.0
-    everything = sum(sample.tokens for sample in samples)
+    everything = math.fsum(sample.tokens for sample in samples)
     if not kept:
         raise StokerError("STK307", share=share, eval_rows=sum(sample.rows for sample in samples), train_rows=0)
-    rows = sum(sample.scale * sample.weight * len(sample.lengths) for sample in samples)
-    sampling = math.sqrt(sum((sample.error * sample.tokens) ** 2 for sample in samples)) / everything
+    rows = math.fsum(sample.scale * sample.weight * len(sample.lengths) for sample in samples)
+    sampling = math.sqrt(math.fsum((sample.error * sample.tokens) ** 2 for sample in samples)) / everything
     error = math.exp(_NINE_IN_TEN * sampling)
     low, high = intervals.together(rates.interval, (1 / error, error))
     lengths = [one for sample in samples for one in sample.lengths]

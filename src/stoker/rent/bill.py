@@ -44,7 +44,7 @@ class Bill:
     @property
     def setup_seconds(self) -> float:
         """Expected seconds besides training."""
-        return sum(self.setup.values())
+        return math.fsum(self.setup.values())
 
 
 def setup(found: Found, provider: str, region: str = "") -> dict[str, float]:
@@ -96,7 +96,7 @@ def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
             one for one in clocks.stays(card, devices, once, found.disk, nodes) if one.platform == platform.title
         )
         (sessions, most_sessions), (weeks, most_weeks) = stay.sessions, stay.weeks
-        again = sum(parts.values())
+        again = math.fsum(parts.values())
         seconds = (
             once[0] + (sessions - 1) * again + (weeks - 1) * _WEEK_SECONDS,
             once[1] + (sessions - 1) * again / _UNSURE,
@@ -120,7 +120,7 @@ def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
 
 def span(training: Span, parts: dict[str, float]) -> Span:
     """Training and setup together."""
-    around = sum(parts.values())
+    around = math.fsum(parts.values())
     expected, least, most = training
     return expected + around, least + around / _UNSURE, most + around * _UNSURE
 

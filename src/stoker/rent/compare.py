@@ -5,6 +5,7 @@ where nothing fits changes one thing: the method, the loss, the optimizer's stat
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -102,7 +103,7 @@ class Row:
         """Expected time of the whole stay; infinite if it does not fit."""
         if self.found is None or self.fits == "no":
             return float("inf")
-        return self.found.seconds[0] + sum(self.setup.values())
+        return self.found.seconds[0] + math.fsum(self.setup.values())
 
     @property
     def money(self) -> float:

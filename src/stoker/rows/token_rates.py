@@ -70,7 +70,7 @@ class TokenRates:
 
     def tokens(self, counted: Counts, english: float) -> float:
         """Tokens of a text, by the share of its words that are English."""
-        return sum(self.rates[name] * amount for name, amount in features(counted, english).items())
+        return math.fsum(self.rates[name] * amount for name, amount in features(counted, english).items())
 
 
 def of(family: str, vocab: int) -> TokenRates:

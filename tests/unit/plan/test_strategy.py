@@ -99,7 +99,7 @@ def test_main_memory_must_hold_what_is_built_there(strategy: str, memory_gib: in
     with pytest.raises(StokerError) as caught:
         plan(f"tune: {{method: full}}\ntrain: {{batch: 64}}\nwhere: {{strategy: {strategy}}}", small, model=SEVEN)
     assert (caught.value.code, caught.value.fields["copies"]) == ("STK220", copies)
-    assert copies * 28 <= int(caught.value.fields["needed"]) <= copies * 32
+    assert copies * 28 * 1.3 <= int(caught.value.fields["needed"]) <= copies * 32 * 1.3
 
 
 def test_main_memory_must_hold_a_checkpoint() -> None:

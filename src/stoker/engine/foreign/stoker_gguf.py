@@ -142,7 +142,8 @@ def _config(folder: Path) -> dict[str, Any]:
 def _predicts_ahead(folder: Path) -> bool:
     """Whether layers of multi-token prediction are there: transformers leaves them out, its configurations do not."""
     config = _config(folder)
-    layers = config.get("text_config", config)["num_hidden_layers"]
+    text = config.get("text_config", config)
+    layers = text["num_hidden_layers"] if "num_hidden_layers" in text else len(text["layers_block_type"])  # NemotronH
     names = (name for file in folder.glob("*.safetensors") for name in _tensor_names(file))
     return any(_is_ahead(name, layers) for name in names)
 
