@@ -9,6 +9,7 @@ from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.estimate import memory, ranges
+from stoker.estimate.step import BYTES
 from stoker.facts import failures, intervals, proven
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
@@ -311,7 +312,7 @@ def _check_host(machine: Machine, way: Way) -> None:
     if not machine.examined or machine.kind != "cuda":
         return
     copies = way.step.devices_per_node if way.strategy.startswith("zero") else 1  # others share what one builds
-    needed = round(copies * memory.whole_weight_bytes(way.step) * _WHILE_BUILDING[way.step.weights in memory.BYTES])
+    needed = round(copies * memory.whole_weight_bytes(way.step) * _WHILE_BUILDING[way.step.weights in BYTES])
     if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
         raise StokerError("STK220", needed=next(gib), available=next(gib), copies=copies)
