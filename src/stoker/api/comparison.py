@@ -52,8 +52,13 @@ class Comparison:
     @cached_property
     def answer(self) -> Advice | None:
         """What to take, or what is nearest to what was asked; None where nothing fits."""
-        own = [self.here] if self.here.bill and self.here.fits != "no" else []
+        own = [self.here] if self._asks_here and self.here.bill and self.here.fits != "no" else []
         return compare.answer(compare.ranked([*own, *self.rows], self.goal), self.terms)
+
+    @property
+    def _asks_here(self) -> bool:
+        """Whether this machine is one of those that are asked about: a provider's are not."""
+        return self.terms.market.provider is None
 
     @property
     def recommended(self) -> Row | None:
@@ -103,8 +108,8 @@ class Comparison:
         currency = self.terms.market.currency
         headings += [currency or messages.text("compare.money"), messages.text("compare.why")]
         cells: list[list[Cell]] = []
-        own = [self.here] if compare.a_choice(self.here, self.answer.row if self.answer else None) else []
-        for row in (*own, *rows):
+        own = self._asks_here and compare.a_choice(self.here, self.answer.row if self.answer else None)
+        for row in (self.here, *rows) if own else rows:
             name = messages.text("compare.here") if row is self.here else row.card
             mark = "*" if any(row is one for one in self.frontier) else ""
             cells.append([mark, name, str(row.devices), *_cells(row, unit, currency), _why(row)])
@@ -215,7 +220,8 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 def _price_source(row: Row) -> str:
     """Whose price it is, and how long the machine takes besides training."""
     if row.bill is None:
-        return messages.text("compare.no_price")
+        lent = [one.provider for one in row.free]
+        return messages.text("compare.lent", providers=lent) if lent else messages.text("compare.no_price")
     own = row.bill.provider == setup_times.LOCAL
     said = messages.text("compare.own_price") if own else _whose(row.bill)
     if row.bill.cost.billed_devices > row.devices:

@@ -128,15 +128,18 @@ def _market(asked: MarketQuestion, currency: str | None, flags: str) -> Market:
     region: Region | None = None
     if asked.region is not None:
         region = "cn" if _checked(asked.region, get_args(Region), f"{flags}region") == "cn" else "global"
+    lenders = [one.name for one in platforms.platforms() if any(card.free for card in one.cards)]
     if asked.provider is not None:
-        lenders = [one.name for one in platforms.platforms() if any(card.free for card in one.cards)]
         _checked(asked.provider, [*prices.providers(), *lenders], f"{flags}provider")
+        regions = {one.region for one in prices.all_offers() if one.cloud == asked.provider}
+        if region is not None:
+            _checked(region, sorted(regions or {"global"}), f"{flags}region")
     elif region is None and asked.currency is None and currency is None:
         region = "cn" if messages.language() == "zh" else "global"
     market = Market(provider=asked.provider, region=region)
     known = prices.currencies(market)
     if asked.currency is not None:
-        _checked(asked.currency, known, f"{flags}currency")
+        _checked(asked.currency, known or prices.currencies(), f"{flags}currency")
     paid = currency if currency in known else next(iter(known), prices.CURRENCIES["global"])
     return Market(provider=asked.provider, currency=asked.currency or paid, region=region)
 
@@ -163,8 +166,9 @@ def compared(run_file: RunFile, asked: Terms) -> Comparison:
 
 def comparison_of(inputs: Inputs, asked: Terms, here: Row) -> Comparison:
     """The same from its inputs alone: nothing is looked up."""
-    rows = comparing.ranked(comparing.compare(inputs, cards.cards(), market=asked.market), asked.goal)
-    changes = comparing.milder(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
+    known = [card for card in cards.cards() if comparing.offered(card, 1, asked.market)]
+    rows = comparing.ranked(comparing.compare(inputs, known, market=asked.market), asked.goal)
+    changes = comparing.milder(inputs, known) if all(row.fits == "no" for row in rows) else []
     return Comparison(inputs.run, asked, here, rows, changes, resume_here(inputs))
 
 

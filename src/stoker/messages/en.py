@@ -883,6 +883,7 @@ ENGLISH: dict[str, str] = {
     "compare.none": "It fits on no card in the catalogue",
     "compare.free": "Free of charge: {count} x {card}, {time} in all. {sessions}",
     "compare.free_perhaps": "Free of charge, if it fits (up to {high} of {there} GiB): {count} x {card}, {time} in all. {sessions}",
+    "compare.lent": "free: {providers}",
     "compare.no_price": "no price known",
     "compare.one_price": "Your price of {price} is counted for this machine only",
     "compare.over": "Nothing keeps to {asked}; the nearest is {offer}",

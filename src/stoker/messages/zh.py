@@ -883,6 +883,7 @@ CHINESE: dict[str, str] = {
     "compare.none": "目录里没有一种显卡放得下",
     "compare.free": "免费：{count} x {card}，共 {time}。{sessions}",
     "compare.free_perhaps": "可能可以免费跑，但显存不一定够（最多需 {high} GiB，共 {there} GiB）：{count} x {card}，共 {time}。{sessions}",
+    "compare.lent": "免费：{providers}",
     "compare.no_price": "没有报价",
     "compare.one_price": "你的价格 {price} 只用于本机",
     "compare.over": "没有方案满足 {asked}；最接近的是 {offer}",

@@ -28,6 +28,7 @@ from stoker.api import planning
 from stoker.api.comparison import Comparison
 from stoker.api.planning import MarketQuestion
 from stoker.config import load
+from stoker.errors import StokerError
 from stoker.facts import cards, prices, shapes
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
@@ -104,6 +105,10 @@ QUESTIONS: dict[str, tuple[dict[str, Any], tuple[str, int, str, str, bool]]] = {
     "no money": ({"budget": "0USD"}, ("T4", 2, "kaggle", "0.00 USD", True)),
     # Colab lends one.
     "a lender": ({"provider": "colab", "budget": "0USD"}, ("T4", 1, "colab", "0.00 USD", True)),
+    # Kaggle sells nothing, so only what it lends can be meant: two T4 take 5.5 h, one 10.5 h.
+    "a lender and nothing else": ({"provider": "kaggle"}, ("T4", 2, "kaggle", "0.00 USD", True)),
+    # In yuan too: what is lent costs none of them.
+    "a lender and a currency": ({"provider": "colab", "currency": "CNY"}, ("T4", 1, "colab", "0.00 CNY", True)),
     # 1.50 pays for no machine on demand (1.80), and 5 h are too few for Kaggle (5.5 h). One 4090 as spot: 4 h of work
     # at a failure every 2 h take over 4 h, so over 5 h with setup: too late. Two take 2 h of work, about 3 h in all:
     # 2 x 0.20 x 3 h = 1.2.
@@ -143,6 +148,19 @@ def test_your_own_price_is_of_your_own_machine_only() -> None:
     dear = ask("where: {price: 0.90 USD/h}\n")
     assert dear.answer is not None
     assert dear.answer.row is not dear.here
+
+
+def test_a_provider_has_no_rows_but_its_own() -> None:
+    """Kaggle lends one or two T4 and nothing else; this machine at your price is not Kaggle's either."""
+    found = ask("where: {price: 0.01 USD/h}\n", provider="kaggle")
+    assert {(row.card, row.devices) for row in found.rows} == {("T4", 1), ("T4", 2)}
+    assert found.answer is not None
+    assert found.answer.row is not found.here
+    _, cells = found.table(found.choices)
+    assert {cell[1] for cell in cells} == {"T4"}
+    assert {row.card for row in ask(provider="lambda").rows} == {"A100-80-SXM4", "H100-SXM"}
+    with pytest.raises(StokerError, match="STK108"):
+        ask(provider="autodl", region="global")
 
 
 def test_an_old_price_is_said_in_words() -> None:
