@@ -120,6 +120,9 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
         by_seconds = values.duration_seconds(asked.by)
     price = values.price(run.where.price)[1] if run.where.price else None
     market = _market(asked, budget[1] if budget else price, flags)
+    if asked.budget is not None and budget and budget[1] != market.currency:
+        example = f"`{flags}budget 50{market.currency}`"
+        raise StokerError("STK226", f"{flags}budget", given=budget[1], paid=market.currency, example=example)
     return Terms(goal=own.goal, budget=budget, by_seconds=by_seconds, market=market)
 
 
@@ -137,9 +140,9 @@ def _market(asked: MarketQuestion, currency: str | None, flags: str) -> Market:
     elif region is None and asked.currency is None and currency is None:
         region = "cn" if messages.language() == "zh" else "global"
     market = Market(provider=asked.provider, region=region)
-    known = prices.currencies(market)
+    known = prices.currencies(market) or prices.currencies()  # what is lent costs nothing in any of them
     if asked.currency is not None:
-        _checked(asked.currency, known or prices.currencies(), f"{flags}currency")
+        _checked(asked.currency, known, f"{flags}currency")
     paid = currency if currency in known else next(iter(known), prices.CURRENCIES["global"])
     return Market(provider=asked.provider, currency=asked.currency or paid, region=region)
 

@@ -206,6 +206,8 @@ ENGLISH: dict[str, str] = {
     "STK224.hint": "`--card` and `--gpus` show one plan, `--explain` its arithmetic; `--all`, `--plot` and questions such as `--budget` apply to the table, `--calibrate` to this machine",
     "STK225": "a checkpoint of {copy} GB is assembled in main memory before it is written, but there are only {memory} GB",
     "STK225.hint": "use lora or qlora, a smaller model, or a machine with more main memory",
+    "STK226": "the prices asked for are in {paid}, the budget is in {given}, and no rate between them is known for sure",
+    "STK226.hint": "give the budget in the currency that is paid: {example}",
     "STK230": "`where.gpus: {asked}` does not use all {found} cards of a machine; with several machines, each trains with all of its cards",
     "STK230.hint": "remove `where.gpus`; on a queue the job has as many cards as it requests",
     "STK231": "the weights of `{model}` (`{family}`) are not known here: its family has no exact formula, and torch is not installed to count them",

@@ -206,6 +206,8 @@ CHINESE: dict[str, str] = {
     "STK224.hint": "`--card` 和 `--gpus` 显示一份计划，`--explain` 显示它的算式，`--all`、`--plot` 和 `--budget` 这类提问属于总表，`--calibrate` 属于本机",
     "STK225": "检查点写入前要先在内存中汇总，需要 {copy} GB，而内存只有 {memory} GB",
     "STK225.hint": "请改用 lora 或 qlora、换更小的模型，或换内存更大的机器",
+    "STK226": "所查的报价以 {paid} 计，预算却以 {given} 计，两者之间没有可靠的汇率",
+    "STK226.hint": "请用付款的货币写预算：{example}",
     "STK230": "`where.gpus: {asked}` 没有用上机器的全部 {found} 张卡；多台机器训练时每台都会用上自己所有的卡",
     "STK230.hint": "去掉 `where.gpus`；在队列上，作业申请多少张卡就有多少张",
     "STK231": "这里不知道 `{model}`（`{family}`）有多少权重：这个模型族没有精确公式，本机也没有安装 torch 来清点",

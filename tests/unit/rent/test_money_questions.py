@@ -163,6 +163,14 @@ def test_a_provider_has_no_rows_but_its_own() -> None:
         ask(provider="autodl", region="global")
 
 
+@pytest.mark.parametrize("paid", [{"provider": "autodl"}, {"region": "cn"}, {"currency": "CNY"}])
+def test_a_budget_that_buys_nothing_there_is_refused(paid: dict[str, str]) -> None:
+    """30 dollars are some number of yuan that only the bank knows; nobody takes dollars there."""
+    with pytest.raises(StokerError, match="STK226"):
+        ask(budget="30USD", **paid)
+    assert ask(budget="0CNY", provider="kaggle").recommended
+
+
 def test_an_old_price_is_said_in_words() -> None:
     said = ask(goal="speed").answer_sentence()
     assert "15.20 USD (9.20 to 27.20) at a price of 170 days ago, so look it up" in said
