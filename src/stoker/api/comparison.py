@@ -124,7 +124,9 @@ class Comparison:
         if not found.kept:
             return messages.text("compare.over", asked=_asked(self.terms), offer=offered)
         if found.bill and found.bill.kind == "free":
-            return _free_of_charge(found.row, found.bill)
+            said = _free_of_charge(found.row, found.bill)
+            asked = _asked(self.terms) if any(row.bill for row in self.rows) else []
+            return messages.text("compare.only_free", asked=asked, said=said) if asked else said
         if found.bill and found.bill.kind == "spot":
             return _spot(found.bill, offered)
         return messages.text("compare.tight_only" if found.row.fits == "tight" else "compare.take", offer=offered)
@@ -138,7 +140,7 @@ class Comparison:
             said.append(messages.text("compare.faster", offer=_offered(quick, quick.bill)))
         taken = self.answer.bill
         spot = min((row for row in self.rows if row.spot and self._keeps(row.spot)), key=_spot_money, default=None)
-        if spot and spot.spot and spot.fits == "yes" and (taken is None or taken.kind == "demand"):
+        if spot and spot.spot and spot.fits == "yes" and (taken is None or taken.kind != "spot"):
             said.append(_spot(spot.spot, _offered(spot, spot.spot)))
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:

@@ -884,6 +884,7 @@ ENGLISH: dict[str, str] = {
     "compare.tight_only": "Nothing is certain to fit; this may: {offer}",
     "compare.none": "It fits on no card in the catalogue",
     "compare.free": "Free of charge: {count} x {card}, {time} in all. {sessions}",
+    "compare.only_free": "Nothing on demand keeps to {asked}. {said}",
     "compare.free_perhaps": "Free of charge, if it fits (up to {high} of {there} GiB): {count} x {card}, {time} in all. {sessions}",
     "compare.lent": "free: {providers}",
     "compare.no_price": "no price known",

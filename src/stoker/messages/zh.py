@@ -884,6 +884,7 @@ CHINESE: dict[str, str] = {
     "compare.tight_only": "没有一定放得下的；也许可以：{offer}",
     "compare.none": "目录里没有一种显卡放得下",
     "compare.free": "免费：{count} x {card}，共 {time}。{sessions}",
+    "compare.only_free": "按需租用的都不满足 {asked}。{said}",
     "compare.free_perhaps": "可能可以免费跑，但显存不一定够（最多需 {high} GiB，共 {there} GiB）：{count} x {card}，共 {time}。{sessions}",
     "compare.lent": "免费：{providers}",
     "compare.no_price": "没有报价",

@@ -191,8 +191,26 @@ def test_what_nothing_keeps_to_is_said_with_the_nearest() -> None:
 
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     said = ask(budget="0USD").answer_sentence()
-    assert said.startswith("Free of charge: 2 x T4, 5 h 30 min in all. one Kaggle session of 8.5 h")
+    assert said.startswith(
+        "Nothing on demand keeps to 0 USD. Free of charge: 2 x T4, 5 h 30 min in all. one Kaggle session of 8.5 h"
+    )
+    assert ask(provider="kaggle").answer_sentence().startswith("Free of charge: 2 x T4")
     assert not any("Free" in line for line in ask(by="2h").sentences())
+
+
+def test_of_what_is_free_the_fastest_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sale at 1 USD, one T4 (10.50) is cheaper than two (11.00); lent, both cost nothing, and two are done first."""
+    monkeypatch.setattr(prices, "all_offers", lambda: (*OFFERS, offer("gcp", "T4", 1.0)))
+    found = ask(budget="0USD").answer
+    assert found is not None
+    assert (found.row.card, found.row.devices) == ("T4", 2)
+
+
+def test_spot_is_said_where_the_answer_is_free() -> None:
+    """1.20 pays for no machine on demand (1.80); Kaggle lends, and one 4090 as spot, over 4.5 h at 0.20, costs about 1."""
+    found = ask(budget="1.2USD")
+    assert found.answer_sentence().startswith("Nothing on demand keeps to 1.2 USD. Free of charge")
+    assert any("may be taken away" in line for line in found.sentences())
 
 
 def test_spot_is_said_as_spot_next_to_the_answer() -> None:
