@@ -100,7 +100,7 @@ class Comparison:
         return messages.text("compare.title", name=self.run.name, goal=messages.text(f"compare.goal.{self.goal}"))
 
     def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[Cell]]]:
-        """Headings and cells of these rows, this machine first."""
+        """Headings and cells of these rows, this machine first; where the run does not fit it, last."""
         first = rows[0].seconds if rows else 0.0
         unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
         keys = ("compare.card", "compare.count", "compare.fits", "compare.memory", "compare.speed", _UNITS[unit])
@@ -109,7 +109,8 @@ class Comparison:
         headings += [currency or messages.text("compare.money"), messages.text("compare.why")]
         cells: list[list[Cell]] = []
         own = self._asks_here and compare.a_choice(self.here, self.answer.row if self.answer else None)
-        for row in (self.here, *rows) if own else rows:
+        listed = [*rows, self.here] if self.here.fits == "no" else [self.here, *rows]
+        for row in listed if own else rows:
             name = messages.text("compare.here") if row is self.here else row.card
             mark = "*" if any(row is one for one in self.frontier) else ""
             cells.append([mark, name, str(row.devices), *_cells(row, unit, currency), _why(row)])

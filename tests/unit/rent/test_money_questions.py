@@ -16,6 +16,7 @@ of it; setup takes 0.5 h everywhere, and whole minutes are billed. So one card i
 | T4       | 1 | 10.5  | nobody sells it; Kaggle lends two, Colab one             | free                   |
 """
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from stoker.facts.prices import Offer
 from stoker.plan import data, money
 from stoker.plan.make import Found, Inputs
 from stoker.rent import bill, compare
+from stoker.rent.compare import Row
 
 HOURS = {"RTX4090": 4.0, "A100-80-SXM4": 2.0, "H100-SXM": 1.0, "T4": 10.0}
 SETUP = {"boot": 600.0, "environment": 1200.0}
@@ -199,7 +201,7 @@ def test_free_cards_are_counted_in_sessions_and_hours() -> None:
 
 
 def test_of_what_is_free_the_fastest_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For sale at 1 USD, one T4 (10.50) is cheaper than two (11.00); lent, both cost nothing, and two are done first."""
+    """For sale at 1 USD, one T4 (10.50) is cheaper than two (11.00); lent, both cost nothing, and two are faster."""
     monkeypatch.setattr(prices, "all_offers", lambda: (*OFFERS, offer("gcp", "T4", 1.0)))
     found = ask(budget="0USD").answer
     assert found is not None
@@ -207,7 +209,7 @@ def test_of_what_is_free_the_fastest_is_the_answer(monkeypatch: pytest.MonkeyPat
 
 
 def test_spot_is_said_where_the_answer_is_free() -> None:
-    """1.20 pays for no machine on demand (1.80); Kaggle lends, and one 4090 as spot, over 4.5 h at 0.20, costs about 1."""
+    """1.20 pays for no machine on demand (1.80); Kaggle lends, and one 4090 as spot, about 5 h at 0.20, costs 1."""
     found = ask(budget="1.2USD")
     assert found.answer_sentence().startswith("Nothing on demand keeps to 1.2 USD. Free of charge")
     assert any("may be taken away" in line for line in found.sentences())
@@ -243,6 +245,16 @@ def test_the_language_chooses_the_region_where_nothing_else_does(monkeypatch: py
     assert found is not None
     assert found.bill is not None
     assert found.bill.provider == "autodl"
+
+
+def test_this_machine_stands_last_where_the_run_does_not_fit_it() -> None:
+    found = ask()
+    assert found.table(found.choices)[1][0][1] == "this machine"
+    without = dataclasses.replace(
+        found, here=Row(card="cpu", devices=1, found=None, refused=StokerError("STK208", count=9, found=0))
+    )
+    names = [cells[1] for cells in without.table(without.choices)[1]]
+    assert names.index("this machine") == len(names) - 1
 
 
 def test_a_row_that_nobody_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
