@@ -1,6 +1,5 @@
 """A run on every card in words: the cells of one ranked table, the recommendation, and what would make it fit."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,7 +228,7 @@ def _price_source(row: Row) -> str:
     said = messages.text("compare.own_price") if own else _whose(row.bill)
     if row.bill.cost.billed_devices > row.devices:
         said += "; " + messages.text("compare.whole_machines", count=row.bill.cost.billed_devices)
-    return said + " " + messages.text("compare.setup", minutes=math.ceil(row.bill.setup_seconds / 60))
+    return said + " " + messages.text("compare.setup", minutes=round(row.bill.setup_seconds / 60))
 
 
 # ---- the table

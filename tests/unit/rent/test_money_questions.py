@@ -186,6 +186,14 @@ def test_the_answer_says_training_setup_and_what_is_billed_apart() -> None:
     )
 
 
+def test_setup_is_rounded_as_in_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 min 08 s are 9 minutes; it is the bill that is in whole units."""
+    monkeypatch.setattr(bill, "setup", lambda found, provider, region="": {"boot": 548.0})
+    found = ask()
+    assert "setup 9 min 08 s" in found.answer_sentence()
+    assert any("runpod +9 min" in str(cells[-1]) for cells in found.table(found.choices)[1])
+
+
 def test_what_nothing_keeps_to_is_said_with_the_nearest() -> None:
     said = ask(budget="3USD", by="1h").answer_sentence()
     assert said.startswith("Nothing keeps to 3 USD, 1 h 00 min; the nearest is 8 x RTX4090 from runpod: 3.20 USD")
