@@ -878,7 +878,7 @@ ENGLISH: dict[str, str] = {
     "compare.whole_machines": "paid for {count}",
     "compare.lacks": "{gib} GiB short",
     "compare.old": "torch needs 7.5, this is {capability}",
-    "compare.legend": "Time is training alone, money the whole stay. Second line: the range of nine in ten measured runs like it. * no other row is both faster and cheaper. why: strategy, micro x accumulation x devices, recompute (gradient checkpointing); the cheapest provider + its setup: boot, installation, download, preparing, loading, evaluation, saves.",
+    "compare.legend": "Time is training alone, money the whole stay. Second line: the range of nine in ten measured runs like it. * no other row is both faster, setup included, and cheaper. why: strategy, micro x accumulation x devices, recompute (gradient checkpointing); the cheapest provider + its setup: boot, installation, download, preparing, loading, evaluation, saves.",
     "compare.more": "{count} more row{count:|s} ({no} of them {no:does|do} not run): `--all` shows {count:it|them}; `--explain CARD` shows the arithmetic, `--card CARD` the plan",
     "compare.take": "Use {offer}",
     "compare.tight_only": "Nothing is certain to fit; this may: {offer}",

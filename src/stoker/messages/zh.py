@@ -878,7 +878,7 @@ CHINESE: dict[str, str] = {
     "compare.whole_machines": "按 {count} 张付费",
     "compare.lacks": "差 {gib} GiB",
     "compare.old": "torch 需 7.5，此卡 {capability}",
-    "compare.legend": "时间只含训练，费用为整个租用过程。第二行：十次同类实测有九次落在此区间。* 没有别的行既更快又更便宜。说明：并行策略，微批次 x 累积 x 设备数，重算（梯度检查点）；最便宜的平台 + 准备时间：开机、安装、下载、数据准备、加载、评估、保存。",
+    "compare.legend": "时间只含训练，费用为整个租用过程。第二行：十次同类实测有九次落在此区间。* 算上准备环境的时间，没有别的行既更快又更便宜。说明：并行策略，微批次 x 累积 x 设备数，重算（梯度检查点）；最便宜的平台 + 准备时间：开机、安装、下载、数据准备、加载、评估、保存。",
     "compare.more": "还有 {count} 行（其中 {no} 行跑不了）：`--all` 全部列出；`--explain CARD` 看算式，`--card CARD` 看计划",
     "compare.take": "建议用 {offer}",
     "compare.tight_only": "没有一定放得下的；也许可以：{offer}",
