@@ -13,7 +13,7 @@ from stoker.api.html_tables import Cell
 from stoker.config.run import Run
 from stoker.facts import setup_times
 from stoker.facts.prices import STALE_DAYS
-from stoker.plan import clocks
+from stoker.plan import clocks, remarks
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Plan, Resume
@@ -145,7 +145,7 @@ class Comparison:
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
             said.append(messages.text("compare.one_price", price=self.run.where.price))
-        return [*said, *self._data_remark()]
+        return [*said, *self._not_planned(), *self._data_remark()]
 
     def _keeps(self, bill: Bill) -> bool:
         return self.terms.keep(bill, bill.seconds[0])
@@ -158,6 +158,13 @@ class Comparison:
                 if self._keeps(bill):
                     best.setdefault(bill.provider, (row, bill))
         return list(best.values())
+
+    def _not_planned(self) -> list[str]:
+        """Options that no figure of the answer's row knows."""
+        found = self.answer.row.found if self.answer else None
+        if found is None:
+            return []
+        return [one.text for one in remarks.not_planned(self.run, found.way, found.constraints.precision)]
 
     def _data_remark(self) -> list[str]:
         """That tokens were estimated from files that are not prepared, where they were."""

@@ -237,6 +237,13 @@ def test_a_card_without_a_price_is_no_answer_to_a_budget() -> None:
     assert found.bill is not None
 
 
+def test_what_no_figure_knows_is_said_below_the_table() -> None:
+    dora = "tune: {method: lora}\nnative: {lora: {use_dora: true}}\n"
+    (line,) = [line for line in ask(dora).sentences() if line.startswith("Not in this plan: ")]
+    assert "use_dora" in line
+    assert not any("Not in this plan" in line for line in ask().sentences())
+
+
 def test_one_currency_stands_in_the_column() -> None:
     found = ask(currency="CNY")
     headings, cells = found.table(found.choices)
