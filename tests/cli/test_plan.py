@@ -133,6 +133,20 @@ def test_the_answer_keeps_to_what_is_asked(
         assert answer["bill"]["cost"]["amount"] <= found["terms"]["budget"]["amount"]
 
 
+@pytest.mark.parametrize("page", [(), ("--card", "RTX4090")])
+def test_a_broken_row_is_said_on_every_page(stoker: CommandLine, tmp_path: Path, page: tuple[str, ...]) -> None:
+    row = json.dumps({"instruction": "Name a river.", "output": "The Elbe."})
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n{row[:20]}\n{row}\n", encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    path.write_text("model: Qwen/Qwen2.5-0.5B\ndata: {train: rows.jsonl, pack: false}\n", encoding="utf-8")
+    said = stoker("plan", str(path), *page).out
+    assert "rows.jsonl:2" in said
+    assert "`stoker prepare` will stop there" in said
+    skipped = stoker("plan", str(path), *page, "--set", "data.on_bad_row=skip").out
+    assert "rows.jsonl:2" in skipped
+    assert "will stop there" not in skipped
+
+
 def test_no_card_and_gpus_is_the_page_of_this_machine(stoker: CommandLine) -> None:
     page = stoker("plan", "scratch_tiny", "--gpus", "0", "--set", "data.tokens=100000").out
     assert re.search(r"^fits +yes", page, re.M)

@@ -167,9 +167,12 @@ class Comparison:
         return [one.text for one in remarks.not_planned(self.run, found.way, found.constraints.precision)]
 
     def _data_remark(self) -> list[str]:
-        """That tokens were estimated from files that are not prepared, where they were."""
+        """That tokens were estimated from files that are not prepared, where they were, and rows that are bad."""
         said = [row.found.inputs.data.reasons for row in (self.here, *self.rows) if row.found]
-        return plan_page.data_remark(said[0]) if said and said[0] else []
+        if not said or not said[0]:
+            return []
+        bad = [one.text for one in said[0] if one.key.startswith("why.data.bad")]
+        return [*plan_page.data_remark(said[0]), *bad]
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""

@@ -739,6 +739,7 @@ ENGLISH: dict[str, str] = {
     "why.weighed": "weights of `{model_class}` counted tensor by tensor ({groups} groups); activations estimated by the general block, not checked by a trace for `{family}`",
     "why.family.untested": "`{family}` with this method was not tested by this version of Stoker; `stoker models` lists what was",
     "why.family.version": "`{family}` was tested with transformers {tested} ({date}); this machine has {here}",
+    "why.data.bad.stops": "{count} of the rows read cannot be used, the first at {where}: {reason}. `stoker prepare` will stop there: fix the row, or set `data.on_bad_row: skip`",
     "why.fits.tight": "expected to fit, but not certain: {needed} GiB, at most {high}, of {available} GiB",
     "why.card.old": "{card} has compute capability {capability}; current PyTorch builds start at 7.5",
     "why.card.taken": "`{given}` is taken as {card}; it may also mean {others}",

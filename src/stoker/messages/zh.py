@@ -739,6 +739,7 @@ CHINESE: dict[str, str] = {
     "why.weighed": "`{model_class}` 的权重逐个张量清点（{groups} 组）；激活值按通用块估算，`{family}` 未经跟踪核对",
     "why.family.untested": "这个版本的 Stoker 没有用这种方法测试过 `{family}`；`stoker models` 列出测试过的",
     "why.family.version": "`{family}` 是用 transformers {tested} 测试的（{date}）；本机是 {here}",
+    "why.data.bad.stops": "读到的行里有 {count} 行不能用，第一处在 {where}：{reason}。`stoker prepare` 会在那里停下：请修正该行，或设置 `data.on_bad_row: skip`",
     "why.fits.tight": "预计放得下，但不能保证：{needed} GiB，最多 {high}，共 {available} GiB",
     "why.card.old": "{card} 的计算能力为 {capability}；当前 PyTorch 从 7.5 起支持",
     "why.card.taken": "`{given}` 按 {card} 计；也可能指 {others}",

@@ -93,8 +93,9 @@ def test_packed_sequences_are_nearly_full(tmp_path: Path) -> None:
 
 def test_bad_rows_are_said_and_nothing_but_bad_rows_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE), alpaca("Tell me.", "")])
-    (bad,) = [reason for reason in size(tmp_path, "train: a.jsonl").reasons if reason.key == "why.data.bad"]
-    assert bad.fields["where"] == "a.jsonl:2"
+    for data, key in [("train: a.jsonl", "why.data.bad.stops"), ("train: a.jsonl, on_bad_row: skip", "why.data.bad")]:
+        (bad,) = [reason for reason in size(tmp_path, data).reasons if reason.key == key]
+        assert bad.fields["where"] == "a.jsonl:2"
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", "")])
     (tmp_path / "empty.jsonl").touch()
     for name, code in [("a.jsonl", "STK302"), ("empty.jsonl", "STK304"), ("none.jsonl", "STK301")]:
