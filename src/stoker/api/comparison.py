@@ -11,7 +11,7 @@ from stoker import messages
 from stoker.api import figures, html_tables, plan_page
 from stoker.api.html_tables import Cell
 from stoker.config.run import Run
-from stoker.facts import setup_times
+from stoker.facts import prices, setup_times
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import clocks, remarks
 from stoker.plan.clocks import Stay
@@ -117,6 +117,13 @@ class Comparison:
 
     def answer_sentence(self) -> str:
         """What to take, in one line."""
+        said = self._advice_sentence()
+        if self.answer is None or self.answer.bill is None or not self.answer.kept:
+            return said
+        reach = _beyond(self.terms, self.answer.bill)
+        return messages.text("compare.may_reach", said=said, most=reach) if reach else said
+
+    def _advice_sentence(self) -> str:
         found = self.answer
         if found is None:
             return messages.text("compare.none")
@@ -343,6 +350,18 @@ def _asked(terms: Terms) -> list[str]:
     """The terms in words."""
     budget = [f"{terms.budget[0]:g} {terms.budget[1]}"] if terms.budget else []
     return budget + ([figures.duration(terms.by_seconds)] if terms.by_seconds is not None else [])
+
+
+def _beyond(terms: Terms, bill: Bill) -> list[str]:
+    """The ends of a stay's intervals that lie beyond the terms."""
+    cost, found = bill.cost, []
+    if terms.budget and cost.amount_range[1] * prices.usd(cost.currency) > terms.budget[0] * prices.usd(
+        terms.budget[1]
+    ):
+        found.append(f"{cost.amount_range[1]:,.2f} {cost.currency}")
+    if terms.by_seconds is not None and bill.seconds[2] > terms.by_seconds:
+        found.append(figures.duration(bill.seconds[2]))
+    return found
 
 
 def _spot(bill: Bill, offered: str) -> str:

@@ -891,6 +891,7 @@ ENGLISH: dict[str, str] = {
     "compare.no_price": "no price known",
     "compare.one_price": "Your price of {price} is counted for this machine only",
     "compare.over": "Nothing keeps to {asked}; the nearest is {offer}",
+    "compare.may_reach": "{said}. It may reach {most}, beyond what was asked",
     "compare.faster": "At least twice as fast: {offer}",
     "compare.spot": "As spot, which may be taken away and then resumes elsewhere ({restarts} times expected): {offer}",
     "compare.offer": "{count} x {card} from {provider}: {amount}; training {training} + setup {setup}, billed {billed}",

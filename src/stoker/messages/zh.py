@@ -891,6 +891,7 @@ CHINESE: dict[str, str] = {
     "compare.no_price": "没有报价",
     "compare.one_price": "你的价格 {price} 只用于本机",
     "compare.over": "没有方案满足 {asked}；最接近的是 {offer}",
+    "compare.may_reach": "{said}。最多可能到 {most}，超出要求",
     "compare.faster": "至少快一倍：{offer}",
     "compare.spot": "抢占式，可能被收回，之后在别处继续（预计 {restarts} 次）：{offer}",
     "compare.offer": "{provider} 的 {count} x {card}：{amount}；训练 {training} + 准备 {setup}，计费 {billed}",

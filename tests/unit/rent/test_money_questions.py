@@ -199,6 +199,17 @@ def test_what_nothing_keeps_to_is_said_with_the_nearest() -> None:
     assert said.startswith("Nothing keeps to 3 USD, 1 h 00 min; the nearest is 8 x RTX4090 from runpod: 3.20 USD")
 
 
+def test_an_answer_that_may_go_beyond_what_was_asked_says_so() -> None:
+    """Setup takes half to twice as long: 4.25 to 5 h at 0.40 are 1.70 to 2.00, so 1.90 may not do, and 2.00 does."""
+    assert ask(budget="1.9USD").answer_sentence().endswith(". It may reach 2.00 USD, beyond what was asked")
+    assert (
+        ask(budget="1.9USD", by="4.75h")
+        .answer_sentence()
+        .endswith("may reach 2.00 USD, 5 h 00 min, beyond what was asked")
+    )
+    assert "may reach" not in ask(budget="2USD", by="5h").answer_sentence()
+
+
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     said = ask(budget="0USD").answer_sentence()
     assert said.startswith(
