@@ -101,7 +101,11 @@ def test_old_cards_say_why(stoker: CommandLine) -> None:
 
 def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: CommandLine) -> None:
     page = stoker("plan", RUN, "--card", "RTX4090").out
-    assert re.search(r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\); price: autodl 2026-03-28, \d+ days old", page, re.M)
+    assert re.search(
+        r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\) for training alone; price: autodl 2026-03-28,\s+\d+ days old",
+        page,
+        re.M,
+    )
     own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h").out
     assert re.search(r"^cost +[\d.]+ EUR .*; price: your price", own, re.M)
     by_word = stoker("plan", RUN, "--card", "RTX4090", "--set", "where.price=3 EUR/h").out
@@ -131,6 +135,17 @@ def test_the_answer_keeps_to_what_is_asked(
     assert provider in (None, answer["bill"]["provider"])
     if answer["kept"] and found["terms"]["budget"]:
         assert answer["bill"]["cost"]["amount"] <= found["terms"]["budget"]["amount"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_of_a_card_has_the_bill_of_the_table(stoker: CommandLine, language: str) -> None:
+    table = json.loads(stoker("plan", RUN, "--json", language=language).out)
+    cost = next(row["cost"] for row in table["rows"] if (row["card"], row["devices"]) == ("RTX4090", 2))
+    page = stoker("plan", RUN, "--card", "RTX4090", "--gpus", "2", language=language).out
+    (line,) = [line for line in page.splitlines() if line.startswith("  cost")]
+    assert f"{cost['amount']:,.2f} {cost['currency']}" in line
+    own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h", language=language).out
+    assert "  cost" not in own
 
 
 @pytest.mark.parametrize("page", [(), ("--card", "RTX4090")])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from stoker import messages
-from stoker.api import comparison, loading
+from stoker.api import comparison, figures, loading
 from stoker.api.comparison import Comparison
 from stoker.api.loading import RunSource
 from stoker.api.plan_page import PlanPage
@@ -42,7 +42,8 @@ def planned(run_file: RunFile, card: str | None, goal: Goal = "money") -> tuple[
     """The plan for a card, or for this machine, and what would make it fit where it does not."""
     inputs = inputs_for(run_file, card)
     made = make_plan(inputs)
-    made = made.model_copy(update={"reasons": [*card_reasons(card), *made.reasons]})
+    said = [*card_reasons(card), *(_stay_reasons(inputs, made) if card else []), *made.reasons]
+    made = made.model_copy(update={"reasons": said})
     return made, _ways_out(inputs, made, goal)
 
 
@@ -52,6 +53,20 @@ def card_reasons(name: str | None) -> list[Reason]:
         return []
     fields = {"given": name, "card": cards.find(name).name, "others": [other.name for other in others]}
     return [Reason(about="card", key="why.card.taken", fields=fields)]
+
+
+def _stay_reasons(inputs: Inputs, made: Plan) -> list[Reason]:
+    """What the table bills for the whole stay on this card; a price of one's own has no provider, and so no setup."""
+    known = _card(inputs.machine)
+    if known is None or made.fits == "no" or inputs.run.where.price:
+        return []
+    market = terms(inputs.run, MarketQuestion()).market
+    bill = comparing.on(inputs, known, made.batch.devices // inputs.machine.nodes, market).bill
+    if bill is None:
+        return []
+    fields = {"provider": bill.provider, "amount": figures.paid(bill.cost)}
+    fields |= {"setup": figures.duration(bill.setup_seconds), "billed": figures.duration(bill.billed_seconds)}
+    return [Reason(about="cost", key="why.stay", fields=fields)]
 
 
 def inputs_for(run_file: RunFile, card: str | None) -> Inputs:
