@@ -54,8 +54,8 @@ def test_the_table_is_short_and_says_how_to_see_the_rest(stoker: CommandLine) ->
 def test_the_answer_is_one_sentence_and_stands_first(stoker: CommandLine, language: str) -> None:
     best = rows(stoker, "--region", "global")["recommended"]
     sentence = stoker("plan", RUN, "--region", "global", language=language).out.splitlines()[0]
-    assert sentence.startswith({"en": "Use ", "zh": "建议用 "}[language])
-    assert f"{best['devices']} x {best['card']}" in sentence
+    assert sentence.startswith({"en": "Use ", "zh": "建议租 "}[language])
+    assert f"{best['devices']} {'x' if language == 'en' else '张'} {best['card']}" in sentence
     assert f"{best['cost']['amount']:,.2f} {best['cost']['currency']}" in sentence
 
 
@@ -86,7 +86,7 @@ def test_speed_comes_first_where_it_is_asked_for(stoker: CommandLine) -> None:
 def test_a_free_platform_is_counted_in_sessions(stoker: CommandLine) -> None:
     said = stoker("plan", RUN).out
     assert re.search(
-        r"^Free of charge[^:]*: 2 x T4, [^.]* in all\. (\d(-\d)? Kaggle sessions|one Kaggle session) of 8\.5 h",
+        r"^Free of charge[^:]*: 2 x T4, [^.]* in all; (\d(-\d)? Kaggle sessions|one Kaggle session) of 8\.5 h",
         said,
         re.M,
     )

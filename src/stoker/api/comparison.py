@@ -136,7 +136,9 @@ class Comparison:
             return messages.text("compare.only_free", asked=asked, said=said) if asked else said
         if found.bill and found.bill.kind == "spot":
             return _spot(found.bill, offered)
-        return messages.text("compare.tight_only" if found.row.fits == "tight" else "compare.take", offer=offered)
+        rented = found.bill is not None and found.bill.provider != setup_times.LOCAL
+        sure = "compare.take" if rented else "compare.take.own"
+        return messages.text("compare.tight_only" if found.row.fits == "tight" else sure, offer=offered)
 
     def sentences(self) -> list[str]:
         """What else there is: faster, taken away, free of charge, what would fit."""

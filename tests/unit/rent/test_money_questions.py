@@ -213,7 +213,7 @@ def test_an_answer_that_may_go_beyond_what_was_asked_says_so() -> None:
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     said = ask(budget="0USD").answer_sentence()
     assert said.startswith(
-        "Nothing on demand keeps to 0 USD. Free of charge: 2 x T4, 5 h 30 min in all. one Kaggle session of 8.5 h"
+        "Nothing on demand keeps to 0 USD. Free of charge: 2 x T4, 5 h 30 min in all; one Kaggle session of 8.5 h"
     )
     assert ask(provider="kaggle").answer_sentence().startswith("Free of charge: 2 x T4")
     assert not any("Free" in line for line in ask(by="2h").sentences())
