@@ -100,7 +100,7 @@ class Comparison:
 
     def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[Cell]]]:
         """Headings and cells of these rows, this machine first; where the run does not fit it, last."""
-        first = rows[0].seconds if rows else 0.0
+        first = rows[0].found.seconds[0] if rows and rows[0].found else 0.0
         unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
         keys = ("compare.card", "compare.count", "compare.fits", "compare.memory", "compare.speed", _UNITS[unit])
         headings = ["", *(messages.text(key) for key in keys)]
@@ -367,7 +367,10 @@ def _beyond(terms: Terms, bill: Bill) -> list[str]:
 
 
 def _spot(bill: Bill, offered: str) -> str:
-    return messages.text("compare.spot", offer=offered, restarts=f"{bill.restarts:.1f}")
+    restarts = f"{bill.restarts:.1f}"
+    if not float(restarts):
+        return messages.text("compare.spot.seldom", offer=offered)
+    return messages.text("compare.spot", offer=offered, restarts=restarts)
 
 
 def _spot_money(row: Row) -> float:

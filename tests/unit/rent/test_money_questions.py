@@ -238,6 +238,19 @@ def test_spot_is_said_as_spot_next_to_the_answer() -> None:
     (line,) = [line for line in ask().sentences() if "spot" in line]
     assert "may be taken away" in line
     assert "from runpod" in line
+    assert "interruptions expected" in line
+
+
+def test_a_short_run_is_counted_in_seconds_and_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute of training after half an hour of setup: 30 seconds, on every card."""
+    for card in HOURS:
+        monkeypatch.setitem(HOURS, card, 30 / 3600)
+    found = ask()
+    headings, cells = found.table(found.choices)
+    assert headings[6] == "seconds"
+    assert cells[0][6][0] == "30.0"
+    (line,) = [line for line in found.sentences() if "spot" in line]
+    assert "expected" not in line
 
 
 def test_a_card_without_a_price_is_no_answer_to_a_budget() -> None:
