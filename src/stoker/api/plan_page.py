@@ -62,8 +62,12 @@ def estimated_remark(made: Plan) -> list[str]:
 
 def data_remark(said: Iterable[Reason]) -> list[str]:
     """What data that is not prepared was estimated from."""
-    raw = [reason for reason in said if reason.key == "why.data.raw"]
-    return [messages.text("plan.data_raw", rows=raw[0].fields["rows"]) if raw else messages.text("plan.data_estimated")]
+    for reason in said:
+        if reason.key == "why.data.raw":
+            return [messages.text("plan.data_raw", rows=reason.fields["rows"])]
+        if reason.key == "why.data.sampled":
+            return [messages.text("plan.data_sampled", rows=reason.fields["rows"], read=reason.fields["read"])]
+    return [messages.text("plan.data_estimated")]
 
 
 def to_json(made: Plan) -> dict[str, Any]:

@@ -253,18 +253,20 @@ def _fill(lengths: list[float], length: int) -> float:
 def _reasons(
     samples: list[_Sample], rates: TokenRates, tokens: int, interval: tuple[float, float], on_bad_row: str
 ) -> Iterator[Reason]:
+    rows, read = (sum(sample.scale * sample.rows for sample in samples), sum(sample.rows for sample in samples))
+    sampled = not all(sample.whole for sample in samples)
     found = {
-        "rows": f"{round(sum(sample.scale * sample.rows for sample in samples)):,}",
+        "rows": f"{float(f'{rows:.2g}') if sampled else rows:,.0f}",
         "files": len(samples),
         "megabytes": f"{sum(sample.file.size_bytes for sample in samples) / 1e6:,.1f}",
         "tokens": f"{tokens:,}",
         "low": f"{round(tokens * interval[0]):,}",
         "high": f"{round(tokens * interval[1]):,}",
     }
-    yield Reason(about="data", key="why.data.raw", fields=found)
-    if not all(sample.whole for sample in samples):
-        read = sum(sample.rows for sample in samples)
-        yield Reason(about="data", key="why.data.sampled", fields={"rows": f"{read:,}"})
+    if sampled:
+        yield Reason(about="data", key="why.data.sampled", fields={**found, "read": f"{read:,}"})
+    else:
+        yield Reason(about="data", key="why.data.raw", fields=found)
     if not rates.known:
         yield Reason(about="data", key="why.data.vocabulary", fields={"name": rates.name})
     bad = [one for sample in samples for one in sample.bad]
