@@ -100,7 +100,7 @@ def test_old_cards_say_why(stoker: CommandLine) -> None:
 
 
 def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: CommandLine) -> None:
-    page = stoker("plan", RUN, "--card", "RTX4090").out
+    page = stoker("plan", RUN, "--card", "RTX4090", "--set", "budget.money=50CNY").out
     assert re.search(
         r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\) for training alone; price: autodl 2026-03-28,\s+\d+ days old",
         page,
@@ -144,6 +144,8 @@ def test_the_page_of_a_card_has_the_bill_of_the_table(stoker: CommandLine, langu
     page = stoker("plan", RUN, "--card", "RTX4090", "--gpus", "2", language=language).out
     (line,) = [line for line in page.splitlines() if line.startswith("  cost")]
     assert f"{cost['amount']:,.2f} {cost['currency']}" in line
+    alone = json.loads(stoker("plan", RUN, "--card", "RTX4090", "--json", language=language).out)["cost"]
+    assert alone["currency"] == cost["currency"] == {"en": "USD", "zh": "CNY"}[language]
     own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h", language=language).out
     assert "  cost" not in own
 
@@ -191,7 +193,7 @@ def test_the_arithmetic_of_the_explanation_holds(stoker: CommandLine) -> None:
         r"(\d+) sequences x ([\d,]+) tokens / ([\d.]+) s = ([\d,]+) tokens/s", speed
     ).groups()  # type: ignore[union-attr]
     assert int(batch) * int(mean) / float(per) == pytest.approx(int(pace.replace(",", "")), rel=0.01)
-    hours, count, price, amount = re.search(r"([\d.]+) h x (\d+) x ([\d.]+) CNY = ([\d.]+) CNY", said).groups()  # type: ignore[union-attr]
+    hours, count, price, amount = re.search(r"([\d.]+) h x (\d+) x ([\d.]+) USD = ([\d.]+) USD", said).groups()  # type: ignore[union-attr]
     assert float(hours) * int(count) * float(price) == pytest.approx(float(amount), abs=0.01)
     sizes = re.search(r"disk +(.*?) = ([\d.]+) GB", said, re.S)
     assert sizes

@@ -1,5 +1,6 @@
 """Plans a run for one machine, or for every card of the catalogue."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -70,8 +71,13 @@ def _stay_reasons(inputs: Inputs, made: Plan) -> list[Reason]:
 
 
 def inputs_for(run_file: RunFile, card: str | None) -> Inputs:
-    """What the plan for a card, or for this machine, follows from."""
-    return plan_inputs.inputs(run_file, None, plan_inputs.machine(card, run_file.run))
+    """What the plan for a card, or for this machine, follows from; a card's price is of the table's market."""
+    inputs = plan_inputs.inputs(run_file, None, plan_inputs.machine(card, run_file.run))
+    if card is None or inputs.run.where.price:
+        return inputs
+    currency = terms(inputs.run, MarketQuestion()).market.currency
+    offer = prices.cheapest(cards.find(card).name, len(inputs.machine.devices), currency)
+    return dataclasses.replace(inputs, offer=offer)
 
 
 @dataclass(frozen=True, kw_only=True)
