@@ -99,6 +99,15 @@ def test_old_cards_say_why(stoker: CommandLine) -> None:
     assert "6.0" in row["why"]
 
 
+def test_the_page_of_an_old_card_says_why_at_once_and_nothing_that_was_chosen(stoker: CommandLine) -> None:
+    page = stoker("plan", RUN, "--card", "P100").out
+    fits = page.splitlines()[1]
+    assert fits.startswith("fits")
+    assert "compute capability 6.0" in fits
+    assert "session" not in page
+    assert "stoker prove" not in page
+
+
 def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: CommandLine) -> None:
     page = stoker("plan", RUN, "--card", "RTX4090", "--set", "budget.money=50CNY").out
     assert re.search(

@@ -828,6 +828,7 @@ ENGLISH: dict[str, str] = {
     "plan.fits_row": "fits",
     "plan.fits.yes": "yes",
     "plan.fits.no": "no",
+    "plan.fits.old": "no: {why}",
     "plan.memory": "memory",
     "plan.main_memory": "memory",
     "plan.memory_value": "{used} ({low} to {high}) of {there} GiB",

@@ -828,6 +828,7 @@ CHINESE: dict[str, str] = {
     "plan.fits_row": "能否放下",
     "plan.fits.yes": "能",
     "plan.fits.no": "不能",
+    "plan.fits.old": "不能：{why}",
     "plan.memory": "显存",
     "plan.main_memory": "内存",
     "plan.memory_value": "{used}（{low} 至 {high}）/ {there} GiB",
