@@ -47,6 +47,8 @@ ENGLISH: dict[str, str] = {
     "gpus.price": "cheapest per hour (age)",
     "gpus.age": "{days} d",
     "gpus.own": "yours",
+    "gpus.stated": "{provider} {card}: {price}",
+    "gpus.stated_new": "{provider} {card}: {price}; no other price of `{provider}` is known: a new provider, if it is spelt right",
     "gpus.kept": "Kept {count} price{count:|s}: {path}",
     "models.family": "family",
     "models.pretrain": "pretrain",

@@ -47,6 +47,8 @@ CHINESE: dict[str, str] = {
     "gpus.price": "每小时最低价（报价时间）",
     "gpus.age": "{days} 天前",
     "gpus.own": "自定",
+    "gpus.stated": "{provider} {card}：{price}",
+    "gpus.stated_new": "{provider} {card}：{price}；没有 `{provider}` 的其他报价：如果没有写错，就是新平台",
     "gpus.kept": "已保存 {count} 个价格：{path}",
     "models.family": "模型族",
     "models.pretrain": "从零",
