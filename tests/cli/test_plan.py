@@ -284,6 +284,13 @@ def test_wrong_flags_are_explained(
     assert {"en": "hint: ", "zh": "提示："}[language] in done.err
 
 
+@pytest.mark.parametrize(("language", "example"), [("en", "`30USD`"), ("zh", "`50CNY`")])
+def test_a_budget_that_cannot_be_read_has_an_example_in_the_reader_s_money(
+    stoker: CommandLine, language: str, example: str
+) -> None:
+    assert example in stoker("plan", RUN, "--budget", "30块", language=language).err
+
+
 def test_a_price_in_the_run_file_that_cannot_be_read_names_its_line(stoker: CommandLine, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model: m\ndata: {train: a, tokens: 1000}\nwhere: {price: 3}\n", encoding="utf-8")

@@ -133,7 +133,8 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
     budget, by_seconds = own.budget, own.by_seconds
     if asked.budget is not None:
         if not values.is_money(asked.budget):
-            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example="`30USD`")
+            example = "`50CNY`" if messages.language() == "zh" else "`30USD`"
+            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example=example)
         budget = values.money(asked.budget)
     if asked.by is not None:
         if not values.is_duration(asked.by):
