@@ -234,6 +234,8 @@ def test_a_page_that_does_not_fit_says_what_would(stoker: CommandLine, tmp_path:
     assert any("`tune.method: lora`" in line and "1 x RTX4090" in line for line in changes)
     assert any("tune.method" not in line for line in changes)
     assert all(re.search(r"\d GiB", line) for line in changes)
+    paid = {found for line in changes for found in re.findall(r"\.\d+ ([A-Z]{3})\b", line)}
+    assert paid == {{"en": "USD", "zh": "CNY"}[language]}
 
 
 def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def comparison_of(inputs: Inputs, asked: Terms, here: Row) -> Comparison:
     """The same from its inputs alone: nothing is looked up."""
     known = [card for card in cards.cards() if comparing.offered(card, 1, asked.market)]
     rows = comparing.ranked(comparing.compare(inputs, known, market=asked.market), asked.goal)
-    changes = comparing.milder(inputs, known) if all(row.fits == "no" for row in rows) else []
+    changes = comparing.milder(inputs, known, market=asked.market) if all(row.fits == "no" for row in rows) else []
     return Comparison(inputs.run, asked, here, rows, changes, resume_here(inputs))
 
 
@@ -212,7 +212,8 @@ def _ways_out(inputs: Inputs, made: Plan, goal: Goal) -> list[Change]:
     if made.fits != "no":
         return []
     count = made.batch.devices // inputs.machine.nodes
-    return comparing.ways_out(inputs, cards.cards(), _card(inputs.machine), count, goal)
+    asked = terms(inputs.run, MarketQuestion(goal=goal))
+    return comparing.ways_out(inputs, cards.cards(), _card(inputs.machine), count, asked)
 
 
 def _card(machine: Machine) -> cards.Card | None:

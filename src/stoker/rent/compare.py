@@ -303,17 +303,19 @@ def a_choice(row: Row, taken: Row | None) -> bool:
     return taken is None or row.fits == "no" or row.seconds <= NOBODY_TAKES * taken.seconds
 
 
-def milder(inputs: Inputs, cards: Sequence[Card], counts: Sequence[int] = COUNTS) -> list[Change]:
+def milder(
+    inputs: Inputs, cards: Sequence[Card], counts: Sequence[int] = COUNTS, market: Market = ANYWHERE
+) -> list[Change]:
     """For each method and each key that needs less memory, the row with the least total memory that fits."""
     able = [(card, count) for card in cards for count in counts if _counts(card, count)]
     able.sort(key=lambda each: each[0].memory_bytes * each[1])
     runs = [dataclasses.replace(inputs, run=run) for run in _methods(inputs.run)]
-    found = [_change("method", asked.run.tune.method, (on(asked, *each) for each in able)) for asked in runs]
-    found += [_change("key", words, (on(asked, *each) for each in able)) for words, asked in _keys(inputs)]
+    found = [_change("method", asked.run.tune.method, (on(asked, *each, market) for each in able)) for asked in runs]
+    found += [_change("key", words, (on(asked, *each, market) for each in able)) for words, asked in _keys(inputs)]
     return [change for change in found if change]
 
 
-def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: int, goal: Goal) -> list[Change]:
+def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: int, terms: Terms) -> list[Change]:
     """What makes a run fit: a milder method, more of the card, or the card that the table of all would recommend.
 
     Args:
@@ -321,15 +323,15 @@ def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: in
         cards: The catalogue.
         card: The card it does not fit on; None for a processor.
         count: How many of it on each node.
-        goal: What the table is ranked by.
+        terms: What the table's answer has to keep to.
     """
-    found: list[Change | None] = [*milder(inputs, [card] if card else cards, [count] if card else COUNTS)]
+    found: list[Change | None] = [*milder(inputs, [card] if card else cards, [count] if card else COUNTS, terms.market)]
     if card:
-        more = (on(inputs, card, each) for each in COUNTS if each > count and card.kind == "cuda")
+        more = (on(inputs, card, each, terms.market) for each in COUNTS if each > count and card.kind == "cuda")
         found.append(_change("count", inputs.run.tune.method, more))
     able = [(one, each) for one in cards if one != card for each in COUNTS if _counts(one, each)]
-    others = ranked((on(inputs, *each) for each in able), goal)
-    best = recommend(others, Terms.of(inputs.run, goal)) or others[0]
+    others = ranked((on(inputs, *each, terms.market) for each in able), terms.goal)
+    best = recommend(others, terms) or others[0]
     found.append(_change("card", inputs.run.tune.method, [best]))
     return [change for change in found if change]
 
