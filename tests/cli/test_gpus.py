@@ -107,6 +107,16 @@ def test_a_price_of_one_s_own_wins_and_is_marked(
     assert "autodl (your price)" in said
 
 
+def test_a_price_is_repeated_as_it_is_kept_and_an_unknown_provider_is_said(
+    stoker: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    said = stoker("gpus", "--set", "autodl rtx4090 1.50CNY/h").err
+    assert "autodl RTX4090: 1.5 CNY/h" in said
+    assert "new provider" not in said
+    assert "a new provider" in stoker("gpus", "--set", "nosuch RTX4090 1USD/h").err
+
+
 def test_a_price_that_cannot_be_read_is_refused(stoker: CommandLine) -> None:
     done = stoker("gpus", "--set", "autodl RTX4090")
     assert done.code == 1

@@ -54,8 +54,8 @@ def test_the_table_is_short_and_says_how_to_see_the_rest(stoker: CommandLine) ->
 def test_the_answer_is_one_sentence_and_stands_first(stoker: CommandLine, language: str) -> None:
     best = rows(stoker, "--region", "global")["recommended"]
     sentence = stoker("plan", RUN, "--region", "global", language=language).out.splitlines()[0]
-    assert sentence.startswith({"en": "Use ", "zh": "建议用 "}[language])
-    assert f"{best['devices']} x {best['card']}" in sentence
+    assert sentence.startswith({"en": "Use ", "zh": "建议租 "}[language])
+    assert f"{best['devices']} {'x' if language == 'en' else '张'} {best['card']}" in sentence
     assert f"{best['cost']['amount']:,.2f} {best['cost']['currency']}" in sentence
 
 
@@ -86,7 +86,7 @@ def test_speed_comes_first_where_it_is_asked_for(stoker: CommandLine) -> None:
 def test_a_free_platform_is_counted_in_sessions(stoker: CommandLine) -> None:
     said = stoker("plan", RUN).out
     assert re.search(
-        r"^Free of charge[^:]*: 2 x T4, [^.]* in all\. (\d(-\d)? Kaggle sessions|one Kaggle session) of 8\.5 h",
+        r"^Free of charge[^:]*: 2 x T4, [^.]* in all; (\d(-\d)? Kaggle sessions|one Kaggle session) of 8\.5 h",
         said,
         re.M,
     )
@@ -99,9 +99,22 @@ def test_old_cards_say_why(stoker: CommandLine) -> None:
     assert "6.0" in row["why"]
 
 
+def test_the_page_of_an_old_card_says_why_at_once_and_nothing_that_was_chosen(stoker: CommandLine) -> None:
+    page = stoker("plan", RUN, "--card", "P100").out
+    fits = page.splitlines()[1]
+    assert fits.startswith("fits")
+    assert "compute capability 6.0" in fits
+    assert "session" not in page
+    assert "stoker prove" not in page
+
+
 def test_an_old_price_is_shown_with_its_age_and_your_own_without(stoker: CommandLine) -> None:
-    page = stoker("plan", RUN, "--card", "RTX4090").out
-    assert re.search(r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\); price: autodl 2026-03-28, \d+ days old", page, re.M)
+    page = stoker("plan", RUN, "--card", "RTX4090", "--set", "budget.money=50CNY").out
+    assert re.search(
+        r"^cost +[\d.]+ CNY \([\d.]+ to [\d.]+\) for training alone; price: autodl 2026-03-28,\s+\d+ days old",
+        page,
+        re.M,
+    )
     own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h").out
     assert re.search(r"^cost +[\d.]+ EUR .*; price: your price", own, re.M)
     by_word = stoker("plan", RUN, "--card", "RTX4090", "--set", "where.price=3 EUR/h").out
@@ -133,6 +146,33 @@ def test_the_answer_keeps_to_what_is_asked(
         assert answer["bill"]["cost"]["amount"] <= found["terms"]["budget"]["amount"]
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_of_a_card_has_the_bill_of_the_table(stoker: CommandLine, language: str) -> None:
+    table = json.loads(stoker("plan", RUN, "--json", language=language).out)
+    cost = next(row["cost"] for row in table["rows"] if (row["card"], row["devices"]) == ("RTX4090", 2))
+    page = stoker("plan", RUN, "--card", "RTX4090", "--gpus", "2", language=language).out
+    (line,) = [line for line in page.splitlines() if line.startswith("  cost")]
+    assert f"{cost['amount']:,.2f} {cost['currency']}" in line
+    alone = json.loads(stoker("plan", RUN, "--card", "RTX4090", "--json", language=language).out)["cost"]
+    assert alone["currency"] == cost["currency"] == {"en": "USD", "zh": "CNY"}[language]
+    own = stoker("plan", RUN, "--card", "RTX4090", "--price", "3EUR/h", language=language).out
+    assert "  cost" not in own
+
+
+@pytest.mark.parametrize("page", [(), ("--card", "RTX4090")])
+def test_a_broken_row_is_said_on_every_page(stoker: CommandLine, tmp_path: Path, page: tuple[str, ...]) -> None:
+    row = json.dumps({"instruction": "Name a river.", "output": "The Elbe."})
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n{row[:20]}\n{row}\n", encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    path.write_text("model: Qwen/Qwen2.5-0.5B\ndata: {train: rows.jsonl, pack: false}\n", encoding="utf-8")
+    said = stoker("plan", str(path), *page).out
+    assert "rows.jsonl:2" in said
+    assert "`stoker prepare` will stop there" in said
+    skipped = stoker("plan", str(path), *page, "--set", "data.on_bad_row=skip").out
+    assert "rows.jsonl:2" in skipped
+    assert "will stop there" not in skipped
+
+
 def test_no_card_and_gpus_is_the_page_of_this_machine(stoker: CommandLine) -> None:
     page = stoker("plan", "scratch_tiny", "--gpus", "0", "--set", "data.tokens=100000").out
     assert re.search(r"^fits +yes", page, re.M)
@@ -162,7 +202,7 @@ def test_the_arithmetic_of_the_explanation_holds(stoker: CommandLine) -> None:
         r"(\d+) sequences x ([\d,]+) tokens / ([\d.]+) s = ([\d,]+) tokens/s", speed
     ).groups()  # type: ignore[union-attr]
     assert int(batch) * int(mean) / float(per) == pytest.approx(int(pace.replace(",", "")), rel=0.01)
-    hours, count, price, amount = re.search(r"([\d.]+) h x (\d+) x ([\d.]+) CNY = ([\d.]+) CNY", said).groups()  # type: ignore[union-attr]
+    hours, count, price, amount = re.search(r"([\d.]+) h x (\d+) x ([\d.]+) USD = ([\d.]+) USD", said).groups()  # type: ignore[union-attr]
     assert float(hours) * int(count) * float(price) == pytest.approx(float(amount), abs=0.01)
     sizes = re.search(r"disk +(.*?) = ([\d.]+) GB", said, re.S)
     assert sizes
@@ -194,6 +234,8 @@ def test_a_page_that_does_not_fit_says_what_would(stoker: CommandLine, tmp_path:
     assert any("`tune.method: lora`" in line and "1 x RTX4090" in line for line in changes)
     assert any("tune.method" not in line for line in changes)
     assert all(re.search(r"\d GiB", line) for line in changes)
+    paid = {found for line in changes for found in re.findall(r"\.\d+ ([A-Z]{3})\b", line)}
+    assert paid == {{"en": "USD", "zh": "CNY"}[language]}
 
 
 def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine, tmp_path: Path) -> None:
@@ -216,6 +258,8 @@ def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine,
         (("--by", "soon"), "STK109", "--by"),
         (("--provider", "autodel"), "STK108", "--provider"),
         (("--currency", "USD", "--provider", "autodl"), "STK108", "--currency"),
+        (("--budget", "30USD", "--provider", "autodl"), "STK226", "`--budget 50CNY`"),
+        (("--budget", "30EUR"), "STK226", "`--budget 50USD`"),
         (("--region", "mars"), "STK108", "--region"),
         (("--card", "T4", "--budget", "30USD"), "STK224", ""),
         (("--price", "cheap"), "STK109", "--price"),
@@ -240,6 +284,13 @@ def test_wrong_flags_are_explained(
     assert "Traceback" not in done.err
     assert place in done.err
     assert {"en": "hint: ", "zh": "提示："}[language] in done.err
+
+
+@pytest.mark.parametrize(("language", "example"), [("en", "`30USD`"), ("zh", "`50CNY`")])
+def test_a_budget_that_cannot_be_read_has_an_example_in_the_reader_s_money(
+    stoker: CommandLine, language: str, example: str
+) -> None:
+    assert example in stoker("plan", RUN, "--budget", "30块", language=language).err
 
 
 def test_a_price_in_the_run_file_that_cannot_be_read_names_its_line(stoker: CommandLine, tmp_path: Path) -> None:

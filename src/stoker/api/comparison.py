@@ -1,6 +1,5 @@
 """A run on every card in words: the cells of one ranked table, the recommendation, and what would make it fit."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +11,9 @@ from stoker import messages
 from stoker.api import figures, html_tables, plan_page
 from stoker.api.html_tables import Cell
 from stoker.config.run import Run
-from stoker.facts import setup_times
+from stoker.facts import prices, setup_times
 from stoker.facts.prices import STALE_DAYS
-from stoker.plan import clocks
+from stoker.plan import clocks, remarks
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Plan, Resume
@@ -52,8 +51,13 @@ class Comparison:
     @cached_property
     def answer(self) -> Advice | None:
         """What to take, or what is nearest to what was asked; None where nothing fits."""
-        own = [self.here] if self.here.bill and self.here.fits != "no" else []
+        own = [self.here] if self._asks_here and self.here.bill and self.here.fits != "no" else []
         return compare.answer(compare.ranked([*own, *self.rows], self.goal), self.terms)
+
+    @property
+    def _asks_here(self) -> bool:
+        """Whether this machine is one of those that are asked about: a provider's are not."""
+        return self.terms.market.provider is None
 
     @property
     def recommended(self) -> Row | None:
@@ -95,16 +99,17 @@ class Comparison:
         return messages.text("compare.title", name=self.run.name, goal=messages.text(f"compare.goal.{self.goal}"))
 
     def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[Cell]]]:
-        """Headings and cells of these rows, this machine first."""
-        first = rows[0].seconds if rows else 0.0
+        """Headings and cells of these rows, this machine first; where the run does not fit it, last."""
+        first = rows[0].found.seconds[0] if rows and rows[0].found else 0.0
         unit = max((unit for unit in _UNITS if first >= _LEAST_UNITS * unit), default=1)
         keys = ("compare.card", "compare.count", "compare.fits", "compare.memory", "compare.speed", _UNITS[unit])
         headings = ["", *(messages.text(key) for key in keys)]
         currency = self.terms.market.currency
         headings += [currency or messages.text("compare.money"), messages.text("compare.why")]
         cells: list[list[Cell]] = []
-        own = [self.here] if compare.a_choice(self.here, self.answer.row if self.answer else None) else []
-        for row in (*own, *rows):
+        own = self._asks_here and compare.a_choice(self.here, self.answer.row if self.answer else None)
+        listed = [*rows, self.here] if self.here.fits == "no" else [self.here, *rows]
+        for row in listed if own else rows:
             name = messages.text("compare.here") if row is self.here else row.card
             mark = "*" if any(row is one for one in self.frontier) else ""
             cells.append([mark, name, str(row.devices), *_cells(row, unit, currency), _why(row)])
@@ -112,6 +117,13 @@ class Comparison:
 
     def answer_sentence(self) -> str:
         """What to take, in one line."""
+        said = self._advice_sentence()
+        if self.answer is None or self.answer.bill is None or not self.answer.kept:
+            return said
+        reach = _beyond(self.terms, self.answer.bill)
+        return messages.text("compare.may_reach", said=said, most=reach) if reach else said
+
+    def _advice_sentence(self) -> str:
         found = self.answer
         if found is None:
             return messages.text("compare.none")
@@ -119,10 +131,14 @@ class Comparison:
         if not found.kept:
             return messages.text("compare.over", asked=_asked(self.terms), offer=offered)
         if found.bill and found.bill.kind == "free":
-            return _free_of_charge(found.row, found.bill)
+            said = _free_of_charge(found.row, found.bill)
+            asked = _asked(self.terms) if any(row.bill for row in self.rows) else []
+            return messages.text("compare.only_free", asked=asked, said=said) if asked else said
         if found.bill and found.bill.kind == "spot":
             return _spot(found.bill, offered)
-        return messages.text("compare.tight_only" if found.row.fits == "tight" else "compare.take", offer=offered)
+        rented = found.bill is not None and found.bill.provider != setup_times.LOCAL
+        sure = "compare.take" if rented else "compare.take.own"
+        return messages.text("compare.tight_only" if found.row.fits == "tight" else sure, offer=offered)
 
     def sentences(self) -> list[str]:
         """What else there is: faster, taken away, free of charge, what would fit."""
@@ -133,12 +149,12 @@ class Comparison:
             said.append(messages.text("compare.faster", offer=_offered(quick, quick.bill)))
         taken = self.answer.bill
         spot = min((row for row in self.rows if row.spot and self._keeps(row.spot)), key=_spot_money, default=None)
-        if spot and spot.spot and spot.fits == "yes" and (taken is None or taken.kind == "demand"):
+        if spot and spot.spot and spot.fits == "yes" and (taken is None or taken.kind != "spot"):
             said.append(_spot(spot.spot, _offered(spot, spot.spot)))
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
             said.append(messages.text("compare.one_price", price=self.run.where.price))
-        return [*said, *self._data_remark()]
+        return [*said, *self._not_planned(), *self._data_remark()]
 
     def _keeps(self, bill: Bill) -> bool:
         return self.terms.keep(bill, bill.seconds[0])
@@ -152,10 +168,20 @@ class Comparison:
                     best.setdefault(bill.provider, (row, bill))
         return list(best.values())
 
+    def _not_planned(self) -> list[str]:
+        """Options that no figure of the answer's row knows."""
+        found = self.answer.row.found if self.answer else None
+        if found is None:
+            return []
+        return [one.text for one in remarks.not_planned(self.run, found.way, found.constraints.precision)]
+
     def _data_remark(self) -> list[str]:
-        """That tokens were estimated from files that are not prepared, where they were."""
+        """That tokens were estimated from files that are not prepared, where they were, and rows that are bad."""
         said = [row.found.inputs.data.reasons for row in (self.here, *self.rows) if row.found]
-        return plan_page.data_remark(said[0]) if said and said[0] else []
+        if not said or not said[0]:
+            return []
+        bad = [one.text for one in said[0] if one.key.startswith("why.data.bad")]
+        return [*plan_page.data_remark(said[0]), *bad]
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""
@@ -215,12 +241,13 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 def _price_source(row: Row) -> str:
     """Whose price it is, and how long the machine takes besides training."""
     if row.bill is None:
-        return messages.text("compare.no_price")
+        lent = [one.provider for one in row.free]
+        return messages.text("compare.lent", providers=lent) if lent else messages.text("compare.no_price")
     own = row.bill.provider == setup_times.LOCAL
     said = messages.text("compare.own_price") if own else _whose(row.bill)
     if row.bill.cost.billed_devices > row.devices:
         said += "; " + messages.text("compare.whole_machines", count=row.bill.cost.billed_devices)
-    return said + " " + messages.text("compare.setup", minutes=math.ceil(row.bill.setup_seconds / 60))
+    return said + " " + messages.text("compare.setup", minutes=round(row.bill.setup_seconds / 60))
 
 
 # ---- the table
@@ -327,8 +354,23 @@ def _asked(terms: Terms) -> list[str]:
     return budget + ([figures.duration(terms.by_seconds)] if terms.by_seconds is not None else [])
 
 
+def _beyond(terms: Terms, bill: Bill) -> list[str]:
+    """The ends of a stay's intervals that lie beyond the terms."""
+    cost, found = bill.cost, []
+    if terms.budget and cost.amount_range[1] * prices.usd(cost.currency) > terms.budget[0] * prices.usd(
+        terms.budget[1]
+    ):
+        found.append(f"{cost.amount_range[1]:,.2f} {cost.currency}")
+    if terms.by_seconds is not None and bill.seconds[2] > terms.by_seconds:
+        found.append(figures.duration(bill.seconds[2]))
+    return found
+
+
 def _spot(bill: Bill, offered: str) -> str:
-    return messages.text("compare.spot", offer=offered, restarts=f"{bill.restarts:.1f}")
+    restarts = f"{bill.restarts:.1f}"
+    if not float(restarts):
+        return messages.text("compare.spot.seldom", offer=offered)
+    return messages.text("compare.spot", offer=offered, restarts=restarts)
 
 
 def _spot_money(row: Row) -> float:

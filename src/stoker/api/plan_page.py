@@ -11,6 +11,9 @@ from stoker.facts.prices import STALE_DAYS
 from stoker.plan import money
 from stoker.plan.plan import Cost, Plan, Reason, Resume
 
+_OF_NO_CHOICE = ("why.card.taken", "why.data")
+"""Reasons that hold on a card that nothing runs on."""
+
 
 class PlanPage(Plan):
     """A plan that shows itself: as text in a terminal, as a table in a notebook."""
@@ -51,8 +54,14 @@ def title(made: Plan) -> str:
 
 
 def reasons(made: Plan) -> list[str]:
-    """A line for each reason."""
-    return [messages.text("plan.reason", about=reason.about, text=reason.text) for reason in made.reasons]
+    """A line for each reason; where the card is refused, no choice was made."""
+    said = [one for one in made.reasons if one.key.startswith(_OF_NO_CHOICE)] if _too_old(made) else made.reasons
+    return [messages.text("plan.reason", about=reason.about, text=reason.text) for reason in said]
+
+
+def _too_old(made: Plan) -> str:
+    """Why no build of torch runs on the card, if so."""
+    return next((one.text for one in made.reasons if one.key == "why.card.old"), "")
 
 
 def estimated_remark(made: Plan) -> list[str]:
@@ -62,8 +71,12 @@ def estimated_remark(made: Plan) -> list[str]:
 
 def data_remark(said: Iterable[Reason]) -> list[str]:
     """What data that is not prepared was estimated from."""
-    raw = [reason for reason in said if reason.key == "why.data.raw"]
-    return [messages.text("plan.data_raw", rows=raw[0].fields["rows"]) if raw else messages.text("plan.data_estimated")]
+    for reason in said:
+        if reason.key == "why.data.raw":
+            return [messages.text("plan.data_raw", rows=reason.fields["rows"])]
+        if reason.key == "why.data.sampled":
+            return [messages.text("plan.data_sampled", rows=reason.fields["rows"], read=reason.fields["read"])]
+    return [messages.text("plan.data_estimated")]
 
 
 def to_json(made: Plan) -> dict[str, Any]:
@@ -80,7 +93,7 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     low, high = (f"{each / 2**30:.1f}" for each in made.memory.device_bytes_range)
     steps = made.steps
     rows = [
-        ("plan.fits_row", messages.text(f"plan.fits.{made.fits}")),
+        ("plan.fits_row", _fits(made)),
         (
             "plan.main_memory" if made.device == "cpu" else "plan.memory",
             messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
@@ -98,6 +111,12 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     if made.resume:
         rows.append(("plan.resume", resume_text(made.resume)))
     return [(messages.text(key), value) for key, value in rows]
+
+
+def _fits(made: Plan) -> str:
+    """The verdict, with the card where that is what refuses."""
+    old = _too_old(made)
+    return messages.text("plan.fits.old", why=old) if old else messages.text(f"plan.fits.{made.fits}")
 
 
 def _pace(made: Plan) -> list[tuple[str, str]]:

@@ -1,11 +1,12 @@
 """Plans a run for one machine, or for every card of the catalogue."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from stoker import messages
-from stoker.api import comparison, loading
+from stoker.api import comparison, figures, loading
 from stoker.api.comparison import Comparison
 from stoker.api.loading import RunSource
 from stoker.api.plan_page import PlanPage
@@ -42,7 +43,8 @@ def planned(run_file: RunFile, card: str | None, goal: Goal = "money") -> tuple[
     """The plan for a card, or for this machine, and what would make it fit where it does not."""
     inputs = inputs_for(run_file, card)
     made = make_plan(inputs)
-    made = made.model_copy(update={"reasons": [*card_reasons(card), *made.reasons]})
+    said = [*card_reasons(card), *(_stay_reasons(inputs, made) if card else []), *made.reasons]
+    made = made.model_copy(update={"reasons": said})
     return made, _ways_out(inputs, made, goal)
 
 
@@ -54,9 +56,28 @@ def card_reasons(name: str | None) -> list[Reason]:
     return [Reason(about="card", key="why.card.taken", fields=fields)]
 
 
+def _stay_reasons(inputs: Inputs, made: Plan) -> list[Reason]:
+    """What the table bills for the whole stay on this card; a price of one's own has no provider, and so no setup."""
+    known = _card(inputs.machine)
+    if known is None or made.fits == "no" or inputs.run.where.price:
+        return []
+    market = terms(inputs.run, MarketQuestion()).market
+    bill = comparing.on(inputs, known, made.batch.devices // inputs.machine.nodes, market).bill
+    if bill is None:
+        return []
+    fields = {"provider": bill.provider, "amount": figures.paid(bill.cost)}
+    fields |= {"setup": figures.duration(bill.setup_seconds), "billed": figures.duration(bill.billed_seconds)}
+    return [Reason(about="cost", key="why.stay", fields=fields)]
+
+
 def inputs_for(run_file: RunFile, card: str | None) -> Inputs:
-    """What the plan for a card, or for this machine, follows from."""
-    return plan_inputs.inputs(run_file, None, plan_inputs.machine(card, run_file.run))
+    """What the plan for a card, or for this machine, follows from; a card's price is of the table's market."""
+    inputs = plan_inputs.inputs(run_file, None, plan_inputs.machine(card, run_file.run))
+    if card is None or inputs.run.where.price:
+        return inputs
+    currency = terms(inputs.run, MarketQuestion()).market.currency
+    offer = prices.cheapest(cards.find(card).name, len(inputs.machine.devices), currency)
+    return dataclasses.replace(inputs, offer=offer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +133,8 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
     budget, by_seconds = own.budget, own.by_seconds
     if asked.budget is not None:
         if not values.is_money(asked.budget):
-            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example="`30USD`")
+            example = "`50CNY`" if messages.language() == "zh" else "`30USD`"
+            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example=example)
         budget = values.money(asked.budget)
     if asked.by is not None:
         if not values.is_duration(asked.by):
@@ -120,6 +142,9 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
         by_seconds = values.duration_seconds(asked.by)
     price = values.price(run.where.price)[1] if run.where.price else None
     market = _market(asked, budget[1] if budget else price, flags)
+    if asked.budget is not None and budget and budget[1] != market.currency:
+        example = f"`{flags}budget 50{market.currency}`"
+        raise StokerError("STK226", f"{flags}budget", given=budget[1], paid=market.currency, example=example)
     return Terms(goal=own.goal, budget=budget, by_seconds=by_seconds, market=market)
 
 
@@ -128,13 +153,16 @@ def _market(asked: MarketQuestion, currency: str | None, flags: str) -> Market:
     region: Region | None = None
     if asked.region is not None:
         region = "cn" if _checked(asked.region, get_args(Region), f"{flags}region") == "cn" else "global"
+    lenders = [one.name for one in platforms.platforms() if any(card.free for card in one.cards)]
     if asked.provider is not None:
-        lenders = [one.name for one in platforms.platforms() if any(card.free for card in one.cards)]
         _checked(asked.provider, [*prices.providers(), *lenders], f"{flags}provider")
+        regions = {one.region for one in prices.all_offers() if one.cloud == asked.provider}
+        if region is not None:
+            _checked(region, sorted(regions or {"global"}), f"{flags}region")
     elif region is None and asked.currency is None and currency is None:
         region = "cn" if messages.language() == "zh" else "global"
     market = Market(provider=asked.provider, region=region)
-    known = prices.currencies(market)
+    known = prices.currencies(market) or prices.currencies()  # what is lent costs nothing in any of them
     if asked.currency is not None:
         _checked(asked.currency, known, f"{flags}currency")
     paid = currency if currency in known else next(iter(known), prices.CURRENCIES["global"])
@@ -163,8 +191,9 @@ def compared(run_file: RunFile, asked: Terms) -> Comparison:
 
 def comparison_of(inputs: Inputs, asked: Terms, here: Row) -> Comparison:
     """The same from its inputs alone: nothing is looked up."""
-    rows = comparing.ranked(comparing.compare(inputs, cards.cards(), market=asked.market), asked.goal)
-    changes = comparing.milder(inputs, cards.cards()) if all(row.fits == "no" for row in rows) else []
+    known = [card for card in cards.cards() if comparing.offered(card, 1, asked.market)]
+    rows = comparing.ranked(comparing.compare(inputs, known, market=asked.market), asked.goal)
+    changes = comparing.milder(inputs, known, market=asked.market) if all(row.fits == "no" for row in rows) else []
     return Comparison(inputs.run, asked, here, rows, changes, resume_here(inputs))
 
 
@@ -183,7 +212,8 @@ def _ways_out(inputs: Inputs, made: Plan, goal: Goal) -> list[Change]:
     if made.fits != "no":
         return []
     count = made.batch.devices // inputs.machine.nodes
-    return comparing.ways_out(inputs, cards.cards(), _card(inputs.machine), count, goal)
+    asked = terms(inputs.run, MarketQuestion(goal=goal))
+    return comparing.ways_out(inputs, cards.cards(), _card(inputs.machine), count, asked)
 
 
 def _card(machine: Machine) -> cards.Card | None:

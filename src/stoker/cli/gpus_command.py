@@ -23,14 +23,14 @@ _ORDERS: dict[str, Callable[[Card], Any]] = {
 }
 
 
-_PRICE_WORDS = 3
-
-
 def keep_prices(texts: list[str], *, catalogue: bool) -> None:
     """Keep the user's own prices, and with `catalogue` those of SkyPilot's."""
+    known = prices.providers()
     found = [_stated(text) for text in texts]
-    if catalogue:
-        found += sky_catalogue.offers()
+    for one in found:
+        key = "gpus.stated" if one.cloud in known else "gpus.stated_new"
+        console.talk(key, provider=one.cloud, card=one.cards[0], price=f"{one.price_per_hour:g} {one.currency}/h")
+    found += sky_catalogue.offers() if catalogue else []
     prices.keep(found)
     console.talk("gpus.kept", count=len(found), path=prices.own_file())
 
@@ -38,7 +38,7 @@ def keep_prices(texts: list[str], *, catalogue: bool) -> None:
 def _stated(text: str) -> Offer:
     """`autodl RTX4090 1.88CNY/h` as an offer of today."""
     words = text.split(maxsplit=2)
-    if len(words) < _PRICE_WORDS or not values.is_price(words[2]):
+    if not words[2:] or not values.is_price(words[2]):
         raise StokerError("STK109", "--set", given=f"`{text}`", example="`autodl RTX4090 1.88CNY/h`")
     provider, card, price = words
     stated = prices.stated(provider.lower(), *values.price(price))

@@ -238,7 +238,7 @@ def _facts(run: Run, samples: list[_Sample], rates: TokenRates) -> DataFacts:
         has_eval=run.data.eval is not None,
         disk_bytes=round(4 * everything),
         interval=(low, high),
-        reasons=tuple(_reasons(samples, rates, round(everything), (low, high))),
+        reasons=tuple(_reasons(samples, rates, round(everything), (low, high), run.data.on_bad_row)),
     )
 
 
@@ -250,25 +250,30 @@ def _fill(lengths: list[float], length: int) -> float:
     return sum(pieces) / (length * len(packing.best_fit(pieces, length)))
 
 
-def _reasons(samples: list[_Sample], rates: TokenRates, tokens: int, interval: tuple[float, float]) -> Iterator[Reason]:
+def _reasons(
+    samples: list[_Sample], rates: TokenRates, tokens: int, interval: tuple[float, float], on_bad_row: str
+) -> Iterator[Reason]:
+    rows, read = (sum(sample.scale * sample.rows for sample in samples), sum(sample.rows for sample in samples))
+    sampled = not all(sample.whole for sample in samples)
     found = {
-        "rows": f"{round(sum(sample.scale * sample.rows for sample in samples)):,}",
+        "rows": f"{float(f'{rows:.2g}') if sampled else rows:,.0f}",
         "files": len(samples),
         "megabytes": f"{sum(sample.file.size_bytes for sample in samples) / 1e6:,.1f}",
         "tokens": f"{tokens:,}",
         "low": f"{round(tokens * interval[0]):,}",
         "high": f"{round(tokens * interval[1]):,}",
     }
-    yield Reason(about="data", key="why.data.raw", fields=found)
-    if not all(sample.whole for sample in samples):
-        read = sum(sample.rows for sample in samples)
-        yield Reason(about="data", key="why.data.sampled", fields={"rows": f"{read:,}"})
+    if sampled:
+        yield Reason(about="data", key="why.data.sampled", fields={**found, "read": f"{read:,}"})
+    else:
+        yield Reason(about="data", key="why.data.raw", fields=found)
     if not rates.known:
         yield Reason(about="data", key="why.data.vocabulary", fields={"name": rates.name})
     bad = [one for sample in samples for one in sample.bad]
     if bad:
         fields = {"count": len(bad), "where": bad[0][0], "reason": bad[0][1]}
-        yield Reason(about="data", key="why.data.bad", fields=fields)
+        key = "why.data.bad" if on_bad_row == "skip" else "why.data.bad.stops"
+        yield Reason(about="data", key=key, fields=fields)
 
 
 def _nothing(samples: list[_Sample]) -> StokerError:

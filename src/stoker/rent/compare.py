@@ -13,7 +13,7 @@ from typing import Literal
 from stoker.config import values
 from stoker.config.run import Lora, Qlora, Run, Tune
 from stoker.errors import StokerError
-from stoker.facts import prices, setup_times
+from stoker.facts import platforms, prices, setup_times
 from stoker.facts.cards import Card
 from stoker.facts.machine import Machine
 from stoker.facts.prices import ANYWHERE, Market
@@ -142,14 +142,23 @@ class Advice:
 def compare(
     inputs: Inputs, cards: Iterable[Card], counts: Sequence[int] = COUNTS, market: Market = ANYWHERE
 ) -> list[Row]:
-    """A row for every card and count, in the catalogue's order; a Mac has one GPU.
+    """A row for every card and count, in the catalogue's order; a Mac has one GPU, and a provider what it offers.
 
     An error on every card is raised, not listed.
     """
-    rows = [on(inputs, card, count, market) for card in cards for count in counts if count == 1 or card.kind == "cuda"]
+    asked = [(card, count) for card in cards for count in counts if _counts(card, count)]
+    rows = [on(inputs, card, count, market) for card, count in asked if offered(card, count, market)]
     if all(one.refused for one in rows) and rows[0].refused:
         raise rows[0].refused
     return rows
+
+
+def offered(card: Card, count: int, market: Market) -> bool:
+    """Whether so many of a card are for rent or lent in a market; a market of no provider has every card."""
+    if market.provider is None or prices.maintained(card.name, market):
+        return True
+    lent = [one for platform in platforms.platforms() if platform.name == market.provider for one in platform.cards]
+    return any(one.free and one.card == card.name and one.count >= count for one in lent)
 
 
 def on(inputs: Inputs, card: Card, count: int, market: Market = ANYWHERE) -> Row:
@@ -245,18 +254,22 @@ def shortlist(rows: list[Row], marked: list[Row], advised: list[Row], size: int)
 
 
 def answer(rows: list[Row], terms: Terms) -> Advice | None:
-    """What to take of a ranked list: on demand, else free of charge, else spot; else what is nearest.
+    """What to take of a ranked list: on demand, else free of charge, the fastest first, else spot, the cheapest first.
 
-    None where nothing fits.
+    Else what has no price; else what is nearest. None where nothing fits.
     """
     able = [row for row in rows if row.fits != "no"]
-    if taken := recommend(able, terms):
+    if taken := recommend([row for row in able if row.bill], terms):
         return Advice(taken, taken.bill, kept=True)
-    others = [(row, bill) for row in able for bill in row.free]
-    others += sorted(((row, row.spot) for row in able if row.spot), key=lambda each: _price(each[1]))
+    lent = [(row, bill) for row in able for bill in row.free]
+    spots = [(row, row.spot) for row in able if row.spot]
+    others = sorted(lent, key=lambda each: (_VERDICTS.index(each[0].fits), each[1].seconds[0]))
+    others += sorted(spots, key=lambda each: _price(each[1]))
     for row, bill in others:
         if terms.keep(bill, bill.seconds[0]):
             return Advice(row, bill, kept=True)
+    if taken := recommend(able, terms):
+        return Advice(taken, None, kept=True)
     near = nearest(able, terms)
     return Advice(near, near.bill, kept=False) if near else None
 
@@ -290,17 +303,19 @@ def a_choice(row: Row, taken: Row | None) -> bool:
     return taken is None or row.fits == "no" or row.seconds <= NOBODY_TAKES * taken.seconds
 
 
-def milder(inputs: Inputs, cards: Sequence[Card], counts: Sequence[int] = COUNTS) -> list[Change]:
+def milder(
+    inputs: Inputs, cards: Sequence[Card], counts: Sequence[int] = COUNTS, market: Market = ANYWHERE
+) -> list[Change]:
     """For each method and each key that needs less memory, the row with the least total memory that fits."""
     able = [(card, count) for card in cards for count in counts if _counts(card, count)]
     able.sort(key=lambda each: each[0].memory_bytes * each[1])
     runs = [dataclasses.replace(inputs, run=run) for run in _methods(inputs.run)]
-    found = [_change("method", asked.run.tune.method, (on(asked, *each) for each in able)) for asked in runs]
-    found += [_change("key", words, (on(asked, *each) for each in able)) for words, asked in _keys(inputs)]
+    found = [_change("method", asked.run.tune.method, (on(asked, *each, market) for each in able)) for asked in runs]
+    found += [_change("key", words, (on(asked, *each, market) for each in able)) for words, asked in _keys(inputs)]
     return [change for change in found if change]
 
 
-def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: int, goal: Goal) -> list[Change]:
+def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: int, terms: Terms) -> list[Change]:
     """What makes a run fit: a milder method, more of the card, or the card that the table of all would recommend.
 
     Args:
@@ -308,15 +323,15 @@ def ways_out(inputs: Inputs, cards: Sequence[Card], card: Card | None, count: in
         cards: The catalogue.
         card: The card it does not fit on; None for a processor.
         count: How many of it on each node.
-        goal: What the table is ranked by.
+        terms: What the table's answer has to keep to.
     """
-    found: list[Change | None] = [*milder(inputs, [card] if card else cards, [count] if card else COUNTS)]
+    found: list[Change | None] = [*milder(inputs, [card] if card else cards, [count] if card else COUNTS, terms.market)]
     if card:
-        more = (on(inputs, card, each) for each in COUNTS if each > count and card.kind == "cuda")
+        more = (on(inputs, card, each, terms.market) for each in COUNTS if each > count and card.kind == "cuda")
         found.append(_change("count", inputs.run.tune.method, more))
     able = [(one, each) for one in cards if one != card for each in COUNTS if _counts(one, each)]
-    others = ranked((on(inputs, *each) for each in able), goal)
-    best = recommend(others, Terms.of(inputs.run, goal)) or others[0]
+    others = ranked((on(inputs, *each, terms.market) for each in able), terms.goal)
+    best = recommend(others, terms) or others[0]
     found.append(_change("card", inputs.run.tune.method, [best]))
     return [change for change in found if change]
 

@@ -10,7 +10,7 @@ import pytest
 import stoker
 from stoker.api import html_tables
 from stoker.errors import StokerError
-from stoker.plan import money
+from stoker.facts import prices
 
 LIGHT = """
 import json, sys
@@ -93,7 +93,7 @@ def test_a_plan_that_does_not_fit_says_what_would_and_no_time_or_money() -> None
 
 def test_a_card_without_a_known_price_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no known price" not in str(stoker.plan("scratch_tiny", card="RTX4090"))
-    monkeypatch.setattr(money, "offer", lambda run, card, count: None)
+    monkeypatch.setattr(prices, "maintained", lambda card, market=None: [])
     assert "cost  no known price; give `--price` (`where.price`)" in str(stoker.plan("scratch_tiny", card="RTX4090"))
 
 

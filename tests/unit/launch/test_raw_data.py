@@ -75,7 +75,12 @@ def test_a_large_file_is_sampled_without_bias(tmp_path: Path, monkeypatch: pytes
     assert sampled.tokens == pytest.approx(whole.tokens, rel=0.1)
     assert sampled.sequences == pytest.approx(800, rel=0.1)
     assert sampled.interval[1] > whole.interval[1]
-    assert [reason.key for reason in sampled.reasons] == ["why.data.raw", "why.data.sampled"]
+    (said,) = sampled.reasons
+    assert said.key == "why.data.sampled"
+    rows_said = int(said.fields["rows"])
+    assert rows_said == pytest.approx(800, rel=0.1)
+    assert rows_said % 10 == 0  # no digit that was not counted
+    assert int(said.fields["read"]) < 800
 
 
 def test_weights_and_the_eval_share_count(tmp_path: Path) -> None:
@@ -93,8 +98,9 @@ def test_packed_sequences_are_nearly_full(tmp_path: Path) -> None:
 
 def test_bad_rows_are_said_and_nothing_but_bad_rows_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE), alpaca("Tell me.", "")])
-    (bad,) = [reason for reason in size(tmp_path, "train: a.jsonl").reasons if reason.key == "why.data.bad"]
-    assert bad.fields["where"] == "a.jsonl:2"
+    for data, key in [("train: a.jsonl", "why.data.bad.stops"), ("train: a.jsonl, on_bad_row: skip", "why.data.bad")]:
+        (bad,) = [reason for reason in size(tmp_path, data).reasons if reason.key == key]
+        assert bad.fields["where"] == "a.jsonl:2"
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", "")])
     (tmp_path / "empty.jsonl").touch()
     for name, code in [("a.jsonl", "STK302"), ("empty.jsonl", "STK304"), ("none.jsonl", "STK301")]:

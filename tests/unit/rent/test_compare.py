@@ -145,7 +145,7 @@ def test_another_method_count_or_card_changes_nothing_else() -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\n")
     card = cards.find("RTX4090")
     assert compare.on(full, card, 1).fits == "no"
-    changes = {change.kind: change for change in compare.ways_out(full, cards.cards(), card, 1, "money")}
+    changes = {change.kind: change for change in compare.ways_out(full, cards.cards(), card, 1, Terms.of(full.run))}
     method = changes["method"]
     assert (method.method, method.row.card, method.row.devices) == ("lora", "RTX4090", 1) or method.method == "qlora"
     for kind, change in changes.items():
@@ -162,7 +162,9 @@ def test_another_method_count_or_card_changes_nothing_else() -> None:
 def test_the_card_that_would_fit_is_the_one_the_table_recommends(goal: compare.Goal) -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\n", SMALL)
     card = cards.find("RTX3080-10")
-    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1, goal) if c.kind == "card")
+    change = next(
+        c for c in compare.ways_out(full, cards.cards(), card, 1, Terms.of(full.run, goal)) if c.kind == "card"
+    )
     best = compare.recommend(compare.ranked(compare.compare(full, cards.cards()), goal), Terms.of(full.run))
     assert best is not None
     assert (change.row.card, change.row.devices) == (best.card, best.devices)
@@ -171,7 +173,7 @@ def test_the_card_that_would_fit_is_the_one_the_table_recommends(goal: compare.G
 def test_a_card_beyond_the_budget_is_proposed_where_none_is_within() -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\nbudget: {money: 0.0001 USD}\n", SMALL)
     card = cards.find("RTX3080-10")
-    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1, "money") if c.kind == "card")
+    change = next(c for c in compare.ways_out(full, cards.cards(), card, 1, Terms.of(full.run)) if c.kind == "card")
     assert change.row.fits == "yes"
 
 

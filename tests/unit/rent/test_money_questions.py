@@ -16,6 +16,7 @@ of it; setup takes 0.5 h everywhere, and whole minutes are billed. So one card i
 | T4       | 1 | 10.5  | nobody sells it; Kaggle lends two, Colab one             | free                   |
 """
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from stoker.api import planning
 from stoker.api.comparison import Comparison
 from stoker.api.planning import MarketQuestion
 from stoker.config import load
+from stoker.errors import StokerError
 from stoker.facts import cards, prices, shapes
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
 from stoker.plan import data, money
 from stoker.plan.make import Found, Inputs
 from stoker.rent import bill, compare
+from stoker.rent.compare import Row
 
 HOURS = {"RTX4090": 4.0, "A100-80-SXM4": 2.0, "H100-SXM": 1.0, "T4": 10.0}
 SETUP = {"boot": 600.0, "environment": 1200.0}
@@ -104,6 +107,10 @@ QUESTIONS: dict[str, tuple[dict[str, Any], tuple[str, int, str, str, bool]]] = {
     "no money": ({"budget": "0USD"}, ("T4", 2, "kaggle", "0.00 USD", True)),
     # Colab lends one.
     "a lender": ({"provider": "colab", "budget": "0USD"}, ("T4", 1, "colab", "0.00 USD", True)),
+    # Kaggle sells nothing, so only what it lends can be meant: two T4 take 5.5 h, one 10.5 h.
+    "a lender and nothing else": ({"provider": "kaggle"}, ("T4", 2, "kaggle", "0.00 USD", True)),
+    # In yuan too: what is lent costs none of them.
+    "a lender and a currency": ({"provider": "colab", "currency": "CNY"}, ("T4", 1, "colab", "0.00 CNY", True)),
     # 1.50 pays for no machine on demand (1.80), and 5 h are too few for Kaggle (5.5 h). One 4090 as spot: 4 h of work
     # at a failure every 2 h take over 4 h, so over 5 h with setup: too late. Two take 2 h of work, about 3 h in all:
     # 2 x 0.20 x 3 h = 1.2.
@@ -145,6 +152,27 @@ def test_your_own_price_is_of_your_own_machine_only() -> None:
     assert dear.answer.row is not dear.here
 
 
+def test_a_provider_has_no_rows_but_its_own() -> None:
+    """Kaggle lends one or two T4 and nothing else; this machine at your price is not Kaggle's either."""
+    found = ask("where: {price: 0.01 USD/h}\n", provider="kaggle")
+    assert {(row.card, row.devices) for row in found.rows} == {("T4", 1), ("T4", 2)}
+    assert found.answer is not None
+    assert found.answer.row is not found.here
+    _, cells = found.table(found.choices)
+    assert {cell[1] for cell in cells} == {"T4"}
+    assert {row.card for row in ask(provider="lambda").rows} == {"A100-80-SXM4", "H100-SXM"}
+    with pytest.raises(StokerError, match="STK108"):
+        ask(provider="autodl", region="global")
+
+
+@pytest.mark.parametrize("paid", [{"provider": "autodl"}, {"region": "cn"}, {"currency": "CNY"}])
+def test_a_budget_that_buys_nothing_there_is_refused(paid: dict[str, str]) -> None:
+    """30 dollars are some number of yuan that only the bank knows; nobody takes dollars there."""
+    with pytest.raises(StokerError, match="STK226"):
+        ask(budget="30USD", **paid)
+    assert ask(budget="0CNY", provider="kaggle").recommended
+
+
 def test_an_old_price_is_said_in_words() -> None:
     said = ask(goal="speed").answer_sentence()
     assert "15.20 USD (9.20 to 27.20) at a price of 170 days ago, so look it up" in said
@@ -158,21 +186,71 @@ def test_the_answer_says_training_setup_and_what_is_billed_apart() -> None:
     )
 
 
+def test_setup_is_rounded_as_in_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 min 08 s are 9 minutes; it is the bill that is in whole units."""
+    monkeypatch.setattr(bill, "setup", lambda found, provider, region="": {"boot": 548.0})
+    found = ask()
+    assert "setup 9 min 08 s" in found.answer_sentence()
+    assert any("runpod +9 min" in str(cells[-1]) for cells in found.table(found.choices)[1])
+
+
 def test_what_nothing_keeps_to_is_said_with_the_nearest() -> None:
     said = ask(budget="3USD", by="1h").answer_sentence()
     assert said.startswith("Nothing keeps to 3 USD, 1 h 00 min; the nearest is 8 x RTX4090 from runpod: 3.20 USD")
 
 
+def test_an_answer_that_may_go_beyond_what_was_asked_says_so() -> None:
+    """Setup takes half to twice as long: 4.25 to 5 h at 0.40 are 1.70 to 2.00, so 1.90 may not do, and 2.00 does."""
+    assert ask(budget="1.9USD").answer_sentence().endswith(". It may reach 2.00 USD, beyond what was asked")
+    assert (
+        ask(budget="1.9USD", by="4.75h")
+        .answer_sentence()
+        .endswith("may reach 2.00 USD, 5 h 00 min, beyond what was asked")
+    )
+    assert "may reach" not in ask(budget="2USD", by="5h").answer_sentence()
+
+
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     said = ask(budget="0USD").answer_sentence()
-    assert said.startswith("Free of charge: 2 x T4, 5 h 30 min in all. one Kaggle session of 8.5 h")
+    assert said.startswith(
+        "Nothing on demand keeps to 0 USD. Free of charge: 2 x T4, 5 h 30 min in all; one Kaggle session of 8.5 h"
+    )
+    assert ask(provider="kaggle").answer_sentence().startswith("Free of charge: 2 x T4")
     assert not any("Free" in line for line in ask(by="2h").sentences())
+
+
+def test_of_what_is_free_the_fastest_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sale at 1 USD, one T4 (10.50) is cheaper than two (11.00); lent, both cost nothing, and two are faster."""
+    monkeypatch.setattr(prices, "all_offers", lambda: (*OFFERS, offer("gcp", "T4", 1.0)))
+    found = ask(budget="0USD").answer
+    assert found is not None
+    assert (found.row.card, found.row.devices) == ("T4", 2)
+
+
+def test_spot_is_said_where_the_answer_is_free() -> None:
+    """1.20 pays for no machine on demand (1.80); Kaggle lends, and one 4090 as spot, about 5 h at 0.20, costs 1."""
+    found = ask(budget="1.2USD")
+    assert found.answer_sentence().startswith("Nothing on demand keeps to 1.2 USD. Free of charge")
+    assert any("may be taken away" in line for line in found.sentences())
 
 
 def test_spot_is_said_as_spot_next_to_the_answer() -> None:
     (line,) = [line for line in ask().sentences() if "spot" in line]
     assert "may be taken away" in line
     assert "from runpod" in line
+    assert "interruptions expected" in line
+
+
+def test_a_short_run_is_counted_in_seconds_and_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute of training after half an hour of setup: 30 seconds, on every card."""
+    for card in HOURS:
+        monkeypatch.setitem(HOURS, card, 30 / 3600)
+    found = ask()
+    headings, cells = found.table(found.choices)
+    assert headings[6] == "seconds"
+    assert cells[0][6][0] == "30.0"
+    (line,) = [line for line in found.sentences() if "spot" in line]
+    assert "expected" not in line
 
 
 def test_a_card_without_a_price_is_no_answer_to_a_budget() -> None:
@@ -181,6 +259,13 @@ def test_a_card_without_a_price_is_no_answer_to_a_budget() -> None:
     assert found is not None
     assert not found.kept
     assert found.bill is not None
+
+
+def test_what_no_figure_knows_is_said_below_the_table() -> None:
+    dora = "tune: {method: lora}\nnative: {lora: {use_dora: true}}\n"
+    (line,) = [line for line in ask(dora).sentences() if line.startswith("Not in this plan: ")]
+    assert "use_dora" in line
+    assert not any("Not in this plan" in line for line in ask().sentences())
 
 
 def test_one_currency_stands_in_the_column() -> None:
@@ -199,6 +284,16 @@ def test_the_language_chooses_the_region_where_nothing_else_does(monkeypatch: py
     assert found is not None
     assert found.bill is not None
     assert found.bill.provider == "autodl"
+
+
+def test_this_machine_stands_last_where_the_run_does_not_fit_it() -> None:
+    found = ask()
+    assert found.table(found.choices)[1][0][1] == "this machine"
+    without = dataclasses.replace(
+        found, here=Row(card="cpu", devices=1, found=None, refused=StokerError("STK208", count=9, found=0))
+    )
+    names = [cells[1] for cells in without.table(without.choices)[1]]
+    assert names.index("this machine") == len(names) - 1
 
 
 def test_a_row_that_nobody_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
