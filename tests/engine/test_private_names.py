@@ -91,6 +91,21 @@ def _cache_in_checkpointed_layers() -> bool:
     )
 
 
+def _memory_of_storages() -> bool:
+    storage = torch.ones(3).untyped_storage()
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
+    return typed._untyped_storage is storage
+
+
+def _parameters_of_a_class() -> bool:
+    class Kind(torch.nn.Parameter):
+        pass
+
+    data = torch.ones(3)
+    made = torch.Tensor._make_subclass(Kind, data, False)
+    return type(made) is Kind and made.data_ptr() == data.data_ptr()
+
+
 def _zero_partitions() -> bool:
     zero = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
     assert "self.single_partition_of_fp32_groups.append" in inspect.getsource(zero.DeepSpeedZeroOptimizer.__init__)
@@ -205,6 +220,8 @@ ATTENTION = {
 CONTRACTS: dict[str, Callable[[], bool]] = {
     "_prepare_inputs": _prepare_inputs,
     "_is_stateful": _states_of_layers,
+    "_untyped_storage": _memory_of_storages,
+    "_make_subclass": _parameters_of_a_class,
     "_can_checkpoint_with_cache": _cache_in_checkpointed_layers,
     "_no_split_modules": _blocks,
     "_get_dtype_plan": _dtype_plan,
@@ -231,7 +248,6 @@ CONTRACTS: dict[str, Callable[[], bool]] = {
     "_C": lambda: "AutocastCPU" in torch._C.DispatchKey.__members__,
     "_ExcludeDispatchKeyGuard": _exclude_guard,
     "_parameters": _module_parts,
-    "_buffers": _module_parts,
     "_cdata": _fake_storages,
     "_is_view": _views,
     "_destroy": lambda: parameters(torch.library.Library._destroy) == ["self"],

@@ -73,7 +73,7 @@ def trial() -> None:
     raise StokerError("STK599", said=messages.text("detect.trial"))
 """
 READER = """def _trial(row: Row) -> Pair:
-    return Pair(rows.text(row, "trial_question"), rows.text(row, "trial_answer"))
+    return Pair(row_values.text(row, "trial_question"), row_values.text(row, "trial_answer"))
 
 
 """

@@ -159,7 +159,7 @@ def _advice(file: File) -> str:
 
 
 def _binary(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+    return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 def _first_bad_byte(file: File) -> int:

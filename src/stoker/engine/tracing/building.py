@@ -67,7 +67,9 @@ def notes(step: Step) -> list[str]:
     """How the traced model differs from the step's."""
     found = kind(step.shape)[1]
     if step.attention != "eager" and not has_kernels(step.shape):
-        found.append(messages.text("trace.attention", family=step.shape.family, attention=step.attention))
+        found.append(
+            messages.text("trace.attention", family=step.shape.family, attention=step.attention.partition("_")[0])
+        )
     if step.weights in ("int8", "int4"):
         found.append(messages.text("trace.weights", weights=step.weights))
     several = {
