@@ -29,8 +29,6 @@ class Pinned:
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of one tensor."""
-        if tensor.device.type == "cpu":  # offloaded states, counts of steps
-            return plain(tensor)
         if not self._buffers:  # with the first save, not where a run only loads
             self._buffers = [torch.empty(self._size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
