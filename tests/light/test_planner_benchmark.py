@@ -5,6 +5,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import measurements  # noqa: E402
 import planner  # noqa: E402
 import planner_intervals  # noqa: E402
 import planner_report  # noqa: E402
+import stated  # noqa: E402
 
 PLAIN = {
     "id": "odd", "source_repo": "someone/else", "source_commit_or_date": "abc (2026-01-05)",
@@ -59,6 +61,24 @@ def test_most_graded_rows_are_compared(table: list[measurements.Measured]) -> No
     full_or_lora = [one for one in table if one.grade_memory in ("A", "B") and one.method]
     assert sum(not one.memory_reason for one in full_or_lora) >= 0.9 * len(full_or_lora)
     assert sum(not one.speed_reason for one in table) > 650
+
+
+def test_rows_that_state_everything_are_those_counted_before_intervals_were_made(
+    table: list[measurements.Measured],
+) -> None:
+    assert sum(map(stated.considered, table)) == 219
+    chosen = [one for one in table if stated.states_everything(one)]
+    assert Counter(one.source for one in chosen) == {"QwenLM/Qwen": 66, "pytorch/torchtune": 8}
+    assert sum(map(stated.names_its_meter, chosen)) == 5
+
+
+@pytest.mark.parametrize(
+    ("column", "word"),
+    [("attention", "eager/sdpa"), ("packed", "n"), ("optimizer", "?"), ("lora_targets", ""), ("gpu", "A10 or 3090")],
+)
+def test_a_row_that_leaves_a_column_open_does_not_state_everything(column: str, word: str) -> None:
+    assert stated.states_everything(row(gpu="A100-80GB"))
+    assert stated.open_columns(row(**{column: word})) == [column]
 
 
 def test_the_figure_is_what_the_column_says() -> None:
