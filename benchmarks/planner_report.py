@@ -56,6 +56,22 @@ WORDS = {
     "speed": "速度",
     "fit": "放得下与否",
     "method, strategy, card": "方法、策略、显卡类别",
+    "sources": "来源",
+    "borrowed": "借入",
+    "width": "宽度（上限 / 下限）",
+    "all": "全部",
+    "method, strategy": "方法、策略",
+    "0; at least 70 %": "0；至少 70 %",
+    "out of memory but called sure; ran and called sure": "显存不足却判为一定放得下；能运行且判为一定放得下",
+    "ran, whole interval fits": "能运行，且整个区间都放得下",
+    "memory, all": "显存，全部",
+    "memory, one GPU": "显存，单卡",
+    "memory, one GPU, rows that state everything": "显存，单卡，写明一切的行",
+    "memory, one GPU, everything and its meter": "显存，单卡，连测量工具也写明的行",
+    "memory, DDP, FSDP, ZeRO on <= 8 GPUs": "显存，DDP、FSDP、ZeRO，不超过 8 卡",
+    "speed, all": "速度，全部",
+    "speed, one GPU": "速度，单卡",
+    "speed, DDP, FSDP, ZeRO on <= 8 GPUs": "速度，DDP、FSDP、ZeRO，不超过 8 卡",
     "low": "下限",
     "high": "上限",
     ", ": "，",
@@ -112,6 +128,7 @@ def blocks(told: dict[str, Any], bounds: dict[str, Any], language: str) -> dict[
         return WORDS.get(word, word) if language == "zh" else word
 
     return {
+        "relied": _relied(told, say),
         "bars": _bars(told, say),
         "coverage": _coverage(told, say),
         "fits": _fits(told, say),
@@ -149,13 +166,48 @@ def _bars(told: dict[str, Any], say: Say) -> str:
     return table([say(word) for word in ("what", "n", "median", "p90", "bias", "bar", "met")], rows)
 
 
+def _relied(told: dict[str, Any], say: Say) -> str:
+    """What a user may rely on: each line with its bars, and whether they are reached."""
+    rows = []
+    for one in told["left_out"]["relied"]:
+        figures = [str(one["n"]), str(one["sources"]), *(_percent(one[key]) for key in ("median", "p90", "covered"))]
+        bars = [_bar(name, bar) for name, bar in one["bar"].items()]
+        met = all(_reached(one[name], bar) for name, bar in one["bar"].items())
+        said = (say("yes") if met else say("**no**")) if bars else ""
+        rows.append([say(one["what"]), *figures, f"{one['width']:.2f}", say(", ").join(map(say, bars)), said])
+    fits = told["fits"]
+    sure = [str(len(fits["oom_sure"])), _percent(fits["ran_sure"])]
+    met = not fits["oom_sure"] and fits["ran_sure"] >= fits["sure_bar"]
+    bar = say("0; at least 70 %")
+    name = say("out of memory but called sure; ran and called sure")
+    rows.append([name, str(fits["n"]), "", *sure, "", "", bar, say("yes") if met else say("**no**")])
+    heads = ("source left out", "n", "sources", "median", "p90", "inside 90 % interval", "width", "bar", "met")
+    return table([say(word) for word in heads], rows)
+
+
+def _bar(name: str, bar: Any) -> str:
+    if name == "covered":
+        return f"{bar[0]:.0%}-{bar[1]:.0%}".replace("%", " %")
+    return f"width <= {bar}" if name == "width" else f"{name} <= {bar:.0%}".replace("%", " %")
+
+
+def _reached(value: float, bar: Any) -> bool:
+    return bool(bar[0] <= value <= bar[1] if isinstance(bar, list | tuple) else value <= bar)
+
+
 def _coverage(told: dict[str, Any], say: Say) -> str:
-    without = told.get("left_out", {}).get("coverage", {})
-    rows = [
-        [say(figure), str(own["n"]), _percent(own.get("covered")), _percent(without.get(figure))]
-        for figure, own in told["coverage"].items()
-    ]
-    return table([say("all graded rows"), "n", say("inside 90 % interval"), say("source left out")], rows)
+    """Coverage and width, overall and by class, of sources that were left out."""
+    without = told["left_out"]
+    rows = []
+    for figure, own in without["coverage"].items():
+        named = {"all": own, **without["classes"][figure]}
+        rows += [
+            [say(": ").join([say(figure), say(name)]), str(one["n"]), str(one["sources"]), _percent(one["covered"]),
+             f"{one['width']:.2f}"]
+            for name, one in named.items()
+        ]  # fmt: skip
+    heads = ("method, strategy", "n", "sources", "inside 90 % interval", "width")
+    return table([say(word) for word in heads], rows)
 
 
 def _fits(told: dict[str, Any], say: Say) -> str:
@@ -165,7 +217,8 @@ def _fits(told: dict[str, Any], say: Say) -> str:
         "ran, said not to fit": own.get("fits said oom", 0),
         "out of memory, said not to fit": own.get("oom said oom", 0),
         "out of memory, said to fit": own.get("oom said fits", 0),
-        "out of memory, whole interval fits": len(own["oom_outside_interval"]),
+        "out of memory, whole interval fits": len(own["oom_sure"]),
+        "ran, whole interval fits": _percent(own["ran_sure"]),
         "ran: share said to fit (recall)": _percent(own["recall_ran"]),
         "out of memory: share said not to fit (recall)": _percent(own["recall_oom"]),
         "right": _percent(own["right"]),
@@ -201,12 +254,14 @@ def _worst(rows: list[dict[str, Any]], plot: tuple[str, float, str], say: Say) -
 
 def _intervals(bounds: dict[str, Any], say: Say) -> str:
     rows = [
-        [say(": ").join([say(figure), name]), str(own["n"]), f"{own['low']:.2f}", f"{own['high']:.2f}"]
+        [say(": ").join([say(figure), name]), str(own["n"]), str(own["sources"]), _percent(own["borrowed"]),
+         f"{own['low']:.2f}", f"{own['high']:.2f}", f"{own['high'] / own['low']:.2f}"]
         for figure, groups in bounds.items()
         for name, own in groups.items()
-        if name.endswith(" any") or not own["n"]
-    ]
-    return table([say("method, strategy, card"), "n", say("low"), say("high")], rows)
+        if name.endswith(" any")
+    ]  # fmt: skip
+    heads = ("method, strategy, card", "n", "sources", "borrowed", "low", "high", "width")
+    return table([say(word) for word in heads], rows)
 
 
 def _unmapped(reasons: dict[str, dict[str, list[str]]], say: Say) -> str:

@@ -1,13 +1,17 @@
-"""The interval beside a figure: which published measurements a step is comparable to."""
+"""The interval beside a figure: which published measurements a step is comparable to, or which proofs of its card."""
 
 import functools
 from typing import Literal
 
+import stoker
 from stoker.estimate import speed
 from stoker.estimate.step import Step
-from stoker.facts import cards, intervals, rates
+from stoker.facts import cards, intervals, proven, rates
 from stoker.facts.cards import Card
 from stoker.facts.intervals import Interval
+
+_PROVEN = ("full", "single")
+"""The class of the trainings whose memory `stoker prove` measures."""
 
 
 def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Interval:
@@ -17,7 +21,11 @@ def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Int
         return intervals.assumed(figure)
     if figure == "speed" and (_is_guessed(card.name) or _is_far(step, card.name)):
         return intervals.assumed(figure)
-    return intervals.interval(figure, method(step), sharing(step), intervals.card_class(card))
+    wider = intervals.interval(figure, method(step), sharing(step), intervals.card_class(card))
+    if figure == "speed" or (method(step), sharing(step)) != _PROVEN:
+        return wider  # the proof's small models measure launches, not a card's pace
+    ratios = proven.memory_ratios(card.name, stoker.__version__)
+    return intervals.narrowed(wider, ratios, f"{' '.join(_PROVEN)} {card.name}")
 
 
 def method(step: Step) -> str:

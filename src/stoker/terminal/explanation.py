@@ -61,7 +61,7 @@ def _memory(found: Found) -> list[str]:
     around = ranges.of("memory", found.way.step, machine.card)
     parts = [(messages.named("part", part), size) for part, size in used.parts.items() if size]
     parts.sort(key=lambda part: -part[1])
-    verdict = "explain.fits.old" if not found.supported else f"explain.fits.{found.fits}"
+    verdict = "explain.fits.old" if not found.supported else f"explain.fits.{found.way.verdict}"
     return [
         messages.text(
             "explain.peak", moment=messages.named("moment", used.moment), part=parts[0][0], gib=_gib(parts[0][1])
@@ -227,7 +227,8 @@ def _platforms(found: Found) -> list[str]:
 def _between(around: Interval, low: str, high: str) -> str:
     key = "explain.between" if around.n else "explain.between.none"
     ratios = {"down": f"{around.low:.2f}", "up": f"{around.high:.2f}"}
-    return messages.text(key, low=low, high=high, n=around.n, group=around.group, **ratios)
+    fields = {"n": around.n, "sources": around.sources, "group": around.group, "borrowed": f"{around.borrowed:.0%}"}
+    return messages.text(key, low=low, high=high, **fields, **ratios)
 
 
 def _sum(sign: str, figure: str, key: str) -> str:
