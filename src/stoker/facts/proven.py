@@ -83,7 +83,8 @@ def cards_with(check: str) -> list[ProvenRow]:
 def memory_ratios(card: str, version: str) -> list[float]:
     """Measured over planned memory of every point that this version of Stoker trained on such a card."""
     found = [row for row in rows() if row.card == card and row.stoker.split()[0] == version]
-    points = [point for row in found if "memory" in row.checks for point in row.checks["memory"].figures["points"]]
+    checked = [row.checks["memory"].figures for row in found if "memory" in row.checks]
+    points = [point for figures in checked for point in figures.get("points", [])]
     return [ratio for point in points if (ratio := _ratio(point))]
 
 
