@@ -926,7 +926,7 @@ ENGLISH: dict[str, str] = {
     "explain.gaps": "allocator rounding and fragmentation (reserved)",
     "explain.runtime": "CUDA context, cuBLAS, NCCL",
     "explain.device": "GiB on the device",
-    "explain.between": "x {down} to {up} = {low} to {high}: nine in ten of {n} measurements (group: {group})",
+    "explain.between": "x {down} to {up} = {low} to {high}: nine in ten, by {n} measurements of {sources} source{sources:|s} (group: {group}; {borrowed} borrowed from wider ones)",
     "explain.fits.yes": "fits: at most {high} <= {there} x {share} = {room} GiB",
     "explain.fits.tight": "tight: expected {expected} <= {there} x {share} = {room} GiB < at most {high}",
     "explain.fits.no": "does not fit: expected {expected} > {there} x {share} = {room} GiB",
