@@ -9,7 +9,7 @@ from stoker import messages
 from stoker.api import figures, html_tables
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import money
-from stoker.plan.plan import Cost, Plan, Reason, Resume
+from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay
 
 
 class PlanPage(Plan):
@@ -80,7 +80,8 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     low, high = (f"{each / 2**30:.1f}" for each in made.memory.device_bytes_range)
     steps = made.steps
     rows = [
-        ("plan.fits_row", messages.text(f"plan.fits.{made.fits}")),
+        ("plan.fits_row", messages.text("plan.fits.likely" if made.safe else f"plan.fits.{made.fits}")),
+        *([("plan.safe", _safe(made, made.safe))] if made.safe else []),
         (
             "plan.main_memory" if made.device == "cpu" else "plan.memory",
             messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
@@ -98,6 +99,15 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     if made.resume:
         rows.append(("plan.resume", resume_text(made.resume)))
     return [(messages.text(key), value) for key, value in rows]
+
+
+def _safe(made: Plan, way: SafeWay) -> str:
+    """The way that surely fits: its cut, memory, time and money."""
+    cut = f"{way.strategy} {way.micro}x{made.batch.effective // way.micro // made.batch.devices}x{made.batch.devices}"
+    recompute = f" {messages.text('compare.recompute')}" if way.gradient_checkpointing else ""
+    paid = f", {way.cost:,.2f} {made.cost.currency}" if way.cost is not None and made.cost else ""
+    high, time = f"{way.device_bytes_range[1] / 2**30:.1f}", figures.duration(way.time_seconds)
+    return messages.text("plan.safe_value", way=f"{cut}{recompute}", high=high, time=f"{time}{paid}")
 
 
 def _pace(made: Plan) -> list[tuple[str, str]]:
