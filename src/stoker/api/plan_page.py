@@ -105,9 +105,9 @@ def _safe(made: Plan, way: SafeWay) -> str:
     """The way that surely fits: its cut, memory, time and money."""
     cut = f"{way.strategy} {way.micro}x{made.batch.effective // way.micro // made.batch.devices}x{made.batch.devices}"
     recompute = f" {messages.text('compare.recompute')}" if way.gradient_checkpointing else ""
-    paid = f", {way.cost:,.2f} {made.cost.currency}" if way.cost is not None and made.cost else ""
-    high, time = f"{way.device_bytes_range[1] / 2**30:.1f}", figures.duration(way.time_seconds)
-    return messages.text("plan.safe_value", way=f"{cut}{recompute}", high=high, time=f"{time}{paid}")
+    paid = [f"{way.cost:,.2f} {made.cost.currency}"] if way.cost is not None and made.cost else []
+    high, said = f"{way.device_bytes_range[1] / 2**30:.1f}", [figures.duration(way.time_seconds), *paid]
+    return messages.text("plan.safe_value", way=f"{cut}{recompute}", high=high, figures=said)
 
 
 def _pace(made: Plan) -> list[tuple[str, str]]:

@@ -115,7 +115,7 @@ class Found:
 
     @property
     def sure(self) -> bool:
-        """Whether it surely runs there: as planned, or in the safe way that the ladder gets to."""
+        """Whether it surely runs there: as planned, or in the safe way, once the ladder is there."""
         return self.supported and (self.way.verdict == "yes" or self.way.safe is not None)
 
     @functools.cached_property

@@ -74,7 +74,7 @@ class Way:
     """Bytes a process can use on the device."""
     on: Hardware
     safe: "Way | None" = None
-    """The fastest way that surely fits, where this one is only expected to: the ladder gets there."""
+    """The fastest way that surely fits, where this one is only expected to."""
 
     @functools.cached_property
     def pace(self) -> Pace:

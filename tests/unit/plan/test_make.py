@@ -273,7 +273,7 @@ def test_only_the_gpus_that_were_asked_for_are_seen_by_the_trainer(asked: str, d
     made = plan(f"where: {{gpus: {asked}}}", on)
     assert made.batch.devices == devices
     assert made.env["CUDA_VISIBLE_DEVICES"] == visible
-    # Which of the strategies follows from memory: of four, the smallest with 21 GiB, sharding is expected to fit twice the
+    # Which strategy follows from memory: on four, the smallest with 21 GiB, sharding is expected to fit twice the
     # micro batch of whole copies and to be 3 % faster.
     assert (made.strategy == "single") == (devices == 1)
 
