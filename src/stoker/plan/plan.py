@@ -195,7 +195,7 @@ class Rung(_PlanPart):
 
 
 class SafeWay(_PlanPart):
-    """The fastest way that surely fits, where the plan's is only likely to: after out-of-memory the ladder goes there, or below."""
+    """The fastest way that surely fits, where the plan's is only likely to: the ladder goes there, or below."""
 
     strategy: str
     """How several devices work together."""
