@@ -121,7 +121,7 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
 
 def attention(run: Run, machine: Machine, precision: str, shape: ModelShape) -> Choice[str]:
     """The attention kernel, by what the model's class takes, what is installed and what the card supports."""
-    able = machine.kind == "cuda" and machine.compute_capability >= _BF16_CAPABILITY and precision != "fp32"
+    able = machine.kind == "cuda" and _runs_flash(machine.compute_capability, precision)
     asked = run.where.attention
     missing = machine.examined and "flash_attn" not in machine.packages
     broken = machine.broken.get("flash_attn")
@@ -157,17 +157,20 @@ def kernel(name: str, capability: float, compute: str, *, masked: bool) -> Atten
     assert name in KERNELS, name
     if name == "eager":
         return "eager"
-    able = capability >= _FLASH_CAPABILITY and compute != "fp32"
     if name == "native":
         return "flash"
-    if name == "efficient" or not able or (name == "sdpa" and masked):
+    if name == "efficient" or not _runs_flash(capability, compute) or (name == "sdpa" and masked):
         return "efficient"
     return "flash_2"
 
 
+def _runs_flash(capability: float, compute: str) -> bool:
+    return capability >= _FLASH_CAPABILITY and compute != "fp32"
+
+
 def repeats_keys(machine: Machine, attention: str, precision: str) -> bool:
     """Whether keys must be repeated for each head: older cards, and fp32, have no fast kernel for grouped heads."""
-    without_flash = machine.compute_capability < _BF16_CAPABILITY or precision == "fp32"
+    without_flash = not _runs_flash(machine.compute_capability, precision)
     return attention == "sdpa" and machine.kind == "cuda" and without_flash
 
 
