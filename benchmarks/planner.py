@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import measurements
 import planner_intervals
 import planner_report
+import stated
 from measurements import Measured
 
 from stoker.estimate import speed, split
@@ -45,6 +46,17 @@ BARS = {
 }
 """Median and 90th percentile of the absolute error that must not be passed; 1.5 times that with the source left out."""
 LEFT_OUT = 1.5
+COVERAGE = (0.87, 0.95)
+"""Share of rows of a source that was left out which the 90 % intervals hold."""
+WIDTHS = {"memory": 2.0, "speed": 1.8}
+"""Median of upper over lower bound: of memory on one GPU, and of all speeds."""
+SURE = 0.70
+"""Of the rows that ran, so many are called sure, and none that ran out of memory."""
+SPARE = 1.1
+"""Room over need of the rows that an upper bound so narrow would call sure: what intervals can reach at best."""
+OPEN_RANK = 64
+"""Where a row leaves its rank open, a sure fit must hold at the largest rank that several sources state."""
+SMALL_BOX = 8
 SWEEPS = 20
 """Of the search for constants without a source; three minutes for all sources."""
 
@@ -76,11 +88,21 @@ class Compared:
     def group(self) -> tuple[str, str, str]:
         """As `estimate.ranges` groups runs: pretraining is full training of all weights.
 
-        What a cache holds where lengths vary is no need, and no plan states it: such rows are groups of their own.
+        What a cache holds where lengths vary is no need, and no plan states it; nor does Stoker cut a sequence over
+        devices: such rows are classes of their own, which no plan looks up.
         """
         card = intervals.card_class(self.of.card) if self.of.card else intervals.ANY
-        varied = self.figure == "memory" and self.of.step is not None and self.of.step.foreign.varied
-        return self.of.method.replace("pretrain", "full"), self.of.strategy + ("-varied" if varied else ""), card
+        return self.of.method.replace("pretrain", "full"), self.of.strategy + self._apart, card
+
+    @property
+    def _apart(self) -> str:
+        if self.of.step is None:
+            return ""
+        if self.of.step.foreign.context_parallel > 1:
+            return "-context"
+        if self.of.step.offload != "none":
+            return "-offload"
+        return "-varied" if self.figure == "memory" and self.of.step.foreign.varied else ""
 
     def inside(self, bounds: intervals.Interval) -> bool:
         return bounds.low <= self.ratio <= bounds.high
@@ -147,13 +169,14 @@ def left_out(rows: list[Measured]) -> list[Compared]:
     import fit_speed  # here, because it takes minutes and reads this table
 
     own = {row.id: speed_of(row) for row in comparable(rows, "speed")}
-    fitted = [_fitted(fit_speed.Row, pair.of) for pair in own.values()]
-    errors = fit_speed.leave_out(fitted, SWEEPS)
+    ready = [fitted(fit_speed.Row, pair.of) for pair in own.values()]
+    errors = fit_speed.leave_out(ready, SWEEPS)
     by_speed = [replace(own[name], predicted=math.exp(error) * own[name].measured) for name, error in errors.items()]
     return [memory_of(row) for row in comparable(rows, "memory")] + by_speed
 
 
-def _fitted(kind: Callable[..., Any], row: Measured) -> Any:
+def fitted(kind: Callable[..., Any], row: Measured) -> Any:
+    """A row as the fit of constants takes it."""
     assert row.step
     assert row.card
     hardware = speed.hardware(row.card, row.link)
@@ -175,7 +198,7 @@ def summary(pairs: list[Compared], bounds: dict[str, Any] | None = None) -> dict
         "bias": round(statistics.median(pair.error for pair in pairs), 4),
     }
     if bounds:
-        inside = [pair.inside(planner_intervals.find(bounds, pair.figure, *pair.group)) for pair in pairs]
+        inside = [pair.inside(shown(bounds, pair.figure, pair.group)) for pair in pairs]
         told["covered"] = round(sum(inside) / len(inside), 4)
     return told
 
@@ -226,23 +249,25 @@ def against_bars(pairs: list[Compared], bounds: dict[str, Any], factor: float = 
 
 
 def fit_confusion(rows: list[Measured], bounds: dict[str, Any]) -> dict[str, Any]:
-    """Rows that ran must fit, rows that ran out of memory must not; and OOM rows whose whole interval fits.
-
-    Judged by intervals that measurements made: those stretched to runs out of memory would hold them by construction.
-    """
-    bounds = planner_intervals.measured(bounds)
+    """Rows that ran must fit, rows that ran out of memory must not; and how many of either are called sure."""
     counts: Counter[str] = Counter()
-    wrong, outside = [], []
+    wrong, sure, spare = [], {"fits": 0, "oom": []}, 0
+    by_source: dict[str, list[bool]] = {}
     for row in rows:
         if row.fit_reason or row.outcome == "limit":
             continue
-        kind, ratio = fit_of(row)
+        kind, ratio, least = fit_of(row)
         said = "fits" if ratio >= 1 else "oom"
         counts[f"{row.outcome} said {said}"] += 1
         if said != row.outcome:
             wrong.append({"id": row.id, "was": row.outcome, "room_over_need": round(ratio, 3)})
-        if row.outcome == "oom" and planner_intervals.find(bounds, "memory", *kind).high <= ratio:
-            outside.append(row.id)
+        surely = shown(bounds, "memory", kind).high <= least
+        if row.outcome == "oom":
+            sure["oom"] += [row.id] if surely else []
+        else:
+            sure["fits"] += surely
+            spare += least >= SPARE
+            by_source.setdefault(row.source, []).append(surely)
     ran, out, hits = (
         sum(counts[key] for key in keys)
         for keys in (
@@ -258,20 +283,38 @@ def fit_confusion(rows: list[Measured], bounds: dict[str, Any]) -> dict[str, Any
         "recall_ran": _share(counts["fits said fits"], ran),
         "recall_oom": _share(counts["oom said oom"], out),
         **counts,
-        "oom_outside_interval": outside,
+        "oom_sure": sure["oom"],
+        "ran_sure": _share(sure["fits"], ran),
+        "ran_spare": _share(spare, ran),
+        "ran_sure_by_source": {source: [sum(own), len(own)] for source, own in sorted(by_source.items())},
+        "sure_bar": SURE,
         "wrong": wrong,
     }
+
+
+def shown(bounds: dict[str, Any], figure: str, group: tuple[str, str, str]) -> intervals.Interval:
+    """The interval as a plan looks it up: assumed for a class of cards that nobody measured."""
+    measured = any(name.endswith(f" {group[2]}") for name in bounds.get(figure, {}))
+    known = measured or group[2] == intervals.ANY
+    return planner_intervals.find(bounds, figure, *group) if known else intervals.assumed(figure)  # type: ignore[arg-type]
 
 
 def _share(part: int, of: int) -> float | None:
     return round(part / of, 4) if of else None
 
 
-def fit_of(row: Measured) -> tuple[tuple[str, str, str], float]:
-    """A row's group, and what the card has over what is needed."""
+def fit_of(row: Measured) -> tuple[tuple[str, str, str], float, float]:
+    """A row's class, and what the card has over what is needed: as described, and with the largest of what is open."""
     assert row.capacity
-    group = Compared("memory", replace(row, step=None), 1.0, 1.0).group
-    return group, row.capacity * search.USABLE_SHARE / needed_by(row)
+    assert row.step
+    room = row.capacity * search.USABLE_SHARE
+    group = Compared("memory", replace(row, step=replace_foreign(row.step, varied=False)), 1.0, 1.0).group
+    ratio = room / needed_by(row)
+    adapter = row.step.adapter
+    if adapter is None or row.row["lora_r"].strip(" ?"):
+        return group, ratio, ratio
+    widest = replace(row.step, adapter=replace(adapter, rank=max(OPEN_RANK, adapter.rank)))
+    return group, ratio, room / needed_by(replace(row, step=widest))
 
 
 def limits(rows: list[Measured]) -> dict[str, Any]:
@@ -304,7 +347,6 @@ def evaluate(rows: list[Measured], table: str, apart: list[Compared] | None = No
     """The whole account of a table; `apart` are graded rows as predicted without their source, where that was done."""
     pairs = all_compared(rows)
     bounds = json.loads(INTERVALS.read_text(encoding="utf-8"))["intervals"]
-    graded = [pair for pair in pairs if pair.grade in GRADED]
     by = {figure: [pair for pair in pairs if pair.figure == figure] for figure in ("memory", "speed")}
     sure = {figure: [pair for pair in own if pair.grade in GRADED] for figure, own in by.items()}
     told: dict[str, Any] = {
@@ -322,22 +364,61 @@ def evaluate(rows: list[Measured], table: str, apart: list[Compared] | None = No
         "unmapped": unmapped(rows),
     }
     if apart:
-        told["left_out"] = left_out_account(apart, graded)
+        told["left_out"] = left_out_account(apart)
     return told
 
 
-def left_out_account(apart: list[Compared], graded: list[Compared]) -> dict[str, Any]:
-    """Each source judged by constants and intervals that never saw it."""
-    without = {}
-    for source in {pair.of.source for pair in graded}:
-        others, judged = ([pair for pair in pairs if pair.of.source != source] for pairs in (graded, apart))
-        without[source] = planner_intervals.make(others, judged)
-    told = {"bars": against_bars(apart, {}, LEFT_OUT), "coverage": {}}
-    for figure in ("memory", "speed"):
-        chosen = [pair for pair in apart if pair.figure == figure]
-        inside = [p.inside(planner_intervals.find(without[p.of.source], figure, *p.group)) for p in chosen]
-        told["coverage"][figure] = round(sum(inside) / len(inside), 4) if inside else None
+def left_out_account(apart: list[Compared]) -> dict[str, Any]:
+    """Each source judged by constants and intervals that never saw it, against the bars of issue 17."""
+    without = planner_intervals.without_each(apart)
+    around = {id(pair): planner_intervals.find(without[pair.of.source], pair.figure, *pair.group) for pair in apart}
+
+    def held(chosen: list[Compared]) -> dict[str, Any]:
+        widths = [around[id(pair)].high / around[id(pair)].low for pair in chosen]
+        inside = [pair.inside(around[id(pair)]) for pair in chosen]
+        return {
+            **summary(chosen),
+            "covered": round(sum(inside) / len(inside), 4),
+            "width": round(statistics.median(widths), 3),
+            "sources": len({pair.of.source for pair in chosen}),
+        }
+
+    told: dict[str, Any] = {"bars": against_bars(apart, {}, LEFT_OUT), "coverage": {}, "classes": {}, "by_source": {}}
+    for figure in WIDTHS:
+        own = [pair for pair in apart if pair.figure == figure]
+        if not own:
+            continue
+        told["coverage"][figure] = held(own)
+        for cut, key in (
+            ("classes", lambda pair: " ".join(pair.group[:2])),
+            ("by_source", lambda pair: pair.of.source),
+        ):
+            names = sorted({key(pair) for pair in own})
+            told[cut][figure] = {name: held([pair for pair in own if key(pair) == name]) for name in names}
+    told["relied"] = [
+        {"what": what, **held(chosen), "bar": bar} for what, (chosen, bar) in relied_on(apart).items() if chosen
+    ]
     return told
+
+
+def relied_on(apart: list[Compared]) -> dict[str, tuple[list[Compared], dict[str, Any]]]:
+    """What a user may rely on: rows by what they are, and the bars on them."""
+    by_memory, by_speed = ([pair for pair in apart if pair.figure == figure] for figure in ("memory", "speed"))
+    whole = [pair for pair in by_memory if stated.states_everything(pair.of)]
+    several = [
+        [pair for pair in own if pair.of.strategy in ("replicated", "sharded") and pair.of.step.devices <= SMALL_BOX]
+        for own in (by_memory, by_speed)
+    ]
+    return {
+        "memory, all": (by_memory, {"covered": COVERAGE}),
+        "memory, one GPU": ([p for p in by_memory if p.of.strategy == "single"], {"width": WIDTHS["memory"]}),
+        "memory, one GPU, rows that state everything": (whole, {"median": 0.06, "p90": 0.15}),
+        "memory, one GPU, everything and its meter": ([p for p in whole if stated.names_its_meter(p.of)], {}),
+        "memory, DDP, FSDP, ZeRO on <= 8 GPUs": (several[0], {"median": 0.12}),
+        "speed, all": (by_speed, {"covered": COVERAGE, "width": WIDTHS["speed"]}),
+        "speed, one GPU": ([p for p in by_speed if p.of.strategy == "single"], {}),
+        "speed, DDP, FSDP, ZeRO on <= 8 GPUs": (several[1], {"median": 0.09}),
+    }
 
 
 def sampled(rows: list[Measured], count: int | None, seed: int) -> list[Measured]:
@@ -352,8 +433,10 @@ def print_tables(told: dict[str, Any]) -> None:
         for bar in bars:
             print(f"{title:16} {bar['what']:28} n {bar['n']:4} median {bar['median']:.1%} p90 {bar['p90']:.1%} "
                   f"bias {bar['bias']:+.1%} bar {bar['bar']} {'met' if bar['met'] else 'MISSED'}")  # fmt: skip
-    print("coverage", {figure: own.get("covered") for figure, own in told["coverage"].items()},
-          "left out", told.get("left_out", {}).get("coverage"))  # fmt: skip
+    print("coverage", {figure: own.get("covered") for figure, own in told["coverage"].items()})
+    for one in told.get("left_out", {}).get("relied", []):
+        print(f"source left out  {one['what']:48} n {one['n']:4} median {one['median']:.1%} p90 {one['p90']:.1%} "
+              f"covered {one['covered']:.1%} width {one['width']:.2f} bar {one['bar']}")  # fmt: skip
     print("fits", {key: value for key, value in told["fits"].items() if key != "wrong"})
     for figure, cuts in told["groups"].items():
         for cut, names in cuts.items():
@@ -378,14 +461,8 @@ def main() -> None:
     asked = parser.parse_args()
     rows = checked(sampled(measurements.read(asked.table), asked.sample, asked.seed))
     apart = left_out(rows) if asked.intervals or asked.report or asked.left_out else None
-    if asked.intervals:
-        graded = [pair for pair in all_compared(rows) if pair.grade in GRADED]
-        made = planner_intervals.make(graded, apart)
-        for row in rows:
-            if not row.fit_reason and row.outcome == "oom":
-                kind, ratio = fit_of(row)
-                planner_intervals.reach(made, kind, ratio)
-        planner_intervals.write(INTERVALS, made)
+    if asked.intervals and apart:
+        planner_intervals.write(INTERVALS, planner_intervals.make(apart))
     told = evaluate(rows, asked.table.name, apart)
     if asked.report:
         bounds = json.loads(INTERVALS.read_text(encoding="utf-8"))["intervals"]

@@ -56,6 +56,25 @@ WORDS = {
     "speed": "速度",
     "fit": "放得下与否",
     "method, strategy, card": "方法、策略、显卡类别",
+    "sources": "来源",
+    "borrowed": "借入",
+    "width": "宽度（上限 / 下限）",
+    "all": "全部",
+    "method, strategy": "方法、策略",
+    "; ": "；",
+    "p90": "p90",
+    "ran out of memory but called sure": "显存不足却判为一定放得下",
+    "ran and called sure": "能运行且判为一定放得下",
+    "ran, with 10 % more room than expected need": "能运行，且比预计需要多出 10 %",
+    "ran, whole interval fits": "能运行，且整个区间都放得下",
+    "memory, all": "显存，全部",
+    "memory, one GPU": "显存，单卡",
+    "memory, one GPU, rows that state everything": "显存，单卡，写明一切的行",
+    "memory, one GPU, everything and its meter": "显存，单卡，连测量工具也写明的行",
+    "memory, DDP, FSDP, ZeRO on <= 8 GPUs": "显存，DDP、FSDP、ZeRO，不超过 8 卡",
+    "speed, all": "速度，全部",
+    "speed, one GPU": "速度，单卡",
+    "speed, DDP, FSDP, ZeRO on <= 8 GPUs": "速度，DDP、FSDP、ZeRO，不超过 8 卡",
     "low": "下限",
     "high": "上限",
     ", ": "，",
@@ -112,6 +131,7 @@ def blocks(told: dict[str, Any], bounds: dict[str, Any], language: str) -> dict[
         return WORDS.get(word, word) if language == "zh" else word
 
     return {
+        "relied": _relied(told, say),
         "bars": _bars(told, say),
         "coverage": _coverage(told, say),
         "fits": _fits(told, say),
@@ -149,13 +169,51 @@ def _bars(told: dict[str, Any], say: Say) -> str:
     return table([say(word) for word in ("what", "n", "median", "p90", "bias", "bar", "met")], rows)
 
 
+def _relied(told: dict[str, Any], say: Say) -> str:
+    """What a user may rely on: each line with its bars, and whether they are reached."""
+    rows = []
+    for one in told["left_out"]["relied"]:
+        figures = [str(one["n"]), str(one["sources"]), *(_percent(one[key]) for key in ("median", "p90", "covered"))]
+        bars = [_bar(name, bar, say) for name, bar in one["bar"].items()]
+        met = all(_reached(one[name], bar) for name, bar in one["bar"].items())
+        said = (say("yes") if met else say("**no**")) if bars else ""
+        rows.append([say(one["what"]), *figures, f"{one['width']:.2f}", say(", ").join(bars), said])
+    fits = told["fits"]
+    met = not fits["oom_sure"] and fits["ran_sure"] >= fits["sure_bar"]
+    sure = {
+        "ran out of memory but called sure": str(len(fits["oom_sure"])),
+        "ran and called sure": _percent(fits["ran_sure"]),
+    }
+    name = say("; ").join(say(": ").join([say(what), figure]) for what, figure in sure.items())
+    bar = say("; ").join(["0", f">= {_percent(fits['sure_bar'])}"])
+    rows.append([name, str(fits["n"]), *[""] * 5, bar, say("yes") if met else say("**no**")])
+    heads = ("source left out", "n", "sources", "median", "p90", "inside 90 % interval", "width", "bar", "met")
+    return table([say(word) for word in heads], rows)
+
+
+def _bar(name: str, bar: Any, say: Say) -> str:
+    if name == "covered":
+        return f"{_percent(bar[0])}-{_percent(bar[1])}"
+    return f"{say(name)} <= {bar:.1f}" if name == "width" else f"{say(name)} <= {_percent(bar)}"
+
+
+def _reached(value: float, bar: Any) -> bool:
+    return bool(bar[0] <= value <= bar[1] if isinstance(bar, list | tuple) else value <= bar)
+
+
 def _coverage(told: dict[str, Any], say: Say) -> str:
-    without = told.get("left_out", {}).get("coverage", {})
-    rows = [
-        [say(figure), str(own["n"]), _percent(own.get("covered")), _percent(without.get(figure))]
-        for figure, own in told["coverage"].items()
-    ]
-    return table([say("all graded rows"), "n", say("inside 90 % interval"), say("source left out")], rows)
+    """Coverage and width, overall and by class, of sources that were left out."""
+    without = told["left_out"]
+    rows = []
+    for figure, own in without["coverage"].items():
+        named = {"all": own, **without["classes"][figure]}
+        rows += [
+            [say(": ").join([say(figure), say(name)]), str(one["n"]), str(one["sources"]), _percent(one["covered"]),
+             f"{one['width']:.2f}"]
+            for name, one in named.items()
+        ]  # fmt: skip
+    heads = ("method, strategy", "n", "sources", "inside 90 % interval", "width")
+    return table([say(word) for word in heads], rows)
 
 
 def _fits(told: dict[str, Any], say: Say) -> str:
@@ -165,7 +223,9 @@ def _fits(told: dict[str, Any], say: Say) -> str:
         "ran, said not to fit": own.get("fits said oom", 0),
         "out of memory, said not to fit": own.get("oom said oom", 0),
         "out of memory, said to fit": own.get("oom said fits", 0),
-        "out of memory, whole interval fits": len(own["oom_outside_interval"]),
+        "out of memory, whole interval fits": len(own["oom_sure"]),
+        "ran, whole interval fits": _percent(own["ran_sure"]),
+        "ran, with 10 % more room than expected need": _percent(own["ran_spare"]),
         "ran: share said to fit (recall)": _percent(own["recall_ran"]),
         "out of memory: share said not to fit (recall)": _percent(own["recall_oom"]),
         "right": _percent(own["right"]),
@@ -201,12 +261,14 @@ def _worst(rows: list[dict[str, Any]], plot: tuple[str, float, str], say: Say) -
 
 def _intervals(bounds: dict[str, Any], say: Say) -> str:
     rows = [
-        [say(": ").join([say(figure), name]), str(own["n"]), f"{own['low']:.2f}", f"{own['high']:.2f}"]
+        [say(": ").join([say(figure), name]), str(own["n"]), str(own["sources"]), _percent(own["borrowed"]),
+         f"{own['low']:.2f}", f"{own['high']:.2f}", f"{own['high'] / own['low']:.2f}"]
         for figure, groups in bounds.items()
         for name, own in groups.items()
-        if name.endswith(" any") or not own["n"]
-    ]
-    return table([say("method, strategy, card"), "n", say("low"), say("high")], rows)
+        if name.endswith(" any")
+    ]  # fmt: skip
+    heads = ("method, strategy, card", "n", "sources", "borrowed", "low", "high", "width")
+    return table([say(word) for word in heads], rows)
 
 
 def _unmapped(reasons: dict[str, dict[str, list[str]]], say: Say) -> str:

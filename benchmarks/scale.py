@@ -258,7 +258,7 @@ def _figure(label: str, model: str, method: str, card: str, nodes: int) -> dict[
         "method": method,
         "card": card,
         "devices": found.constraints.devices,
-        "fits": found.fits,
+        "fits": "likely" if found.sure and found.fits == "tight" else found.fits,
         "strategy": way.strategy,
         "micro": way.micro,
         "memory_gib": [round(each / 2**30, 1) for each in (way.memory.device, *way.memory_range)],

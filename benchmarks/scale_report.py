@@ -42,6 +42,7 @@ WORDS = {
     "GPUs": "GPU 数",
     "fits": "放得下",
     "yes": "是",
+    "likely": "多半",
     "tight": "勉强",
     "no": "否",
     "GiB per GPU": "每卡 GiB",

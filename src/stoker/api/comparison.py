@@ -91,7 +91,7 @@ class Comparison:
     @property
     def _faster(self) -> Row | None:
         taken = self.recommended
-        return compare.faster(self.rows, taken, self.terms) if taken and taken.fits == "yes" else None
+        return compare.faster(self.rows, taken, self.terms) if taken and taken.sure else None
 
     @property
     def title(self) -> str:
@@ -138,7 +138,7 @@ class Comparison:
             return _spot(found.bill, offered)
         rented = found.bill is not None and found.bill.provider != setup_times.LOCAL
         sure = "compare.take" if rented else "compare.take.own"
-        return messages.text("compare.tight_only" if found.row.fits == "tight" else sure, offer=offered)
+        return messages.text(sure if found.row.sure else "compare.tight_only", offer=offered)
 
     def sentences(self) -> list[str]:
         """What else there is: faster, taken away, free of charge, what would fit."""
@@ -149,7 +149,7 @@ class Comparison:
             said.append(messages.text("compare.faster", offer=_offered(quick, quick.bill)))
         taken = self.answer.bill
         spot = min((row for row in self.rows if row.spot and self._keeps(row.spot)), key=_spot_money, default=None)
-        if spot and spot.spot and spot.fits == "yes" and (taken is None or taken.kind != "spot"):
+        if spot and spot.spot and spot.sure and (taken is None or taken.kind != "spot"):
             said.append(_spot(spot.spot, _offered(spot, spot.spot)))
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
@@ -266,7 +266,8 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 def _cells(row: Row, unit_seconds: int, currency: str | None) -> list[Cell]:
     runs = row.found is not None and row.found.supported
-    fits = messages.text(f"compare.fits.{row.fits}" if runs else "compare.fits.cannot")
+    verdict = "likely" if row.sure and row.fits == "tight" else row.fits
+    fits = messages.text(f"compare.fits.{verdict}" if runs else "compare.fits.cannot")
     if row.found is None:
         return [fits, "", "", "", ""]
     memory = _memory(row.found)
@@ -384,7 +385,7 @@ def _free_of_charge(row: Row, bill: Bill) -> str:
     sessions = clocks.sessions_reason(bill.stay).text
     fields = {"count": row.devices, "card": row.card, "sessions": sessions}
     fields["time"] = figures.duration(bill.seconds[0])
-    if row.fits == "yes":
+    if row.sure:
         return messages.text("compare.free", **fields)
     high, there = row.found.way.memory_range[1], row.found.inputs.machine.memory_per_device
     return messages.text("compare.free_perhaps", high=f"{high / 2**30:.1f}", there=f"{there / 2**30:.1f}", **fields)
@@ -427,7 +428,13 @@ def _bill_json(bill: Bill) -> dict[str, Any]:
 
 
 def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
-    out: dict[str, Any] = {"card": row.card, "devices": row.devices, "fits": row.fits, "why": _why(row)}
+    out: dict[str, Any] = {
+        "card": row.card,
+        "devices": row.devices,
+        "fits": row.fits,
+        "sure": row.sure,
+        "why": _why(row),
+    }
     out["frontier"] = any(row is one for one in marked)
     out["refused"] = row.refused.to_json() if row.refused else None
     found = row.found

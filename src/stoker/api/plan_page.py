@@ -9,7 +9,7 @@ from stoker import messages
 from stoker.api import figures, html_tables
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import money
-from stoker.plan.plan import Cost, Plan, Reason, Resume
+from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay
 
 _OF_NO_CHOICE = ("why.card.taken", "why.data")
 """Reasons that hold on a card that nothing runs on."""
@@ -94,6 +94,7 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     steps = made.steps
     rows = [
         ("plan.fits_row", _fits(made)),
+        *([("plan.safe", _safe(made, made.safe))] if made.safe else []),
         (
             "plan.main_memory" if made.device == "cpu" else "plan.memory",
             messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
@@ -116,7 +117,18 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
 def _fits(made: Plan) -> str:
     """The verdict, with the card where that is what refuses."""
     old = _too_old(made)
-    return messages.text("plan.fits.old", why=old) if old else messages.text(f"plan.fits.{made.fits}")
+    if old:
+        return messages.text("plan.fits.old", why=old)
+    return messages.text("plan.fits.likely" if made.safe else f"plan.fits.{made.fits}")
+
+
+def _safe(made: Plan, way: SafeWay) -> str:
+    """The way that surely fits: its cut, memory, time and money."""
+    cut = f"{way.strategy} {way.micro}x{made.batch.effective // way.micro // made.batch.devices}x{made.batch.devices}"
+    recompute = f" {messages.text('compare.recompute')}" if way.gradient_checkpointing else ""
+    paid = [f"{way.cost:,.2f} {made.cost.currency}"] if way.cost is not None and made.cost else []
+    high, said = f"{way.device_bytes_range[1] / 2**30:.1f}", [figures.duration(way.time_seconds), *paid]
+    return messages.text("plan.safe_value", way=f"{cut}{recompute}", high=high, figures=said)
 
 
 def _pace(made: Plan) -> list[tuple[str, str]]:

@@ -1,11 +1,12 @@
-"""The interval beside a figure: which published measurements a step is comparable to."""
+"""The interval beside a figure: which published measurements a step is comparable to, or which proofs of its card."""
 
 import functools
 from typing import Literal
 
+import stoker
 from stoker.estimate import speed
 from stoker.estimate.step import Step
-from stoker.facts import cards, intervals, rates
+from stoker.facts import cards, intervals, proven, rates
 from stoker.facts.cards import Card
 from stoker.facts.intervals import Interval
 
@@ -17,7 +18,12 @@ def of(figure: Literal["memory", "speed"], step: Step, card: Card | None) -> Int
         return intervals.assumed(figure)
     if figure == "speed" and (_is_guessed(card.name) or _is_far(step, card.name)):
         return intervals.assumed(figure)
-    return intervals.interval(figure, method(step), sharing(step), intervals.card_class(card))
+    kind = method(step), sharing(step)
+    wider = intervals.interval(figure, *kind, intervals.card_class(card))
+    # `stoker prove` measures the memory of such trainings; its small models time launches, not a card's pace.
+    if figure == "speed" or kind != ("full", "single"):
+        return wider
+    return intervals.narrowed(wider, proven.memory_ratios(card.name, stoker.__version__), f"full single {card.name}")
 
 
 def method(step: Step) -> str:
@@ -28,16 +34,15 @@ def method(step: Step) -> str:
 
 
 def sharing(step: Step) -> str:
-    """`single`, `replicated` or `sharded`."""
-    if step.devices == 1:
-        return "single"
-    return "sharded" if step.state_parts > 1 else "replicated"
+    """`single`, `replicated` or `sharded`, apart where weights or states are in main memory."""
+    kind = "single" if step.devices == 1 else "sharded" if step.state_parts > 1 else "replicated"
+    return kind if step.offload == "none" else f"{kind}-offload"
 
 
 def _is_far(step: Step, card: str) -> bool:
     """Whether no measurement covers these nodes: over a shared port, or with the whole model on each device."""
     together = step.devices > step.devices_per_node
-    return together and (sharing(step) == "replicated" or not speed.hardware(cards.find(card)).own_port)
+    return together and (step.state_parts == 1 or not speed.hardware(cards.find(card)).own_port)
 
 
 @functools.cache

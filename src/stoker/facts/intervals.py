@@ -1,12 +1,13 @@
-"""How far measurements lay from predictions: intervals per kind of run, made by `benchmarks/planner.py --intervals`.
+"""How far measurements lay from predictions: intervals per class of runs, made by `benchmarks/planner.py --intervals`.
 
-An interval holds nine of ten published measurements of its group. Knows no run and no prediction.
+An interval comes from sources that were left out when it was made (ADR 0034). Knows no run and no prediction.
 """
 
 import functools
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
@@ -16,6 +17,9 @@ from stoker.facts.cards import Card
 Figure = Literal["memory", "speed"]
 CardClass = Literal["datacenter", "workstation", "consumer", "older", "apple"]
 ANY = "any"
+ENOUGH_SOURCES = 9
+"""Of fewer, one that was not seen lies above all of them more often than one time in ten."""
+_TAIL = 0.05
 _AMPERE = 8.0
 
 _STRATEGIES = {
@@ -29,8 +33,6 @@ _STRATEGIES = {
 }
 """Strategies of a plan as the classes that measurements are grouped by."""
 _ASSUMED = {"memory": (0.7, 1.4), "speed": (0.5, 2.0)}
-_ENOUGH = 10
-"""Fewer measurements do not make an interval; the wider group's holds."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,53 @@ class Interval:
     low: float
     high: float
     n: int
-    """Measurements in the group; 0 where the bounds are assumed."""
+    """Measurements in the class; 0 where the bounds are assumed."""
     group: str
-    """The group the bounds come from: method, strategy and class of card, `any` where it is a wider one."""
+    """The class the bounds come from: method, strategy and class of card, `any` where it is a wider one."""
+    sources: int = 0
+    """Publishers of those measurements; where a machine was proven, its measured points."""
+    borrowed: float = 0.0
+    """Share of the weight that a wider class lends, for want of sources."""
 
 
 def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Interval:
-    """The interval of the narrowest group with enough measurements."""
+    """The interval of the narrowest class; assumed where nobody measured such cards."""
     sharing = _STRATEGIES.get(strategy, strategy)
-    groups = _stored()[figure]
+    classes = _stored()[figure]
+    if not any(name.endswith(f" {card_class}") for name in classes):
+        return assumed(figure)
     wider = [(method, sharing, card_class), (method, sharing, ANY), (ANY, sharing, ANY), (ANY, ANY, ANY)]
-    names = [" ".join(words) for words in wider]
-    name = next(name for name in names if name in groups and not 0 < groups[name]["n"] < _ENOUGH)
-    found = groups[name]
-    return Interval(low=found["low"], high=found["high"], n=found["n"], group=name)
+    name = next(name for name in map(" ".join, wider) if name in classes)
+    return Interval(group=name, **classes[name])
+
+
+def narrowed(wider: Interval, ratios: Iterable[float], group: str) -> Interval:
+    """An interval from measured / predicted of one kind of machine.
+
+    Each measured point takes the bounds a ninth of the way from the wider class to what was measured.
+    """
+    errors = [math.log(ratio) for ratio in ratios]
+    if not errors:
+        return wider
+    lent = max(0.0, 1 - len(errors) / ENOUGH_SOURCES)
+    own = bounds_of([(error, 1 / len(errors)) for error in errors])
+    low, high = (far**lent * near ** (1 - lent) for far, near in zip((wider.low, wider.high), own, strict=True))
+    return Interval(low, high, len(errors), group, sources=len(errors), borrowed=round(lent, 3))
+
+
+def bounds_of(weighed: list[tuple[float, float]]) -> tuple[float, float]:
+    """Ratios that leave at most 5 % of the weight of these logarithms on either side."""
+    ranked = sorted(weighed)
+    return math.exp(_end(ranked)), math.exp(_end(ranked[::-1]))
+
+
+def _end(ranked: list[tuple[float, float]]) -> float:
+    passed = 0.0
+    for error, weight in ranked:
+        passed += weight
+        if passed > _TAIL + 1e-9:
+            return error
+    return ranked[-1][0]
 
 
 def assumed(figure: Figure) -> Interval:

@@ -80,6 +80,22 @@ def cards_with(check: str) -> list[ProvenRow]:
     return sorted(found.values(), key=lambda row: row.card)
 
 
+def memory_ratios(card: str, version: str) -> list[float]:
+    """Measured over planned memory of every point that this version of Stoker trained on such a card."""
+    found = [row for row in rows() if row.card == card and row.stoker.split()[0] == version]
+    checked = [row.checks["memory"].figures for row in found if "memory" in row.checks]
+    points = [point for figures in checked for point in figures.get("points", [])]
+    return [ratio for point in points if (ratio := _ratio(point))]
+
+
+def _ratio(point: dict[str, Any]) -> float | None:
+    """By the driver, else by torch's allocator; None where neither was read."""
+    for read, planned in (("driver_bytes", "planned_device_bytes"), ("reserved_bytes", "planned_reserved_bytes")):
+        if point[read]:
+            return float(point[read] / point[planned])
+    return None
+
+
 @dataclass(frozen=True)
 class ProvenReason:
     """What a plan says about a card's proof."""

@@ -44,6 +44,7 @@ from stoker.plan.plan import (
     Plan,
     Reason,
     Rung,
+    SafeWay,
     Speed,
     StepCounts,
 )
@@ -110,8 +111,13 @@ class Found:
 
     @property
     def fits(self) -> Fits:
-        """Whether it runs there."""
+        """Whether it runs there, the way it is planned."""
         return self.way.verdict if self.supported else "no"
+
+    @property
+    def sure(self) -> bool:
+        """Whether it surely runs there: as planned, or in the safe way, once the ladder is there."""
+        return self.supported and (self.way.verdict == "yes" or self.way.safe is not None)
 
     @functools.cached_property
     def tokens_per_second(self) -> tuple[float, float, float]:
@@ -264,6 +270,7 @@ def make_plan(inputs: Inputs) -> Plan:
         disk_bytes=sum(disk.values()),
         disk_parts=disk,
         fits=found.fits,
+        safe=_safe(found, way.safe) if found.supported and way.safe else None,
         estimated=_estimated(data),
         reasons=[
             remarks.of_batch(batch),
@@ -333,6 +340,20 @@ def _memory(way: Way, machine: Machine) -> Memory:
         moment=used.moment,
         optimizer_bytes=memory.optimizer_bytes(way.step),
         gradient_sum_bytes=memory.gradient_bytes(way.step) * (way.step.gradient_sets - 1) // way.step.gradient_sets,
+    )
+
+
+def _safe(found: Found, way: Way) -> SafeWay:
+    seconds = found.tokens / way.pace.tokens_per_second
+    inputs, devices = found.inputs, found.constraints.devices
+    cost = money.cost((seconds, seconds, seconds), devices, inputs.offer, inputs.machine.nodes)
+    return SafeWay(
+        strategy=way.strategy,
+        gradient_checkpointing=way.checkpointing,
+        micro=way.micro,
+        device_bytes_range=way.memory_range,
+        time_seconds=seconds,
+        cost=cost.amount if cost else None,
     )
 
 

@@ -194,6 +194,23 @@ class Rung(_PlanPart):
     """The step it got to."""
 
 
+class SafeWay(_PlanPart):
+    """The fastest way that surely fits, where the plan's is only likely to: the ladder goes there, or below."""
+
+    strategy: str
+    """How several devices work together."""
+    gradient_checkpointing: bool
+    """Whether activations are computed again in the backward pass."""
+    micro: int
+    """Sequences per device at once."""
+    device_bytes_range: tuple[int, int]
+    """Nine in ten measured runs like this one lie between."""
+    time_seconds: float
+    """Expected time of training this way."""
+    cost: float | None
+    """Expected money this way, in the currency of `cost`."""
+
+
 class Resume(_PlanPart):
     """How the run goes on from its newest checkpoint, as far as a plan can know. The trainer has the last word."""
 
@@ -317,7 +334,9 @@ class Plan(_PlanPart):
     disk_parts: dict[str, int] = {}
     """Disk by part: data, checkpoints, finished, base, merged."""
     fits: Literal["yes", "tight", "no"]
-    """Whether it fits the device: surely, as expected but not surely, or not."""
+    """Whether it fits the device the way it is planned: surely, as expected but not surely, or not."""
+    safe: SafeWay | None = None
+    """The way that surely fits, where the planned one is only likely to."""
     estimated: list[str]
     """Keys whose figures are estimates, not measured or exact."""
     reasons: list[Reason]
@@ -328,3 +347,8 @@ class Plan(_PlanPart):
     """Environment variables it is started with."""
     native: EngineOptions
     """Options handed to the engines."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether it surely fits, as planned or in the safe way."""
+        return self.fits == "yes" or self.safe is not None

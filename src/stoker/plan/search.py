@@ -1,9 +1,10 @@
 """How a step is cut to the hardware: every way that keeps batch and length, and the fastest that fits.
 
 The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding. Of equally fast
-ways the first of the ladder is taken.
+ways the first of the ladder is taken, and one that surely fits before one that is only expected to (ADR 0034).
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -31,7 +32,6 @@ USABLE_SHARE = 0.98
 _MAIN_MEMORY_SHARES = {"mps": 0.75, "cpu": 0.95}
 """The same of main memory: about what macOS grants a GPU, and what other programs leave on a CPU."""
 _AS_FAST = 0.99
-_BEST_FIRST: tuple[Fits, ...] = ("yes", "tight")
 _SHARDED = {"strategy": "fsdp2", "devices": "any"}
 
 
@@ -73,6 +73,8 @@ class Way:
     room: float
     """Bytes a process can use on the device."""
     on: Hardware
+    safe: "Way | None" = None
+    """The fastest way that surely fits, where this one is only expected to."""
 
     @functools.cached_property
     def pace(self) -> Pace:
@@ -100,21 +102,23 @@ class Way:
 
 
 def find(constraints: Constraints) -> Way:
-    """The fastest way that surely fits; else one that may; else the smallest.
+    """The fastest way that is expected to fit, with the fastest that surely does; else the smallest.
 
-    A way that keeps the bits of an earlier attempt comes before all others; of those that fit equally, one that keeps
-    its micro batch: random streams are numbered by micro batch.
+    The rehearsal tries it in the first minute, and the ladder takes the next: that costs less than hours of a smaller
+    one. A way that keeps the bits of an earlier attempt comes before all others; then one that keeps its micro batch:
+    random streams are numbered by micro batch.
     """
     ways = list(_ways(constraints))
     if constraints.out_of_memory:
         return _next_rung(constraints, ways)
     exact = [way for way in ways if keeps_bits(constraints, way)]
-    if found := _fastest(exact, "yes") or _fastest(exact, "tight"):
-        return found
     earlier = [way for way in ways if constraints.earlier and way.micro == constraints.earlier.micro]
-    for verdict in _BEST_FIRST:
-        if found := _fastest(earlier, verdict) or _fastest(ways, verdict):
-            return found
+    for kept in (exact, earlier, ways):
+        if found := _fastest(kept):
+            sure = found if found.verdict == "yes" else _fastest(kept, surely=True)
+            if sure and sure.pace.tokens_per_second >= _AS_FAST * found.pace.tokens_per_second:
+                return sure
+            return dataclasses.replace(found, safe=sure or _fastest(ways, surely=True))
     return min(ways, key=lambda way: way.memory.allocated)
 
 
@@ -168,15 +172,15 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
     raise StokerError("STK675", micro=last.micro, step=last.step, tried=len(constraints.out_of_memory))
 
 
-def _fastest(ways: list[Way], verdict: Fits) -> Way | None:
-    """Of the ways with this verdict, the first of the ladder that is about as fast as the fastest."""
-    able = [way for way in ways if way.may_fit(surely=verdict == "yes")]
+def _fastest(ways: list[Way], *, surely: bool = False) -> Way | None:
+    """Of the ways that are expected to fit, or surely do, the first of the ladder that is as fast as any."""
+    able, fits = [way for way in ways if way.may_fit(surely=surely)], ("yes",) if surely else ("yes", "tight")
     by_pace = sorted(able, key=lambda way: -way.pace.tokens_per_second)
-    best = next((way for way in by_pace if way.verdict == verdict), None)
+    best = next((way for way in by_pace if way.verdict in fits), None)
     if best is None:
         return None
     enough = _AS_FAST * best.pace.tokens_per_second
-    return next(way for way in able if way.pace.tokens_per_second >= enough and way.verdict == verdict)
+    return next(way for way in able if way.pace.tokens_per_second >= enough and way.verdict in fits)
 
 
 def usable_share(machine: Machine) -> float:

@@ -28,7 +28,6 @@ from stoker.rent.bill import Bill
 Goal = Literal["money", "speed"]
 
 COUNTS = (1, 2, 4, 8)
-_VERDICTS: tuple[Fits, ...] = ("yes", "tight", "no")
 _SMALL_STATES = "adamw_8bit"
 _WHOLE_STATES = ("adamw", "adamw_torch", "adamw_torch_fused")
 AS_FAST = 1.1
@@ -97,6 +96,16 @@ class Row:
     def fits(self) -> Fits:
         """Whether it runs there."""
         return self.found.fits if self.found else "no"
+
+    @property
+    def sure(self) -> bool:
+        """Whether it surely runs there, as planned or in the safe way."""
+        return self.found is not None and self.found.sure
+
+    @property
+    def rank(self) -> int:
+        """What surely runs comes first, then what may, then what does not."""
+        return 0 if self.sure else 1 if self.fits == "tight" else 2
 
     @property
     def seconds(self) -> float:
@@ -206,26 +215,24 @@ def _price(bill: Bill) -> tuple[float, float]:
 
 
 def ranked(rows: Iterable[Row], goal: Goal) -> list[Row]:
-    """Rows by verdict, then the cheapest or the fastest first; of what is as fast as the fastest, the cheapest."""
+    """What surely runs, then the cheapest or the fastest first; of what is as fast as the fastest, the cheapest."""
     rows = list(rows)
-    best = {verdict: min((row.seconds for row in rows if row.fits == verdict), default=0.0) for verdict in _VERDICTS}
+    best = {rank: min((row.seconds for row in rows if row.rank == rank), default=0.0) for rank in range(3)}
 
     def aims(row: Row) -> tuple[float, float]:
         if goal == "money":
             return row.money, row.seconds
-        if row.seconds <= AS_FAST * best[row.fits]:
+        if row.seconds <= AS_FAST * best[row.rank]:
             return 0.0, row.money
         return row.seconds, row.money
 
-    return sorted(rows, key=lambda row: (_VERDICTS.index(row.fits), *aims(row), _lacking(row)))
+    return sorted(rows, key=lambda row: (row.rank, *aims(row), _lacking(row)))
 
 
 def frontier(rows: Iterable[Row]) -> list[Row]:
     """Rows that surely fit and that no other beats in both time and money, fastest first."""
     kept: list[Row] = []
-    for row in sorted(
-        (row for row in rows if row.fits == "yes" and row.cost), key=lambda row: (row.seconds, row.money)
-    ):
+    for row in sorted((row for row in rows if row.sure and row.cost), key=lambda row: (row.seconds, row.money)):
         if not kept or row.money < kept[-1].money:
             kept.append(row)
     return kept
@@ -263,7 +270,7 @@ def answer(rows: list[Row], terms: Terms) -> Advice | None:
         return Advice(taken, taken.bill, kept=True)
     lent = [(row, bill) for row in able for bill in row.free]
     spots = [(row, row.spot) for row in able if row.spot]
-    others = sorted(lent, key=lambda each: (_VERDICTS.index(each[0].fits), each[1].seconds[0]))
+    others = sorted(lent, key=lambda each: (each[0].rank, each[1].seconds[0]))
     others += sorted(spots, key=lambda each: _price(each[1]))
     for row, bill in others:
         if terms.keep(bill, bill.seconds[0]):
@@ -283,7 +290,7 @@ def recommend(rows: list[Row], terms: Terms) -> Row | None:
 def nearest(rows: list[Row], terms: Terms) -> Row | None:
     """The cheapest in time; if none is, the fastest."""
     able = [row for row in rows if row.fits != "no"]
-    sure = [row for row in able if row.fits == "yes"] or able
+    sure = [row for row in able if row.sure] or able
     priced = [row for row in sure if row.bill] or sure
     in_time = [row for row in priced if terms.by_seconds is None or row.seconds <= terms.by_seconds]
     if in_time:
@@ -293,7 +300,7 @@ def nearest(rows: list[Row], terms: Terms) -> Row | None:
 
 def faster(rows: list[Row], than: Row, terms: Terms, times: float = 2.0) -> Row | None:
     """The cheapest that keeps to the terms and is `times` as fast."""
-    able = [row for row in rows if row.fits == "yes" and row.bill and terms.keep(row.bill, row.seconds)]
+    able = [row for row in rows if row.sure and row.bill and terms.keep(row.bill, row.seconds)]
     quick = [row for row in able if row.seconds * times <= than.seconds]
     return min(quick, key=lambda row: row.money, default=None)
 
@@ -385,7 +392,7 @@ def _change(kind: Literal["method", "key", "count", "card"], words: str, rows: I
     """The first row that surely fits, else the first that may."""
     tight: Row | None = None
     for row in rows:
-        if row.fits == "yes":
+        if row.sure:
             return Change(kind, words, row)
         tight = tight or (row if row.fits == "tight" else None)
     return Change(kind, words, tight) if tight else None

@@ -49,14 +49,14 @@ def tuned(
     [("RTX3090", 768, 6, 12), ("RTX4090", 1024, 12, 16), ("A100-40-SXM4", 2048, 24, 16)],
 )
 def test_guide_000_the_sizes_named_for_a_card_fit(card: str, width: int, layers: int, heads: int) -> None:
-    assert scratch(card, width, layers, heads).fits == "yes"
+    assert scratch(card, width, layers, heads).sure
 
 
 def test_guide_000_is_cautious_a_24_gb_card_holds_twice_the_depth_and_half_as_wide_again() -> None:
     # The guide's limit for 24 GB, width 1024 and 12 layers, needs half of the card.
     limit = scratch("RTX4090", 1024, 12, 16)
     assert limit.memory.peak_device_bytes < 0.6 * limit.memory.available_bytes
-    assert scratch("RTX4090", 1536, 24, 16).fits == "yes"
+    assert scratch("RTX4090", 1536, 24, 16).sure
 
 
 # Guide 001: task | GPU, and "7B + QLoRA needs 12 GB".
@@ -66,7 +66,7 @@ QLORA = "{method: qlora, rank: 16, alpha: 32, dropout: 0.05, targets: [q_proj, v
 
 
 def test_guide_001_7b_qlora_in_12_gb_holds_for_a_small_vocabulary() -> None:
-    assert tuned("RTX3060-12", QLORA, model=LLAMA_2).fits == "yes"
+    assert tuned("RTX3060-12", QLORA, model=LLAMA_2).sure
 
 
 def test_guide_001_7b_qlora_in_12_gb_is_wrong_for_its_own_script() -> None:
@@ -95,10 +95,10 @@ def smallest(made: Plan) -> int:
 
 
 def test_guide_001_qlora_7b_on_a_24_gb_card_and_long_contexts_on_40_gb() -> None:
-    assert tuned("RTX3090", QLORA).fits == "yes"
-    assert tuned("RTX4090", QLORA).fits == "yes"
+    assert tuned("RTX3090", QLORA).sure
+    assert tuned("RTX4090", QLORA).sure
     for length in (4096, 8192):
-        assert tuned("A100-40-SXM4", QLORA, length).fits == "yes"
+        assert tuned("A100-40-SXM4", QLORA, length).sure
 
 
 def test_guide_001_7b_lora_in_24_gb() -> None:

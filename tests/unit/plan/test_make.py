@@ -61,11 +61,11 @@ def test_a_micro_batch_that_does_not_divide_is_refused_with_those_that_do(micro:
     assert (caught.value.code, caught.value.fields["choices"]) == ("STK207", [16, 8, 4, 2, 1])
 
 
-def test_a_larger_micro_batch_does_not_surely_fit_or_is_not_faster() -> None:
+def test_a_larger_micro_batch_is_not_expected_to_fit_or_is_not_faster() -> None:
     micros = []
     for card in ("T4", "RTX4090", "A100-40G", "A100-80G-SXM", "H200"):
         made = plan("tune: {method: lora}\ntrain: {batch: 64}", machine(card), sizes="length: 1024")
-        assert made.fits == "yes"
+        assert made.sure
         micros.append(made.batch.micro)
         larger = [size for size in (1, 2, 4, 8, 16, 32, 64) if size > made.batch.micro]
         if larger and not made.gradient_checkpointing:
@@ -75,7 +75,7 @@ def test_a_larger_micro_batch_does_not_surely_fit_or_is_not_faster() -> None:
                 machine(card),
                 sizes="length: 1024",
             )
-            assert forced.fits != "yes" or forced.speed.tokens_per_second <= 1.01 * made.speed.tokens_per_second
+            assert forced.fits == "no" or 0.99 * forced.speed.tokens_per_second <= made.speed.tokens_per_second
     assert micros == sorted(micros)
     assert micros[0] < micros[-1]
 
@@ -273,7 +273,9 @@ def test_only_the_gpus_that_were_asked_for_are_seen_by_the_trainer(asked: str, d
     made = plan(f"where: {{gpus: {asked}}}", on)
     assert made.batch.devices == devices
     assert made.env["CUDA_VISIBLE_DEVICES"] == visible
-    assert made.strategy == ("single" if devices == 1 else "ddp")
+    # Which strategy follows from memory: on four, the smallest with 21 GiB, sharding is expected to fit twice the
+    # micro batch of whole copies and to be 3 % faster.
+    assert (made.strategy == "single") == (devices == 1)
 
 
 def test_memory_and_precision_are_those_of_the_gpus_that_train() -> None:
@@ -420,7 +422,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HERE)
 def test_every_recipe_plans_for_an_rtx4090(name: str) -> None:
     made = recipe(name)
-    assert made.fits == "yes" or name not in (
+    assert made.sure or name not in (
         "scratch_tiny",
         "scratch_wikitext2",
         "scratch_wikitext2_768",

@@ -137,6 +137,13 @@ def test_intervals_say_where_nothing_was_measured() -> None:
     assert ranges.of("speed", dataclasses.replace(ddp, devices=8), cards.find("H100-SXM")).n > 0
 
 
+def test_states_in_main_memory_have_an_interval_of_their_own() -> None:
+    sharded = dataclasses.replace(step(FULL, 1), devices=8)
+    assert ranges.of("memory", sharded, cards.find("H100-SXM")).group == "full sharded datacenter"
+    away = dataclasses.replace(sharded, offload="optimizer")
+    assert ranges.of("memory", away, cards.find("H100-SXM")).group == "full sharded-offload datacenter"
+
+
 def test_the_table_of_cards_counts_the_cards_of_all_nodes() -> None:
     asked = inputs("tune: {method: lora}\ntrain: {batch: 64}\nwhere: {place: slurm, nodes: 2}", model=SEVEN)
     rows = compare.compare(asked, [cards.find("H100-SXM"), cards.find("T4")], counts=(1, 4))

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 from plan_case import machine, plan, processor
 
-from stoker.facts import proven
-from stoker.facts.proven import ProvenRow
+import stoker
+from stoker.estimate import ranges
+from stoker.estimate.step import Step
+from stoker.facts import cards, proven, shapes
+from stoker.facts.proven import ProvenCheck, ProvenRow
 from stoker.plan.plan import Plan
 
 
@@ -70,3 +73,38 @@ def test_exact_is_not_proven_until_a_resume_was(
 def test_a_processor_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     with_rows(monkeypatch)
     assert said(plan(on=processor())) == {}
+
+
+def measured(*ratios: float, version: str = stoker.__version__) -> ProvenRow:
+    """A row whose machine held so many times what was planned at each point."""
+    points = [
+        {
+            "driver_bytes": ratio * 1e9,
+            "reserved_bytes": None,
+            "planned_device_bytes": 1e9,
+            "planned_reserved_bytes": 1e9,
+        }
+        for ratio in ratios
+    ]
+    row = proven_row()
+    memory = ProvenCheck(outcome="passed", figures={"points": points})
+    return row.model_copy(update={"stoker": f"{version} 0123456789ab", "checks": {"memory": memory}})
+
+
+def spread(step: Step, card: str = "RTX4090") -> float:
+    around = ranges.of("memory", step, cards.find(card))
+    return around.high / around.low
+
+
+def test_points_proven_on_the_same_card_and_version_narrow_the_interval_of_memory_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step(shape=shapes.shipped()["01-ai/Yi-9B"], micro=1, length=512)
+    before, other_card = spread(step), spread(step, "A100-80")
+    with_rows(monkeypatch, measured(1.0, 1.01, 0.99, 1.02, 1.0, 1.01))
+    assert spread(step) < 0.75 * before, "six points of one proof"
+    with_rows(monkeypatch, measured(1.0, 1.01, 0.99, 1.02, 1.0, 1.01), measured(1.0, 0.99, 1.01))
+    assert spread(step) == pytest.approx(1.02 / 0.99), "nine points need no other machine"
+    assert spread(step, "A100-80") == other_card
+    with_rows(monkeypatch, measured(1.0, 1.01, 0.99, version="0.0.1"))
+    assert spread(step) == before, "another version of Stoker counted otherwise"

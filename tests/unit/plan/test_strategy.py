@@ -6,9 +6,14 @@ from pathlib import Path
 import pytest
 from plan_case import SEVEN, machine, plan, processor, reason
 
+from stoker import messages
+from stoker.api import plan_page
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.facts import prices
 from stoker.launch import plan_inputs
+from stoker.plan import search
+from stoker.plan.plan import Rung
 
 QLORA = "tune: {method: qlora}"
 
@@ -31,9 +36,55 @@ def test_what_does_not_fit_on_one_is_shared_out() -> None:
     text = "tune: {method: full}\ntrain: {batch: 64}"
     alone, together = (plan(text, machine("A100-80G-SXM", count), model=SEVEN) for count in (1, 8))
     assert alone.fits == "no"
-    assert together.fits == "yes"
+    assert together.sure
     assert (together.strategy, reason(together, "strategy")) == ("fsdp2", "why.strategy.fsdp2")
     assert together.memory.optimizer_bytes == alone.memory.optimizer_bytes // 8
+
+
+def test_the_fastest_that_is_expected_to_fit_is_planned_and_the_safe_way_is_named_with_its_money() -> None:
+    """A full 7B on eight A100s: micro 4 is expected to fit; micro 2 surely fits and costs a seventh more."""
+    text = "tune: {method: full}\ntrain: {batch: 64}"
+    eight, offer = machine("A100-80G-SXM", 8), prices.maintained("A100-80-SXM4")[0]
+    made = plan(text, eight, model=SEVEN, sizes="length: 2048", offer=offer)
+    room = search.USABLE_SHARE * made.memory.available_bytes
+    assert (made.fits, made.strategy, made.batch.micro, made.gradient_checkpointing) == ("tight", "fsdp2", 4, False)
+    assert made.memory.peak_device_bytes <= room < made.memory.device_bytes_range[1]
+    safe = made.safe
+    assert safe is not None
+    assert (safe.strategy, safe.micro, safe.gradient_checkpointing) == ("fsdp2", 2, False)
+    assert safe.device_bytes_range[1] <= room
+    # Asked for by name, it is what was said: it surely fits, and takes that time and that money.
+    alone = plan(f"{text}\nwhere: {{micro: 2}}", eight, model=SEVEN, sizes="length: 2048", offer=offer)
+    assert (alone.fits, alone.safe) == ("yes", None)
+    assert alone.memory.device_bytes_range == safe.device_bytes_range
+    assert alone.time_seconds == pytest.approx(safe.time_seconds)
+    assert made.cost is not None
+    assert alone.cost is not None
+    assert alone.cost.amount == pytest.approx(safe.cost)
+    assert 1.10 < alone.cost.amount / made.cost.amount < 1.20
+    # The figures of a plan say so.
+    rows = dict(plan_page.rows_of(made))
+    assert f"{safe.cost:,.2f} {made.cost.currency}" in rows[messages.text("plan.safe")]
+
+
+def test_what_surely_fits_is_planned_where_it_is_as_fast() -> None:
+    """A larger micro batch comes first in the ladder and is expected to fit, but a Mac gains nothing by it."""
+    text, mac = "tune: {method: lora}\ntrain: {batch: 64}\n", machine("Apple M2 Max")
+    made = plan(text, mac, sizes="length: 2048")
+    assert (made.fits, made.safe) == ("yes", None)
+    larger = plan(f"{text}where: {{micro: {2 * made.batch.micro}}}", mac, sizes="length: 2048")
+    assert larger.fits == "tight"
+    assert larger.speed.tokens_per_second == pytest.approx(made.speed.tokens_per_second)
+
+
+def test_after_out_of_memory_the_ladder_goes_below_the_way_that_was_only_likely() -> None:
+    text = "tune: {method: full}\ntrain: {batch: 64}"
+    eight = machine("A100-80G-SXM", 8)
+    likely = plan(text, eight, model=SEVEN, sizes="length: 2048")
+    failed = Rung(strategy="fsdp2", micro=4, gradient_checkpointing=False, card=eight.name, step=0)
+    then = plan(text, eight, model=SEVEN, sizes="length: 2048", out_of_memory=(failed,))
+    assert likely.safe is not None
+    assert (then.fits, then.strategy, then.batch.micro) == ("yes", likely.safe.strategy, likely.safe.micro)
 
 
 def test_processes_share_a_processor() -> None:

@@ -77,10 +77,10 @@ def test_where_words_hold_on_every_row() -> None:
 @pytest.mark.parametrize("goal", ["money", "speed"])
 def test_what_surely_fits_comes_first_then_the_goal(rows: list[Row], goal: Any) -> None:
     ranked = compare.ranked(rows, goal)
-    order = ["yes", "tight", "no"]
-    verdicts = [order.index(row.fits) for row in ranked]
+    verdicts = [0 if row.sure else 1 if row.fits == "tight" else 2 for row in ranked]
     assert verdicts == sorted(verdicts)
-    sure = [row for row in ranked if row.fits == "yes"]
+    assert set(verdicts) == {0, 1, 2}
+    sure = [row for row in ranked if row.sure]
     if goal == "money":
         assert [row.money for row in sure] == sorted(row.money for row in sure)
     else:
@@ -94,7 +94,7 @@ def test_what_surely_fits_comes_first_then_the_goal(rows: list[Row], goal: Any) 
 
 def test_no_row_of_the_frontier_is_beaten_and_every_other_is(rows: list[Row]) -> None:
     marked = compare.frontier(rows)
-    priced = [row for row in rows if row.fits == "yes" and row.cost]
+    priced = [row for row in rows if row.sure and row.cost]
     assert marked
 
     def beaten(row: Row) -> bool:
@@ -174,7 +174,7 @@ def test_a_card_beyond_the_budget_is_proposed_where_none_is_within() -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\nbudget: {money: 0.0001 USD}\n", SMALL)
     card = cards.find("RTX3080-10")
     change = next(c for c in compare.ways_out(full, cards.cards(), card, 1, Terms.of(full.run)) if c.kind == "card")
-    assert change.row.fits == "yes"
+    assert change.row.sure
 
 
 def test_a_model_from_scratch_has_no_milder_method() -> None:
