@@ -2,11 +2,15 @@
 
 A copy of a mounted image is what a disk holds when the power goes: what was synced, and what the kernel happened to
 have written. Every checkpoint that was acknowledged before the cut must be there and verify. Needs root and Linux.
-Controls: files are not synced, folders are not, nothing is, the old checkpoint goes before the new one is there.
+In the last kind two ranks write a share each, by the code of the trainer. Controls: files are not synced, folders are
+not, nothing is, the old checkpoint goes before the new one is there, a rank's share stays away.
 """
 
 import contextlib
+import functools
+import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,8 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from campaign import Campaign
 
+from stoker.engine.parallel import Ranks
+from stoker.engine.shares import Part, Share, SharedFile
+from stoker.engine.writers import Writers
 from stoker.rundir import checkpoints, files
 
 IMAGE_BYTES = 96 << 20
@@ -27,46 +36,47 @@ CONTROL_CUTS = 25
 CONTROL_TURNS = 4
 """Until it is caught: a cut has to fall into a gap of milliseconds."""
 KEEP = 2
+VALUES = 1 << 15
+KINDS = ("rename is the commit", "record is the commit", "two ranks write shares")
 
 
 def run(campaign: Campaign) -> None:
-    """Half of the cuts where the rename is the commit, half where the record is."""
-    for renames in (True, False):
-        share = campaign.n - campaign.n // 2 if renames else campaign.n // 2
+    """As many cuts of each kind."""
+    for index, kind in enumerate(KINDS):
+        share = len(range(index, campaign.n, len(KINDS)))
         for number in range(0, share, CUTS_PER_MOUNT):
-            count = min(CUTS_PER_MOUNT, share - number)
-            _mount_and_cut(campaign, f"{'rename' if renames else 'record'}-{number}", count, renames=renames)
-    for name, change in CONTROLS.items():
+            _mount_and_cut(campaign, f"{index}-{number}", min(CUTS_PER_MOUNT, share - number), kind)
+    for name, (kind, change) in CONTROLS.items():
         for turn in range(CONTROL_TURNS):
             cuts = min(CONTROL_CUTS, max(6, campaign.n // 10))
-            _mount_and_cut(campaign, name, cuts, renames=True, change=change, turn=turn)
+            _mount_and_cut(campaign, name, cuts, kind, change=change, turn=turn)
             if campaign.controls[name]["caught"]:
                 break
 
 
 def _mount_and_cut(
-    campaign: Campaign,
-    name: str,
-    count: int,
-    *,
-    renames: bool,
-    change: Callable[[], None] | None = None,
-    turn: int = 0,
+    campaign: Campaign, name: str, count: int, kind: str, *, change: Callable[[], None] | None = None, turn: int = 0
 ) -> None:
-    """One image, one writer, several cuts."""
+    """One image, one writer of one or two ranks, several cuts."""
     random = campaign.random(name, turn)
     acknowledged = campaign.folder / f"{name}.ack"
     acknowledged.write_text("-1 0\n")
     with _mounted(campaign.folder / f"{name}.img") as (image, mount):
-        pid = os.fork()
-        if pid == 0:
-            _write_forever(mount / "checkpoints", acknowledged, random.random(), renames=renames, change=change)
+        seed, folder = random.random(), mount / "checkpoints"
+        if kind == KINDS[-1]:
+            acknowledged.with_suffix(".group").unlink(missing_ok=True)
+            ranks = (0, 1)
+            pids = [_forked(acknowledged, change, _share_forever, folder, acknowledged, seed, rank) for rank in ranks]
+        else:
+            write = functools.partial(_write_forever, renames=kind == KINDS[0])
+            pids = [_forked(acknowledged, change, write, folder, acknowledged, seed)]
         try:
             _until(lambda: _last(acknowledged) >= 2)
-            cuts = [_cut(campaign, name, number, pid, image, acknowledged, random) for number in range(count)]
+            cuts = [_cut(campaign, name, number, pids, image, acknowledged, random) for number in range(count)]
         finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
     for number, (copy, step) in enumerate(cuts):
         wrong = _judge(copy, step)
         if change is not None:
@@ -74,21 +84,23 @@ def _mount_and_cut(
             continue
         if wrong:
             campaign.fail([name, number], wrong)
-        campaign.case("rename is the commit" if renames else "record is the commit")
+        campaign.case(kind)
         campaign.counts["checkpoints acknowledged"] = max(campaign.counts["checkpoints acknowledged"], step)
 
 
 def _cut(
-    campaign: Campaign, name: str, number: int, pid: int, image: Path, acknowledged: Path, random: Any
+    campaign: Campaign, name: str, number: int, pids: list[int], image: Path, acknowledged: Path, random: Any
 ) -> tuple[Path, int]:
     """Stop the writer, all its threads, between two instructions, copy the disk under it, let it go on."""
     time.sleep(random.uniform(0.005, 0.15))
-    os.kill(pid, signal.SIGSTOP)
-    _until(lambda: _states(pid) == {"T"})
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    _until(lambda: all(_states(pid) == {"T"} for pid in pids))
     copy = campaign.folder / f"{name}-{number}.cut"
     subprocess.run(["cp", "--sparse=always", str(image), str(copy)], check=True)
     step = _last(acknowledged)
-    os.kill(pid, signal.SIGCONT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     return copy, step
 
 
@@ -127,34 +139,68 @@ def _content(path: Path, step: int) -> str:
 # ---- the writer
 
 
-def _write_forever(
-    folder: Path, acknowledged: Path, seed: float, *, renames: bool, change: Callable[[], None] | None
-) -> None:
-    """Commit, rotate, acknowledge; runs until it is killed."""
+def _forked(acknowledged: Path, change: Callable[[], None] | None, write: Callable[..., None], *arguments: Any) -> int:
+    """A process that writes until it is killed."""
+    pid = os.fork()
+    if pid:
+        return pid
     try:
         if change:
             change()
-        import numpy
-        from safetensors.numpy import save_file
-
-        generator = numpy.random.default_rng(int(seed * 1e9))
-        step = 0
-        while True:
-            step += 1
-            with checkpoints.writing(folder, step, renames=renames, **FACTS) as aside:
-                save_file({"w": numpy.full(1 << 15, step, dtype=numpy.float32)}, aside / "model.safetensors")
-                noise = generator.integers(0, 255, int(generator.integers(1000, 400_000)), dtype=numpy.uint8)
-                save_file({"s": noise}, aside / "state.safetensors")
-                (aside / "state.json").write_text(f'{{"step": {step}}}')
-            checkpoints.rotate(folder, KEEP, set(), renames=renames)
-            with acknowledged.open("a") as file:
-                file.write(f"{step} {time.time()}\n")
+        write(*arguments)
     except BaseException:
         import traceback
 
         acknowledged.with_suffix(".log").write_text(traceback.format_exc())
     finally:
         os._exit(1)
+
+
+def _write_forever(folder: Path, acknowledged: Path, seed: float, *, renames: bool) -> None:
+    """Commit, rotate, acknowledge."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    generator = numpy.random.default_rng(int(seed * 1e9))
+    for step in itertools.count(1):
+        with checkpoints.writing(folder, step, renames=renames, **FACTS) as aside:
+            save_file({"w": numpy.full(VALUES, step, dtype=numpy.float32)}, aside / "model.safetensors")
+            noise = generator.integers(0, 255, int(generator.integers(1000, 400_000)), dtype=numpy.uint8)
+            save_file({"s": noise}, aside / "state.safetensors")
+            (aside / "state.json").write_text(f'{{"step": {step}}}')
+        _rotate_and_acknowledge(folder, acknowledged, step, renames=renames)
+
+
+def _share_forever(folder: Path, acknowledged: Path, seed: float, rank: int) -> None:
+    """The same by two ranks: the first lays the files out and commits, each writes its half of every tensor."""
+    meeting = dist.FileStore(str(acknowledged.with_suffix(".group")), 2)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=2)
+    writers = Writers(Ranks(rank, 2, dist.new_group()), together=True)
+    generator = random.Random(seed)
+    for step in itertools.count(1):
+        weights = SharedFile("model.safetensors", {"w": _half(rank, VALUES, step, torch.float32)}, {"format": "pt"})
+        noise = _half(rank, 2 * generator.randrange(500, 200_000), generator.randrange(255), torch.uint8)
+        share = Share([weights, SharedFile("state.safetensors", {"s": noise}, {})], {})
+        if rank:
+            writers.assist(share, folder)
+            continue
+        with writers.leading():
+            with checkpoints.writing(folder, step, **FACTS) as aside:
+                share.lay_out(aside)
+                (aside / "state.json").write_text(f'{{"step": {step}}}')
+                writers.share_out(share, aside, folder)
+            _rotate_and_acknowledge(folder, acknowledged, step, renames=True)
+
+
+def _half(rank: int, values: int, value: int, dtype: torch.dtype) -> Part:
+    whole, half = torch.empty(values, dtype=dtype, device="meta"), values // 2
+    return Part(whole, rank * half, torch.full((half,), value, dtype=dtype))
+
+
+def _rotate_and_acknowledge(folder: Path, acknowledged: Path, step: int, *, renames: bool) -> None:
+    checkpoints.rotate(folder, KEEP, set(), renames=renames)
+    with acknowledged.open("a") as file:
+        file.write(f"{step} {time.time()}\n")
 
 
 def _no_file_sync() -> None:
@@ -186,11 +232,23 @@ def _nothing_synced() -> None:
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
 
 
-CONTROLS: dict[str, Callable[[], None]] = {
-    "files are not synced": _no_file_sync,
-    "folders are not synced": _no_folder_sync,
-    "the old one goes first": _old_one_first,
-    "nothing is synced": _nothing_synced,
+def _share_stays_away() -> None:
+    """As if the commit did not wait for the other rank's bytes."""
+    plain = SharedFile.write
+
+    def write(file: SharedFile, folder: Path) -> int:
+        return sum(own.numel() for _, own in file._own()) if dist.get_rank() else plain(file, folder)
+
+    SharedFile.write = write  # type: ignore[method-assign]
+    SharedFile.read_back = lambda file, folder: 0  # type: ignore[method-assign]
+
+
+CONTROLS: dict[str, tuple[str, Callable[[], None]]] = {
+    "files are not synced": (KINDS[0], _no_file_sync),
+    "folders are not synced": (KINDS[0], _no_folder_sync),
+    "the old one goes first": (KINDS[0], _old_one_first),
+    "nothing is synced": (KINDS[0], _nothing_synced),
+    "a share stays away": (KINDS[-1], _share_stays_away),
 }
 
 

@@ -31,7 +31,7 @@ def test_c3x_every_option_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @MOUNTS
 def test_c2_power_cuts(tmp_path: Path) -> None:
-    assert len(passes("c2", 6, tmp_path)["controls"]) == 4
+    assert len(passes("c2", 6, tmp_path)["controls"]) == 5
 
 
 def test_c5_signals(tmp_path: Path) -> None:

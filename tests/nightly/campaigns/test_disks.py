@@ -10,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @MOUNTS
 def test_c2_power_cuts(tmp_path: Path) -> None:
-    assert len(passes("c2", 150, tmp_path)["controls"]) == 4
+    assert len(passes("c2", 150, tmp_path)["controls"]) == 5
 
 
 @STRACE
