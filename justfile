@@ -111,6 +111,10 @@ long-run *args:
 reshard *args:
     python benchmarks/reshard.py "$@"
 
+# What ranks copy and how long training waits as they share a checkpoint (docs/evidence/shared_saves.json), two minutes.
+shared-saves *args:
+    python benchmarks/shared_saves.py "$@"
+
 # Two hosts of one run, and failures of either (docs/evidence/hosts.json), about ten minutes.
 hosts *args:
     python benchmarks/hosts.py "$@"
