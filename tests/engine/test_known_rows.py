@@ -12,7 +12,7 @@ from simulated_flash import SimulatedFlash
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.engine import models
-from stoker.engine.dataset import Arrangement, Segment, make_item
+from stoker.engine.dataset import DOCUMENT_ENDS, Arrangement, Segment, document_ends, make_item
 from stoker.engine.known_rows import KnownRows
 from stoker.engine.parallel import ALONE
 
@@ -94,8 +94,8 @@ def test_blocks_computed_again_have_the_same_gradients() -> None:
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "lfm2"])
 def test_a_model_with_a_state_is_told_nothing(family: str) -> None:
     micro = micro_batch("grouped")
-    ends = {"cu_seq_lens_q": torch.tensor([0, 8]), "cu_seq_lens_k": torch.tensor([0, 8]), "max_length_q": 8}
-    told = KnownRows(small(family, "sdpa"), "flash_attention_2").told({**micro, **ends, "max_length_k": 8})
+    ends = document_ends(torch.tensor([0, 8]), 8)
+    told = KnownRows(small(family, "sdpa"), "flash_attention_2").told({**micro, **ends})
     assert told.keys() == micro.keys()
     assert all(told[name] is micro[name] for name in micro)
 
@@ -123,7 +123,7 @@ def test_flash_attention_is_told_what_transformers_would_read(
     if kind == "grouped":  # groups of several rows have no ends to tell
         micro = make_item(Rows(), [0], Arrangement("grouped", 1, 13, flatten=True, pad=2), 0, ALONE).micro_batches[0]  # type: ignore[arg-type]
     assert len(micro["input_ids"]) == 1
-    own = {name: micro[name] for name in micro if not name.startswith(("cu_", "max_"))}
+    own = {name: micro[name] for name in micro if name not in DOCUMENT_ENDS}
     plain, _ = gradients(model, own)
     derived, simulated.given = simulated.given, []
     told, read = gradients(model, KnownRows(model, "flash_attention_2").told(micro))
