@@ -70,7 +70,8 @@ def build_once(make: Callable[[], Any], ranks: Ranks) -> Any:
             except Exception as error:  # noqa: BLE001  # the others wait for a model: they are told what happened
                 failed = error
                 writer.say(error)
-        found = failed or _read(_of_builder(ranks, writer.descriptor))
+        path = _of_builder(ranks, writer.descriptor)
+        found = failed or _read(path)
         ranks.meet()  # the files are open until every rank has mapped them
     if isinstance(found, Exception):
         raise found
