@@ -63,6 +63,10 @@ generate:
 overhead *args:
     python benchmarks/overhead.py "$@"
 
+# One training by Stoker, the bare Trainer, Unsloth and LLaMA-Factory, on the same rows (docs/evidence/gpu.json); not yet run on a GPU.
+gpu *args:
+    python benchmarks/gpu.py "$@"
+
 # What the canonical sum costs two processes, and what ranks send (docs/evidence/exactness.json); root, for the counters.
 exactness *args:
     python benchmarks/exactness.py "$@"

@@ -32,9 +32,14 @@ SUITE = (
     "tests/engine/test_store.py",
     "tests/engine/test_supervisor.py",
     "tests/engine/test_train.py",
+    "tests/nightly/engine/test_fifty_steps.py",
+    "tests/nightly/engine/test_kinds.py",
+    "tests/nightly/engine/test_ranks.py",
+    "tests/nightly/engine/test_resume_anywhere.py",
+    "tests/nightly/engine/test_same_maths.py",
     "tests/nightly/engine/test_two_nodes.py",
 )
-"""Where weights or losses are compared to the bit."""
+"""Where weights or losses are compared to the bit, and what tests/invariant left to the night."""
 
 
 def main() -> int:

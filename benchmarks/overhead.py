@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -131,9 +132,22 @@ def mark(marks: Marks) -> None:
     marks.append((time.perf_counter(), time.process_time()))
 
 
-def pace(run_dir: Any, tokens: list[int]) -> tuple[float, float]:
+def note(folder: Path, marks: Marks, **more: Any) -> None:
+    """Leave what a process measured, and the most memory it had: of a GPU, else of main memory."""
+    import torch
+
+    main = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    peak = torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else main
+    (folder / "marks.json").write_text(json.dumps({"marks": marks, "peak_bytes": peak, **more}))
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "marks.json").read_text())
+
+
+def pace(folder: Path, tokens: list[int]) -> tuple[float, float]:
     """Real tokens per wall second and per processor second, after the first step."""
-    marks = json.loads((run_dir.path / "marks.json").read_text())
+    marks = noted(folder)["marks"]
     wall, processor = (marks[-1][i] - marks[0][i] for i in (0, 1))
     return sum(tokens[1:]) / wall, sum(tokens[1:]) / processor
 
@@ -170,14 +184,14 @@ def ours(run_dir: Any) -> tuple[float, float]:
         callbacks.Recorder.on_step_end = on_step_end  # type: ignore[method-assign]  # in this child only
         code = train.main(run_dir.path)
         if rank == 0:
-            (run_dir.path / "marks.json").write_text(json.dumps(marks))
+            note(run_dir.path, marks)
         return code
 
     start = tiny_run.in_children if plan["strategy"] == "single" else tiny_run.in_ranks
     codes = start(plan["batch"]["devices"], work)
     assert set(codes) == {0}, (run_dir.path / "ours.log").read_text()[-2000:]
     steps = [event for event in events.read(run_dir.events_file) if event["event"] == "step"]
-    return pace(run_dir, [step["tokens"] for step in steps])
+    return pace(run_dir.path, [step["tokens"] for step in steps])
 
 
 def representative(rows: list[Any], count: int) -> list[Any]:
@@ -214,12 +228,12 @@ def bare(run_dir: Any, *, padded: bool) -> tuple[float, float]:
         out = run_dir.path / "bare"
         options = {"extra": [clock(marks)], "masked": padded, "learning_rate": 1e-4}
         yardstick.losses(model, taken, out, micro, BATCH // micro, 42, **options)
-        (run_dir.path / "marks.json").write_text(json.dumps(marks))
+        note(run_dir.path, marks)
         return 0
 
     code = tiny_run.in_child(work)
     assert code == 0, (run_dir.path / "bare.log").read_text()[-2000:]
-    return pace(run_dir, step_tokens(taken))
+    return pace(run_dir.path, step_tokens(taken))
 
 
 def bare_ranks(run_dir: Any, method: str) -> tuple[float, float]:
@@ -276,12 +290,12 @@ def in_ranks(run_dir: Any, train: Callable[[int, list[Any], Marks], None]) -> tu
         marks: Marks = []
         train(rank, rows, marks)
         if rank == 0:
-            (run_dir.path / "marks.json").write_text(json.dumps(marks))
+            note(run_dir.path, marks)
         return 0
 
     codes = tiny_run.in_ranks(RANKS, work)
     assert set(codes) == {0}, (run_dir.path / "bare.log").read_text()[-2000:]
-    return pace(run_dir, step_tokens(rows))
+    return pace(run_dir.path, step_tokens(rows))
 
 
 def join(rank: int) -> None:

@@ -13,18 +13,13 @@ Real processes with gloo, forked from one that has torch imported. Usage: python
 """
 
 import argparse
-import contextlib
-import ctypes
 import datetime
-import gc
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -38,6 +33,7 @@ import processor  # noqa: E402
 import tiny_run  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from memory_watch import MemoryWatch, anonymous_bytes  # noqa: E402
 from tiny_run import replaced, said  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
@@ -217,41 +213,6 @@ def big_model(folder: Path, width: int, layers: int, dtype: torch.dtype = torch.
     return folder
 
 
-def anonymous_bytes(pid: int | str = "self") -> int:
-    """Memory of a process that is in no file."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) << 10
-
-
-class Watch:
-    """The most anonymous memory that each child forked meanwhile grew by."""
-
-    def __enter__(self) -> "Watch":
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # children would inherit what is free here and take it unseen
-        self.growth: dict[int, int] = {}
-        self.looks: dict[int, int] = {}
-        self._least: dict[int, int] = {}
-        self._over = threading.Event()
-        self._children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.002):
-            for pid in map(int, self._children.read_text().split()):
-                with contextlib.suppress(OSError, TypeError):  # gone, or a zombie without memory
-                    now = anonymous_bytes(pid)
-                    self._least[pid] = min(now, self._least.get(pid, now))  # what was inherited may go first
-                    self.looks[pid] = self.looks.get(pid, 0) + 1
-                    self.growth[pid] = max(self.growth.get(pid, 0), now - self._least[pid])
-
-
 def measured(
     folder: Path, model: str, tune: str, group: tuple[str, int], until: str = "_load_optimizer_and_scheduler"
 ) -> list[dict[str, Any]]:
@@ -264,7 +225,7 @@ def measured(
         (folder / f"share-{os.getpid()}").write_text(str(share))
         leave()
 
-    with replaced(ExactTrainer, until, coming_to), Watch() as watch:
+    with replaced(ExactTrainer, until, coming_to), MemoryWatch() as watch:
         code = tiny_run.train(run_dir)
     assert code == 0, said(run_dir)
     rows = []

@@ -280,6 +280,8 @@ class _OnTheCpu(TorchFunctionMode):
             return self._places.pinned(self._places.put(args[0].clone(), "host"))
         if func is torch.Tensor.is_pinned:
             return self._places.is_pinned(args[0])
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]  # a property of C
+            return self._places.is_cuda(args[0])
         given = [*tensors_of(args), *tensors_of(options.values())]
         self._places.require_one(func, given)
         self._memory.require(func, args, options)
@@ -318,7 +320,7 @@ def _placed(value: Any) -> Any:
 
 
 def _compute_on_the_cpu(pretended: Pretended) -> None:
-    places = Places()
+    places = Places(pretended.kind)
     waits = Waits(pretended.notes, places) if pretended.counts_waits and pretended.notes else None
     own = _Memory(pretended), _Types(pretended.notes), places, waits
     _OnTheCpu(*own).__enter__()

@@ -25,7 +25,8 @@ _OFTEN = 4096
 class Places:
     """The place of every storage that is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "cuda") -> None:
+        self._kind = kind
         self._known: dict[int, tuple[StorageWeakRef, Place]] = {}
         self._pinned: dict[int, StorageWeakRef] = {}
         self._forget_at = _OFTEN
@@ -45,6 +46,10 @@ class Places:
         """Where a tensor is, if that is known."""
         found = self._known.get(tensor.untyped_storage()._cdata) if _is_plain(tensor) else None
         return found[1] if found and not found[0].expired() else "unknown"
+
+    def is_cuda(self, tensor: torch.Tensor) -> bool:
+        """What a tensor says of itself; one whose place is not known is taken to be on the card."""
+        return self._kind == "cuda" and self.of(tensor) != "host"
 
     def require_one(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """Refuse tensors of two places, as torch does; single numbers of the host go with everything."""

@@ -59,6 +59,15 @@ def test_every_name_of_the_slow_list_is_a_test_of_check() -> None:
         assert tiers.tier(name) == "check", name
 
 
+def test_bits_are_compared_by_what_the_invariants_left_to_the_night() -> None:
+    """At every level of instructions: `just bits`."""
+    suite = (tiers.TESTS.parent / "benchmarks/bits.py").read_text(encoding="utf-8")
+    parts = {path.stem for path in (tiers.TESTS / "invariant").glob("*.py")}
+    night = [path for path in (tiers.TESTS / "nightly").rglob("test_*.py") if parts & set(imported(path))]
+    assert len(night) > 1
+    assert [path.name for path in night if f'"tests/nightly/engine/{path.name}"' not in suite] == []
+
+
 @pytest.mark.parametrize(
     ("nodeid", "folder", "tier"),
     [

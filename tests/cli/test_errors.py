@@ -220,7 +220,7 @@ def test_stoker_alone_shows_its_help(terminal: Terminal) -> None:
 @pytest.mark.parametrize(
     ("extra", "arguments", "expected"),
     [
-        ("", ["--card", "RTX409O"], err("STK203", "", "RTX4090")),
+        ("", ["--card", "RTX409O"], err("STK203", "--card", "RTX4090")),
         ("train:\n  batch: 16\n", ["--card", "T4", "--gpus", "3"], err("STK201", "run.yaml:4: train.batch", "15, 18")),
         ("where: {micro: 3}\n", ["--card", "T4"], err("STK207", "run.yaml:3: where.micro", "16, 8, 4, 2, 1")),
         ("", ["--gpus", "4"], err("STK208", "--set where.gpus", "4", "0")),

@@ -1,11 +1,15 @@
 """`stoker prove` through the door people use, with checks that need no torch."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from made_runs import CommandLine
 
+from stoker.cli import prove_command
 from stoker.facts import proven
 from stoker.facts.proven import ProvenRow
 from stoker.launch import programs
@@ -55,6 +59,28 @@ def test_a_failed_check_is_named_the_report_is_whole_and_the_code_is_1(
     assert [one["outcome"] for one in report["checks"]] == ["passed", "failed", "absent"]
     (kept,) = tmp_path.glob("prove-*/left.txt")
     assert str(kept.parent) in done.err.replace("\n", "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a process is ended there, not asked")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_what_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    """A check that is under way cleans up after itself, as after Ctrl-C, and so does the command."""
+    ended, before = [], signal.getsignal(signal.SIGTERM)
+
+    def asked_to_end(on: Trials) -> Check:
+        try:
+            os.kill(os.getpid(), getattr(signal, number))
+            time.sleep(60)
+        finally:
+            ended.append(on.folder)
+        return fine(on)
+
+    monkeypatch.setattr(sequence, "WHOLE", {"saves": asked_to_end})
+    with pytest.raises(KeyboardInterrupt):
+        prove_command.prove(str(tmp_path), quick=False, as_json=False)
+    assert len(ended) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_row_of_a_report_is_one_that_a_plan_reads(stoker: CommandLine, tmp_path: Path) -> None:

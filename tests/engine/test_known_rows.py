@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simulated_flash
 import tiny_families
 import torch
+from simulated_flash import SimulatedFlash
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import modeling_flash_attention_utils as flash
 
 from stoker.engine import models
-from stoker.engine.dataset import Arrangement, Segment, make_item
+from stoker.engine.dataset import DOCUMENT_ENDS, Arrangement, Segment, document_ends, make_item
 from stoker.engine.known_rows import KnownRows
 from stoker.engine.parallel import ALONE
 
@@ -93,8 +94,8 @@ def test_blocks_computed_again_have_the_same_gradients() -> None:
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba", "lfm2"])
 def test_a_model_with_a_state_is_told_nothing(family: str) -> None:
     micro = micro_batch("grouped")
-    ends = {"cu_seq_lens_q": torch.tensor([0, 8]), "cu_seq_lens_k": torch.tensor([0, 8]), "max_length_q": 8}
-    told = KnownRows(small(family, "sdpa"), "flash_attention_2").told({**micro, **ends, "max_length_k": 8})
+    ends = document_ends(torch.tensor([0, 8]), 8)
+    told = KnownRows(small(family, "sdpa"), "flash_attention_2").told({**micro, **ends})
     assert told.keys() == micro.keys()
     assert all(told[name] is micro[name] for name in micro)
 
@@ -107,51 +108,9 @@ def test_windows_keep_their_own_masks_in_packed_rows() -> None:
     assert "past_key_values" in KnownRows(model, "sdpa").told(micro_batch("grouped"))
 
 
-# ---- FlashAttention, simulated: what its functions are given, computed by SDPA
-
-
-class SimulatedFlash:
-    """Stands for flash_attn's functions; keeps what the variable-length one is given."""
-
-    def __init__(self) -> None:
-        self.given: list[dict[str, Any]] = []
-
-    def fixed(self, query: Any, key: Any, value: Any, causal: bool = False, softmax_scale: Any = None) -> Any:
-        heads = [one.transpose(1, 2) for one in (query, key, value)]
-        options = {"is_causal": causal, "scale": softmax_scale, "enable_gqa": True}
-        return torch.nn.functional.scaled_dot_product_attention(*heads, **options).transpose(1, 2)
-
-    def variable(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        cu_seqlens_q: Any = None,
-        cu_seqlens_k: Any = None,
-        max_seqlen_q: Any = None,
-        max_seqlen_k: Any = None,
-        **options: Any,
-    ) -> Any:
-        self.given.append(
-            {
-                "cu_seqlens_q": cu_seqlens_q.tolist(),
-                "cu_seqlens_k": cu_seqlens_k.tolist(),
-                "types": (cu_seqlens_q.dtype, cu_seqlens_k.dtype),
-                "max_seqlen": (int(max_seqlen_q), int(max_seqlen_k)),
-            }
-        )
-        sizes = np.diff(self.given[-1]["cu_seqlens_q"]).tolist()
-        parts = zip(*(one[None].split(sizes, 1) for one in (query, key, value)), strict=True)
-        return torch.cat([self.fixed(*part, **options) for part in parts], 1)[0]
-
-
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedFlash:
-    functions = SimulatedFlash()
-    chosen = (functions.fixed, functions.variable, None, None, None)
-    monkeypatch.setattr(flash, "_lazy_imports", lambda *_, **__: chosen)
-    monkeypatch.setattr(flash, "_loaded_implementation", None)
-    return functions
+    return simulated_flash.use(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["grouped", "rows"])
@@ -159,15 +118,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedFlash:
 def test_flash_attention_is_told_what_transformers_would_read(
     family: str, kind: str, simulated: SimulatedFlash
 ) -> None:
-    model = small(family, "eager")
-    for part in model.modules():
-        if hasattr(part, "config"):  # `set_attn_implementation` asks for the package
-            part.config._attn_implementation_internal = "flash_attention_2"
+    model = simulated_flash.on(small(family, "eager"))
     micro = micro_batch(kind, flatten=True)
     if kind == "grouped":  # groups of several rows have no ends to tell
         micro = make_item(Rows(), [0], Arrangement("grouped", 1, 13, flatten=True, pad=2), 0, ALONE).micro_batches[0]  # type: ignore[arg-type]
     assert len(micro["input_ids"]) == 1
-    own = {name: micro[name] for name in micro if not name.startswith(("cu_", "max_"))}
+    own = {name: micro[name] for name in micro if name not in DOCUMENT_ENDS}
     plain, _ = gradients(model, own)
     derived, simulated.given = simulated.given, []
     told, read = gradients(model, KnownRows(model, "flash_attention_2").told(micro))

@@ -1,7 +1,10 @@
 """A model that one rank of a machine builds and the others map is the model each would have built, to the byte."""
 
+import errno
 import json
+import os
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,55 @@ def test_the_builders_error_is_what_every_rank_says(error: Exception, said: str)
 
     found = by_ranks(2, make, lambda *_: "built")
     assert all(said in one for one in found), found
+
+
+@pytest.fixture(params=["memfd_create", "/proc/PID/fd"])
+def forbidden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a hardened container refuses; of the second, the kernel itself refuses it to another user."""
+    real = shared_build._reads_of_builder
+
+    def refused(_name: str) -> int:
+        raise PermissionError(errno.EPERM, "by a filter of system calls")
+
+    def as_another_user(ranks: Ranks) -> bool:
+        os.seteuid(65534 if ranks.rank_here else 0)
+        try:
+            return real(ranks)
+        finally:
+            os.seteuid(0)
+
+    if request.param == "memfd_create":
+        monkeypatch.setattr(os, "memfd_create", refused)
+    elif os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    else:
+        monkeypatch.setattr(shared_build, "_reads_of_builder", as_another_user)
+    return str(request.param)
+
+
+def test_where_sharing_is_forbidden_each_rank_builds_its_own(tmp_path: Path, forbidden: str) -> None:
+    """To the same bytes, and the log says so, once per machine."""
+    base, log = tiny_families.save(tmp_path / "base", DENSE), tmp_path / "log"
+    expected = json.loads(json.dumps(held(loaded(base))))
+
+    def make() -> Any:
+        (tmp_path / "built").open("a").write("own\n")
+        return loaded(base)
+
+    with log.open("w", buffering=1) as file, redirect_stderr(file):
+        assert by_ranks(2, make, held) == [expected] * 2, forbidden
+    assert (tmp_path / "built").read_text() == "own\n" * 2
+    assert log.read_text().count("each builds its own model") == 1
+
+
+def test_a_file_of_somebody_else_is_not_taken_for_the_builders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks in namespaces of their own: the number of the builder's process is another's there."""
+    other = tmp_path / "other"
+    other.write_bytes(b"another")
+    monkeypatch.setattr(shared_build, "_of_builder", lambda *_: other)
+    with (tmp_path / "log").open("w") as file, redirect_stderr(file):
+        found = by_ranks(2, lambda: torch.nn.Linear(2, 2), lambda *_: "built")
+    assert found == ["built"] * 2
 
 
 def test_alone_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,9 +73,10 @@ class InOrder(Trainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
-def build_model(base: Path, method: str, lora: dict[str, Any], seed: int) -> Any:
+def build_model(base: Path | str, method: str, lora: dict[str, Any], seed: int, **given: Any) -> Any:
+    """A model with its adapter; `given`: how it is loaded, else in fp32."""
     torch.manual_seed(seed)
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa", **given}
     if method == "qlora":
         from transformers import BitsAndBytesConfig
 
@@ -83,7 +84,7 @@ def build_model(base: Path, method: str, lora: dict[str, Any], seed: int) -> Any
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.float32,
+            bnb_4bit_compute_dtype=options["dtype"],
         )
     model = AutoModelForCausalLM.from_pretrained(base, **options)
     model.config.use_cache = False
@@ -94,7 +95,7 @@ def build_model(base: Path, method: str, lora: dict[str, Any], seed: int) -> Any
     if method == "qlora":
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     torch.manual_seed(seed)
-    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **lora))
+    return get_peft_model(model, LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **lora}))
 
 
 def losses(
@@ -109,6 +110,7 @@ def losses(
     **options: Any,
 ) -> list[float]:
     """Train over the rows in order; the loss of every step as the Trainer logs it. `masked` passes a padding mask."""
+    own: dict[str, Any] = {"use_cpu": True, **options}
     arguments = TrainingArguments(
         output_dir=str(output),
         per_device_train_batch_size=micro,
@@ -118,11 +120,10 @@ def losses(
         logging_steps=1,
         report_to=[],
         save_strategy="no",
-        use_cpu=True,
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        **options,
+        dataloader_pin_memory=not own["use_cpu"],
+        **own,
     )
     trainer = InOrder(
         model=model,

@@ -35,6 +35,8 @@ def plan(run: RunSource, overrides: Mapping[str, Any] | None = None, *, card: st
     """
     run_file = loading.load(run, overrides)
     with run_file.located():
+        if card is not None:
+            cards.find(card, "card")
         made, changes = planned(run_file, card)
         return PlanPage.of(made, comparison.change_lines(changes) if made.fits == "no" else [])
 

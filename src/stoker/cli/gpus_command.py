@@ -42,7 +42,7 @@ def _stated(text: str) -> Offer:
         raise StokerError("STK109", "--set", given=f"`{text}`", example="`autodl RTX4090 1.88CNY/h`")
     provider, card, price = words
     stated = prices.stated(provider.lower(), *values.price(price))
-    return stated.model_copy(update={"cards": (cards.find(card).name,), "source": prices.OWN})
+    return stated.model_copy(update={"cards": (cards.find(card, "--set").name,), "source": prices.OWN})
 
 
 def gpus(pattern: str, min_memory: float, sort: str, *, as_json: bool) -> None:

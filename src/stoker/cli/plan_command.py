@@ -11,6 +11,7 @@ from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import values
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
+from stoker.facts import cards
 from stoker.launch import drawing, programs, traced_step
 from stoker.plan import make, money
 from stoker.plan.make import Found, make_plan
@@ -55,7 +56,7 @@ class PlanRequest:
         return self.card is not None or self.here
 
     def check(self) -> None:
-        """Refuse flags that exclude each other."""
+        """Refuse flags that exclude each other, and cards that do not exist."""
         flags = {
             "--card": self.card,
             "--gpus": self.here,
@@ -69,6 +70,9 @@ class PlanRequest:
         for one, other in _APART:
             if flags[one] and flags[other]:
                 raise StokerError("STK224", one=one, other=other)
+        for flag, card in (("--card", self.card), ("--explain", self.explain)):
+            if card:
+                cards.find(card, flag)
 
 
 def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:

@@ -12,12 +12,13 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? *(s|m|h|d)$"
 PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)? *%$"
-MONEY_PATTERN = r"^[0-9]+(\.[0-9]+)? *([A-Z]{3}|元)$"
-PRICE_PATTERN = r"^[0-9]+(\.[0-9]+)? *([A-Z]{3}|元) */ *(h|小时)$"
+_MONEY = r"(\$ *[0-9]+(\.[0-9]+)?|[0-9]+(\.[0-9]+)? *([A-Z]{3}|元))"
+MONEY_PATTERN = f"^{_MONEY}$"
+PRICE_PATTERN = f"^{_MONEY} */ *(h|小时)$"
 EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
-_CURRENCIES = {"RMB": "CNY", "元": "CNY"}
-"""Other names of a currency."""
+_CURRENCIES = {"RMB": "CNY", "元": "CNY", "$": "USD"}
+"""Other names of a currency. Not `¥`, the sign of yuan and yen: a budget could be twenty times what was meant."""
 _AMOUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12, "万": 10**4, "亿": 10**8}
 AMOUNT_PATTERN = r"^([0-9][0-9,]*(?:\.[0-9]+)?) *([kKMBGT万亿]?)$"
 RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
@@ -61,9 +62,9 @@ def share(text: str) -> float:
 
 
 def money(text: str) -> tuple[float, str]:
-    """`50 CNY` and `50元` as (50.0, "CNY")."""
-    number, currency = re.fullmatch(r"([0-9.]+) *([A-Z]{3}|元)", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
-    return float(number), _CURRENCIES.get(currency, currency)
+    """`50 CNY` and `50元` as (50.0, "CNY"), `$50` as (50.0, "USD")."""
+    sign, number, name = re.fullmatch(r"(\$?) *([0-9.]+) *(\D*)", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    return float(number), _CURRENCIES.get(sign or name, name)
 
 
 def is_money(text: str) -> bool:

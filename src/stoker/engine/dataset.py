@@ -30,6 +30,8 @@ _GROUP_START = 1 / 32
 
 MicroBatch = dict[str, Any]
 """What a model is given of some rows: tensors, and numbers that the host knows of them."""
+DOCUMENT_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Where documents end and the longest of them, as transformers passes it to FlashAttention."""
 _ENDS = "ends"
 """Where the documents of a single row end, from 0 on, among the tensors of a micro batch."""
 Segment = np.ndarray
@@ -212,7 +214,7 @@ class Arrangement:
 def document_ends(ends: torch.Tensor, longest: int) -> MicroBatch:
     """Where documents end, by transformers' names; from positions it would read it on the card, in each layer."""
     ends = ends.int()
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return dict(zip(DOCUMENT_ENDS, (ends, ends, longest, longest), strict=True))
 
 
 class Steps(Dataset[StepItem]):

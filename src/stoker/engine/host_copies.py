@@ -28,7 +28,9 @@ class Pinned:
         self._buffers: list[torch.Tensor] = []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of one tensor."""
+        """A copy of one tensor; one that is on the host already (an offloaded state) needs no buffer."""
+        if not tensor.is_cuda:
+            return plain(tensor)
         if not self._buffers:  # with the first save, not where a run only loads
             self._buffers = [torch.empty(self._size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -5,9 +5,12 @@ convolutions) carry a state from one document to the next unless they are told w
 that their configuration makes encoders, see what they are to predict. So the model is asked, not a table.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from stoker.engine.dataset import MicroBatch, document_ends
 
 _TOKENS = 12
 """Of each document: longer than the kernel of any short convolution."""
@@ -15,26 +18,38 @@ _CUT = 7
 """No multiple of the size of blocks that a model may read at once."""
 
 
-def leaks(model: Any, vocab: int) -> bool:
+Told = Callable[[MicroBatch], dict[str, Any]]
+"""Makes of a micro batch what the model is given when it trains."""
+
+
+def leaks(model: Any, vocab: int, told: Told, *, flat: bool) -> bool:
     """Whether anything of a document reaches the one behind it in the same row."""
-    return _reaches(model, vocab, slice(0, _TOKENS), slice(_TOKENS, None), packed=True)
+    return _reaches(model, told(_row(vocab, 2, flat=flat)), slice(0, _TOKENS), slice(_TOKENS, None))
 
 
-def looks_ahead(model: Any, vocab: int, *, packed: bool) -> bool:
+def looks_ahead(model: Any, vocab: int, told: Told, *, packed: bool, flat: bool) -> bool:
     """Whether anything of a document reaches a position before it; `packed`: rows have position ids."""
-    return _reaches(model, vocab, slice(_CUT, _TOKENS), slice(0, _CUT), packed=packed)
+    row = told(_row(vocab, 2 if packed else 1, flat=flat))
+    return _reaches(model, row, slice(_CUT, _TOKENS), slice(0, _CUT))
 
 
-def _reaches(model: Any, vocab: int, given: slice, asked: slice, *, packed: bool) -> bool:
-    """Whether outputs depend on inputs, both by their positions in a row of two documents, or of one.
+def _row(vocab: int, documents: int, *, flat: bool) -> MicroBatch:
+    """A row as the collator makes them; `flat`: with the ends of its documents."""
+    positions = torch.arange(_TOKENS).repeat(documents)[None]
+    row: MicroBatch = {"input_ids": (torch.arange(positions.numel()) * 7 + 3).remainder(vocab)[None]}
+    if documents > 1:
+        row["position_ids"] = positions
+    if flat:
+        row |= document_ends(torch.arange(documents + 1) * _TOKENS, _TOKENS)
+    return row
+
+
+def _reaches(model: Any, row: dict[str, Any], given: slice, asked: slice) -> bool:
+    """Whether outputs depend on inputs, both by their positions in a row.
 
     The outputs have no gradient with respect to the embeddings where they do not: exactly zero in any precision, so
     that no tolerance is needed.
     """
-    device = next(model.parameters()).device
-    positions = torch.arange(_TOKENS, device=device).repeat(2 if packed else 1)[None]
-    ids = (torch.arange(positions.numel(), device=device) * 7 + 3).remainder(vocab)[None]
-    row = {"input_ids": ids, "position_ids": positions} if packed else {"input_ids": ids}
     seen: list[torch.Tensor] = []
 
     def keep(*called: Any) -> torch.Tensor:

@@ -13,11 +13,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stoker.engine import models
-from stoker.engine.dataset import MicroBatch
+from stoker.engine.dataset import DOCUMENT_ENDS, MicroBatch
 
 _FULL = "full_attention"
-_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-"""Where documents end, as FlashAttention takes it."""
 _WITHOUT_STATE = {_FULL, "sliding_attention", "chunked_attention"}
 
 
@@ -57,8 +55,8 @@ class KnownRows:
     def told(self, micro: MicroBatch) -> dict[str, Any]:
         """The model's arguments for these rows."""
         if not self._told:
-            return {name: one for name, one in micro.items() if name not in _ENDS}
-        if "position_ids" not in micro or "cu_seq_lens_q" in micro:
+            return {name: one for name, one in micro.items() if name not in DOCUMENT_ENDS}
+        if "position_ids" not in micro or not micro.keys().isdisjoint(DOCUMENT_ENDS):
             return {**micro, "past_key_values": NothingKept()}
         return {**micro, "attention_mask": _mask(micro["position_ids"])} if self._one_mask else dict(micro)
 

@@ -52,24 +52,29 @@ def _part(opened: Opened, name: str, run: Callable[[], None]) -> None:
 
 def _packs(opened: Opened) -> bool:
     """Whether a row of a micro batch may hold several documents."""
-    flat = opened.plan.attention == "flash_attention_2"
-    return opened.plan.arrange == "rows" and (flat or opened.report.packed)
+    return opened.plan.arrange == "rows" and (_is_flash(opened) or opened.report.packed)
+
+
+def _is_flash(opened: Opened) -> bool:
+    """Whether a micro batch of a single row has the ends of its documents."""
+    return opened.plan.attention == "flash_attention_2"
 
 
 def _causality(opened: Opened, trainer: ExactTrainer) -> None:
-    if isolation.looks_ahead(trainer.model, opened.report.vocab, packed=_packs(opened)):
+    packed, flat = _packs(opened), _is_flash(opened)
+    if isolation.looks_ahead(trainer.model, opened.report.vocab, trainer.inputs, packed=packed, flat=flat):
         raise StokerError("STK434", family=trainer.model.config.model_type)
 
 
 def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
-    if isolation.leaks(trainer.model, opened.report.vocab):
+    if isolation.leaks(trainer.model, opened.report.vocab, trainer.inputs, flat=_is_flash(opened)):
         raise StokerError("STK433", family=trainer.model.config.model_type)
 
 
 def _synthetic(opened: Opened, longest: int) -> MicroBatch:
     """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
     plan = opened.plan
-    flash = plan.attention == "flash_attention_2"
+    flash = _is_flash(opened)
     flat = flash and plan.arrange == "rows"
     count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
     document = max(1, longest // 2) if _packs(opened) else length

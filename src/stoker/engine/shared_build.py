@@ -3,7 +3,8 @@
 The builder copies the memory of its tensors into files that only have a descriptor (memfd), tensor by tensor, so that
 it never has two models, and pickles the rest of the model; memory that is already a mapped file is only named. Then
 every rank, the builder too, unpickles the model and maps the files privately: a page is shared until somebody writes to
-it. A file is gone with its last mapping. Why a pickle is no danger here: ADR 0032.
+it. A file is gone with its last mapping. Where ranks cannot read each other's files each builds its own. Why a pickle
+is no danger here: ADR 0032.
 """
 
 import bisect
@@ -13,14 +14,16 @@ import io
 import os
 import pickle  # between processes of one run, never of a file: ADR 0032
 import re
+import secrets
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
+from stoker import messages
 from stoker.engine.parallel import Ranks
 
 _FILES = 128
@@ -46,13 +49,17 @@ class _Location(NamedTuple):
 
 
 def build_once(make: Callable[[], Any], ranks: Ranks) -> Any:
-    """A model in main memory, built by the first rank of each machine; a collective call.
+    """A model in main memory, built by the first rank of each machine, or by every rank; a collective call.
 
     Args:
         make: Builds it. An error of the builder is raised by every rank of its machine.
         ranks: All ranks.
     """
     if sys.platform != "linux" or not any(ranks.numbers(ranks.rank_here)):
+        return make()
+    if not all(ranks.everyone(_reads_of_builder(ranks))):
+        if ranks.first_here:
+            sys.stderr.write(messages.text("machine.built_apart") + "\n")
         return make()
     failed: Exception | None = None
     with ExitStack() as until_mapped:
@@ -63,13 +70,44 @@ def build_once(make: Callable[[], Any], ranks: Ranks) -> Any:
             except Exception as error:  # noqa: BLE001  # the others wait for a model: they are told what happened
                 failed = error
                 writer.say(error)
-        builder = ranks.rank - ranks.rank_here
-        process, descriptor = ranks.numbers(os.getpid())[builder], ranks.numbers(writer.descriptor)[builder]
-        found = failed or _read(Path(f"/proc/{process}/fd/{descriptor}"))
+        path = _of_builder(ranks, writer.descriptor)
+        found = failed or _read(path)
         ranks.meet()  # the files are open until every rank has mapped them
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def _reads_of_builder(ranks: Ranks) -> bool:
+    """Whether this rank can read a file without a name that the builder has.
+
+    A hardened container forbids one or the other, and so does another user. In a namespace of its own, a rank would
+    find somebody else's file, or none.
+    """
+    drawn, descriptor = secrets.token_bytes(7), -1
+    with ExitStack() as until_read:
+        if ranks.first_here:
+            with suppress(OSError):
+                file = until_read.enter_context(_new_file())
+                file.write(drawn)
+                file.flush()
+                descriptor = file.fileno()
+        expected = ranks.numbers(int.from_bytes(drawn, "big"))[ranks.rank - ranks.rank_here].to_bytes(7, "big")
+        path, is_read = _of_builder(ranks, descriptor), False
+        with suppress(OSError):
+            is_read = path.read_bytes() == expected
+        ranks.meet()
+    return is_read
+
+
+def _of_builder(ranks: Ranks, descriptor: int) -> Path:
+    """A file that the builder of this machine has open; a collective call."""
+    builder = ranks.rank - ranks.rank_here
+    return Path(f"/proc/{ranks.numbers(os.getpid())[builder]}/fd/{ranks.numbers(descriptor)[builder]}")
+
+
+def _new_file() -> BinaryIO:
+    return os.fdopen(os.memfd_create("stoker-model"), "wb")
 
 
 def _read(path: Path) -> Any:
@@ -151,7 +189,7 @@ class _Writer:
         return _Location(f"/proc/{os.getpid()}/fd/{file.fileno()}", offset, storage.nbytes())
 
     def _new_file(self) -> BinaryIO:
-        return self._open_files.enter_context(os.fdopen(os.memfd_create("stoker-model"), "wb"))
+        return self._open_files.enter_context(_new_file())
 
 
 class _Pickler(pickle.Pickler):

@@ -81,15 +81,21 @@ def cards() -> tuple[Card, ...]:
     return tuple(Card.model_validate(_fields(row)) for row in tables.rows("cards.csv"))
 
 
-def find(name: str) -> Card:
-    """The card a person means; spelling, brand, spaces and hyphens do not matter."""
+def find(name: str, where: str = "") -> Card:
+    """The card a person means; spelling, brand, spaces and hyphens do not matter.
+
+    Args:
+        name: As given.
+        where: By which flag or argument, for the error.
+    """
     wanted = normal(name)
     spellings = _spellings()
     if wanted in spellings:
         return spellings[wanted]
     near = difflib.get_close_matches(wanted, spellings, n=3)
     nearest = list(dict.fromkeys(spellings[spelling].name for spelling in near))
-    raise StokerError("STK203", card=name, nearest=messages.text("nearest.keys", keys=nearest) if nearest else "")
+    advice = messages.text("nearest.keys", keys=nearest) if nearest else ""
+    raise StokerError("STK203", where, card=name, nearest=advice)
 
 
 def namesakes(name: str) -> list[Card]:

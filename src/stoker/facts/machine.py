@@ -99,6 +99,8 @@ class Machine(BaseModel):
     python: str
     nodes: int = 1
     """How many such machines train together. Devices, processors and memory are those of one."""
+    shares_memory: bool = True
+    """Whether processes here can map each other's memory; looked at where there are several GPUs."""
     examined: bool
     """False for a machine made up from the catalogue: processors, memory and packages are assumed there."""
 
@@ -176,8 +178,23 @@ def examine() -> Machine:
         driver=driver,
         packages=installed(PACKAGES),
         python=platform.python_version(),
+        shares_memory=len(devices) < 2 or shares_memory(),
         examined=True,
     )
+
+
+def shares_memory() -> bool:
+    """Whether another process of this user reads a file without a name that this one has, as ranks do (ADR 0032)."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with os.fdopen(os.memfd_create("stoker-probe"), "wb") as file:
+            file.write(b"read")
+            file.flush()
+            code = f"print(open('/proc/{os.getpid()}/fd/{file.fileno()}').read())"
+            return _output(sys.executable, "-IS", "-c", code) == "read\n"
+    except OSError:
+        return False
 
 
 def installed(names: tuple[str, ...]) -> dict[str, str]:

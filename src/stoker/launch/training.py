@@ -37,8 +37,12 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
     process = starting.start(command, run_dir.logs / "supervisor.log", detached=True)
     # Until it holds its lock: between ours and its own, another run's end could switch the machine off.
     until = time.monotonic() + _SUPERVISOR_SECONDS
-    while process.poll() is None and not lock.is_held(run_dir.supervisor_lock) and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
+    try:
+        while process.poll() is None and not lock.is_held(run_dir.supervisor_lock) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:  # else it would train though nobody was told that it began
+        processes.terminate(process.pid)
+        raise
     return process
 
 

@@ -315,10 +315,13 @@ ones, whose sources are there meanwhile (measured: 2.15)."""
 
 
 def _check_host(machine: Machine, way: Way) -> None:
-    """Require main memory for a whole checkpoint and, with sharding, the whole model; with ZeRO in every process."""
+    """Require main memory for a whole checkpoint and, with sharding, the whole model.
+
+    With ZeRO in every process, and where processes cannot share what one of them builds.
+    """
     if not machine.examined or machine.kind != "cuda":
         return
-    copies = way.step.devices_per_node if way.strategy.startswith("zero") else 1  # others share what one builds
+    copies = way.step.devices_per_node if way.strategy.startswith("zero") or not machine.shares_memory else 1
     needed = round(copies * memory.whole_weight_bytes(way.step) * _WHILE_BUILDING[way.step.weights in BYTES])
     if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))

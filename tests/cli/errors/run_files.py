@@ -296,7 +296,7 @@ VALUES: Table = {
         BOTH + "where: {price: 2.5 CNY}\n",
         [err("STK109", "run.yaml:3: where.price", "`2.5 CNY/h`")],
     ),
-    "money with a sign": (BOTH + "budget: {money: $50}\n", [err("STK109", "run.yaml:3: budget.money", "`50 CNY`")]),
+    "money with a sign": (BOTH + "budget: {money: ¥50}\n", [err("STK109", "run.yaml:3: budget.money", "`50 CNY`")]),
     "time in words": (BOTH + "budget: {time: 12 hours}\n", [err("STK109", "run.yaml:3: budget.time", "`12h`")]),
     "a name with a slash": ("name: ../x\n" + BOTH, [err("STK109", "run.yaml:1: name", "`my-run_1`")]),
     "a section as a list": (

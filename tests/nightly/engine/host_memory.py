@@ -4,12 +4,12 @@ import contextlib
 import os
 import re
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import built_by_ranks
 import torch
+from memory_watch import MemoryWatch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.engine.parallel import Ranks
@@ -44,7 +44,7 @@ def measured(kind: str, ranks: int, width: int = 2048, layers: int = 6) -> dict[
 
         found = {}
         for name in ("shared", "own"):
-            with _Watch() as watch:
+            with MemoryWatch(0.05, _files_without_a_name) as watch:
                 sizes_bytes = built_by_ranks.by_ranks(ranks, make, _read_through, alone=name == "own")
             found[name] = round(watch.most / sizes_bytes[0], 3)
         return {**found, "model_mb": round(sizes_bytes[0] / 1e6)}
@@ -72,42 +72,19 @@ def _read_through(model: Any, ranks: Ranks) -> int:
     return total
 
 
-class _Watch:
-    """The most memory that children forked meanwhile had in all, beyond what they had at first."""
-
-    def __enter__(self) -> "_Watch":
-        self.most = 0
-        self._least: dict[str, int] = {}
-        self._over = threading.Event()
-        self._children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.05):
-            private, mapped, files = 0, 0, {}
-            for pid in self._children.read_text().split():
-                with contextlib.suppress(OSError, TypeError):  # gone
-                    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                    own = _field(rollup, "Pss_Anon")
-                    self._least.setdefault(pid, own)
-                    private += own - self._least[pid]
-                    mapped += _field(rollup, "Pss_Shmem")
-                    files |= _files(Path(f"/proc/{pid}/fd"))
-            self.most = max(self.most, private + max(mapped, sum(files.values())))
+def _files_without_a_name(pids: list[int]) -> int:
+    """Memory of the files that ranks pass each other: mapped, or open in one of them."""
+    mapped, files = 0, {}
+    for pid in pids:
+        with contextlib.suppress(OSError, TypeError):  # gone
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            mapped += int(re.search(r"^Pss_Shmem: +(\d+)", rollup, re.MULTILINE)[1]) << 10
+            files |= _open_files(Path(f"/proc/{pid}/fd"))
+    return max(mapped, sum(files.values()))
 
 
-def _field(rollup: str, name: str) -> int:
-    return int(re.search(rf"^{name}: +(\d+)", rollup, re.MULTILINE)[1]) << 10
-
-
-def _files(descriptors: Path) -> dict[int, int]:
-    """Memory of the files without a name that a process has open, by their inodes."""
+def _open_files(descriptors: Path) -> dict[int, int]:
+    """Those that a process has open, by their inodes."""
     found = {}
     for one in descriptors.iterdir():
         with contextlib.suppress(OSError):

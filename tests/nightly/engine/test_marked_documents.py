@@ -11,29 +11,16 @@ import tiny_families
 import torch
 
 from stoker.engine import isolation, models, weigh
+from stoker.engine.dataset import MicroBatch
 
 pytestmark = pytest.mark.filterwarnings("default")
 REFUSING = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "falcon_h1", "lfm2", "nemotron_h")
 LEAKING = ("jamba", "mamba2", "minimax")
 
 
-class Marked(torch.nn.Module):
-    """A model that is told where documents end: the arguments of `DataCollatorWithFlattening`."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def get_input_embeddings(self) -> Any:
-        return self.model.get_input_embeddings()
-
-    def forward(self, position_ids: torch.Tensor, **words: Any) -> Any:
-        starts = (position_ids[0] == 0).nonzero().flatten()
-        ends = torch.cat([starts, torch.tensor([position_ids.shape[1]])]).to(torch.int32)
-        longest = int(ends.diff().max())
-        marks = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
-        marks["seq_idx"] = ((position_ids == 0).cumsum(1) - 1).to(torch.int32)
-        return self.model(position_ids=position_ids, **marks, **words)
+def marked(row: MicroBatch) -> dict[str, Any]:
+    """What `DataCollatorWithFlattening` tells of where documents end."""
+    return {**row, "seq_idx": ((row["position_ids"] == 0).cumsum(1) - 1).to(torch.int32)}
 
 
 def made(family: str) -> Any:
@@ -46,16 +33,16 @@ def made(family: str) -> Any:
 @pytest.mark.parametrize("family", REFUSING)
 def test_transformers_refuses_packed_rows_without_its_kernels(family: str) -> None:
     model = made(family)
-    assert isolation.leaks(model, 96)
+    assert isolation.leaks(model, 96, dict, flat=False)
     with pytest.raises(ValueError, match="can't keep packed sequences apart"):
-        isolation.leaks(Marked(model), 96)
+        isolation.leaks(model, 96, marked, flat=True)
 
 
 @pytest.mark.parametrize("family", LEAKING)
 def test_others_carry_their_state_on_whatever_they_are_told(family: str) -> None:
     model = made(family)
-    assert isolation.leaks(model, 96)
-    assert isolation.leaks(Marked(model), 96)
+    assert isolation.leaks(model, 96, dict, flat=False)
+    assert isolation.leaks(model, 96, marked, flat=True)
 
 
 def test_granite_s_blocks_are_known_as_recurrent() -> None:

@@ -2,7 +2,11 @@
 
 import getpass
 import json
+import os
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from tour import run
 from stoker.facts import machine
 from stoker.prove import resuming, sequence
 from stoker.prove.trials import Trials
+from stoker.supervise import processes
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -43,3 +48,18 @@ def test_a_planted_bit_fails_the_check(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(raw[:-2] + bytes([raw[-2] ^ 4]) + raw[-1:])
     found = sequence.tried("resume_exact", resuming.resume_exact, on)
     assert (found.outcome, found.figures["elements_differing"], found.figures["bits_differing"]) == ("failed", 1, 1)
+
+
+def test_a_proof_that_is_ended_leaves_no_trial_running(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stoker", "prove", "--quick"]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=settings) as proof:
+        while not (trainers := list(tmp_path.glob("prove-*/*/process.json"))):
+            assert proof.poll() is None
+            time.sleep(0.1)
+        run_dir = trainers[0].parent
+        assert processes.known_trainer(run_dir)
+        proof.terminate()
+        assert proof.wait(120) == 130
+    assert not [words for _, _, words in processes._living() if str(run_dir) in words]
+    assert not list(tmp_path.glob("prove-*"))

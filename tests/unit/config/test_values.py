@@ -35,14 +35,15 @@ def test_what_is_no_share(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "money"), [("50 CNY", (50.0, "CNY")), ("9.99USD", (9.99, "USD")), ("50元", (50.0, "CNY"))]
+    ("text", "money"),
+    [("50 CNY", (50.0, "CNY")), ("9.99USD", (9.99, "USD")), ("50元", (50.0, "CNY")), ("$30", (30.0, "USD"))],
 )
 def test_money(text: str, money: tuple[float, str]) -> None:
     assert re.match(values.MONEY_PATTERN, text)
     assert values.money(text) == money
 
 
-@pytest.mark.parametrize("text", ["50", "$50", "50 cny", "CNY 50", "50 yuan", "-5 CNY"])
+@pytest.mark.parametrize("text", ["50", "¥50", "￥50", "$50USD", "50$", "50 cny", "CNY 50", "50 yuan", "-5 CNY"])
 def test_what_is_no_money(text: str) -> None:
     assert not re.match(values.MONEY_PATTERN, text)
 
@@ -98,6 +99,7 @@ def test_all_money_that_the_pattern_lets_in_can_be_read(text: str) -> None:
         ("2.5CNY/h", (2.5, "CNY")),
         ("0 USD / h", (0.0, "USD")),
         ("2.5元/小时", (2.5, "CNY")),
+        ("$0.34/h", (0.34, "USD")),
     ],
 )
 def test_a_price_by_the_hour(text: str, price: tuple[float, str]) -> None:

@@ -151,6 +151,21 @@ def test_an_apple_machine_trains_on_its_chip(programs: Path, monkeypatch: pytest
     assert found.card == cards.find("M2 Max")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not shared")
+def test_processes_share_memory_unless_it_is_forbidden(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at where several GPUs are: a model is built once for all of them, or once for each."""
+    _stand_in(programs, "nvidia-smi", _TWO_4090)
+    assert machine.examine().shares_memory
+
+    def refused(_name: str) -> int:
+        raise PermissionError("by a filter of system calls")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    assert not machine.examine().shares_memory
+    _stand_in(programs, "nvidia-smi", _A100)
+    assert machine.examine().shares_memory
+
+
 def test_packages_are_found_without_importing_them(programs: Path) -> None:
     found = machine.installed(("pydantic", "no-such-package"))
     assert list(found) == ["pydantic"]

@@ -36,6 +36,25 @@ def test_nobody_trains_where_nothing_was_started(tmp_path: Path) -> None:
     assert training.supervision(RunDir(tmp_path)) == {}
 
 
+def test_a_start_that_is_interrupted_leaves_no_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        begun.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True))
+        return begun[0]
+
+    def interrupted(_path: Path) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.programs, "check_engine", lambda: None)
+    monkeypatch.setattr(training.starting, "start", start)
+    monkeypatch.setattr(training.lock, "is_held", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.start(RunDir(tmp_path))
+    with begun[0]:
+        assert begun[0].wait(30) < 0
+
+
 def beat(run_dir: RunDir, ago_seconds: float, **more: str) -> None:
     """A supervisor on another machine that shares the folder."""
     at = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=ago_seconds)

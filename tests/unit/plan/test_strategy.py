@@ -143,10 +143,16 @@ def test_processes_are_for_processors() -> None:
     assert caught.value.code == "STK218"
 
 
-@pytest.mark.parametrize(("strategy", "memory_gib", "copies"), [("fsdp2", 24, 1), ("zero3", 128, 8)])
-def test_main_memory_must_hold_what_is_built_there(strategy: str, memory_gib: int, copies: int) -> None:
-    """The ranks of a machine share what one of them builds; under ZeRO each builds its own."""
-    small = machine("A100-80G-SXM", 8, examined=True, memory_bytes=memory_gib << 30)
+@pytest.mark.parametrize(
+    ("strategy", "memory_gib", "shares_memory", "copies"),
+    [("fsdp2", 24, True, 1), ("fsdp2", 128, False, 8), ("zero3", 128, True, 8)],
+)
+def test_main_memory_must_hold_what_is_built_there(
+    strategy: str, memory_gib: int, copies: int, *, shares_memory: bool
+) -> None:
+    """The ranks of a machine share what one of them builds; under ZeRO, or where that is forbidden, each builds one."""
+    found = {"memory_bytes": memory_gib << 30, "shares_memory": shares_memory}
+    small = machine("A100-80G-SXM", 8, examined=True, **found)
     with pytest.raises(StokerError) as caught:
         plan(f"tune: {{method: full}}\ntrain: {{batch: 64}}\nwhere: {{strategy: {strategy}}}", small, model=SEVEN)
     assert (caught.value.code, caught.value.fields["copies"]) == ("STK220", copies)
