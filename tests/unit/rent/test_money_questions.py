@@ -221,6 +221,15 @@ def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     assert not any("Free" in line for line in ask(by="2h").sentences())
 
 
+def test_a_weekly_quota_is_used_before_the_rest_of_its_week_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two T4 train 40 h: five sessions of 8.5 h, each set up for 0.5 h. 30 h in the first week, 12.5 in the second."""
+    monkeypatch.setitem(HOURS, "T4", 80.0)
+    (stay,) = [one for row in ask().rows for one in row.free if (row.devices, one.provider) == (2, "kaggle")]
+    assert stay.stay is not None
+    assert (stay.stay.sessions[0], stay.stay.weeks[0]) == (5, 2)
+    assert stay.seconds[0] == pytest.approx((7 * 24 + 12.5) * 3600)
+
+
 def test_of_what_is_free_the_fastest_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For sale at 1 USD, one T4 (10.50) is cheaper than two (11.00); lent, both cost nothing, and two are faster."""
     monkeypatch.setattr(prices, "all_offers", lambda: (*OFFERS, offer("gcp", "T4", 1.0)))
