@@ -148,8 +148,9 @@ class Comparison:
         if quick := self._faster:
             said.append(messages.text("compare.faster", offer=_offered(quick, quick.bill)))
         taken = self.answer.bill
-        spot = min((row for row in self.rows if row.spot and self._keeps(row.spot)), key=_spot_money, default=None)
-        if spot and spot.spot and spot.sure and (taken is None or taken.kind != "spot"):
+        able = [row for row in self.rows if row.sure and row.spot and self._keeps(row.spot)]
+        spot = min(able, key=_spot_money, default=None)
+        if spot and spot.spot and (taken is None or taken.kind != "spot"):
             said.append(_spot(spot.spot, _offered(spot, spot.spot)))
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:

@@ -271,7 +271,7 @@ def answer(rows: list[Row], terms: Terms) -> Advice | None:
     lent = [(row, bill) for row in able for bill in row.free]
     spots = [(row, row.spot) for row in able if row.spot]
     others = sorted(lent, key=lambda each: (each[0].rank, each[1].seconds[0]))
-    others += sorted(spots, key=lambda each: _price(each[1]))
+    others += sorted(spots, key=lambda each: (each[0].rank, _price(each[1])))
     for row, bill in others:
         if terms.keep(bill, bill.seconds[0]):
             return Advice(row, bill, kept=True)

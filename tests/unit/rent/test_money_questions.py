@@ -252,6 +252,20 @@ def test_spot_is_said_as_spot_next_to_the_answer() -> None:
     assert "interruptions expected" in line
 
 
+def test_spot_is_of_a_card_that_surely_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 4090 at 0.20 is cheaper as spot than an A100 at 0.50; where it may not fit, the A100 is said, and answers."""
+    dearer = offer("lambda", "A100-80-SXM4", 1.20, spot_price_per_hour=0.50)
+    monkeypatch.setattr(prices, "all_offers", lambda: (*(one for one in OFFERS if one.cards != dearer.cards), dearer))
+    monkeypatch.setattr(Row, "sure", property(lambda row: row.card != "RTX4090"))
+    (line,) = [line for line in ask().sentences() if "spot" in line]
+    assert "1 x A100-80-SXM4" in line
+    monkeypatch.setattr(bill, "free_of_charge", lambda *_: [])
+    found = ask(budget="1.7USD").answer
+    assert found is not None
+    assert found.bill is not None
+    assert (found.row.card, found.bill.kind) == ("A100-80-SXM4", "spot")
+
+
 def test_a_short_run_is_counted_in_seconds_and_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a minute of training after half an hour of setup: 30 seconds, on every card."""
     for card in HOURS:
