@@ -378,12 +378,14 @@ def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
         words = f"train.optimizer: {_SMALL_STATES}"
         yield words, dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
     length = run.data.length // 2
+    rows = inputs.data.sequences * (2 if run.data.pack else 1)
     data = run.data.model_copy(update={"length": length})
     facts = dataclasses.replace(
         inputs.data,
         longest=min(length, inputs.data.longest),
         longest_segment=min(length, inputs.data.longest_segment),
-        sequences=inputs.data.sequences * (2 if run.data.pack else 1),
+        sequences=rows,
+        tokens=min(inputs.data.tokens, rows * length),  # rows that are not packed are cut
     )
     yield f"data.length: {length}", dataclasses.replace(inputs, run=run.model_copy(update={"data": data}), data=facts)
 
