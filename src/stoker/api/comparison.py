@@ -386,10 +386,11 @@ def _free_of_charge(row: Row, bill: Bill) -> str:
     sessions = clocks.sessions_reason(bill.stay).text
     fields = {"count": row.devices, "card": row.card, "sessions": sessions}
     fields["time"] = figures.duration(bill.seconds[0])
-    if row.sure:
-        return messages.text("compare.free", **fields)
     high, there = row.found.way.memory_range[1], row.found.inputs.machine.memory_per_device
-    return messages.text("compare.free_perhaps", high=f"{high / 2**30:.1f}", there=f"{there / 2**30:.1f}", **fields)
+    perhaps = {} if row.sure else {"high": f"{high / 2**30:.1f}", "there": f"{there / 2**30:.1f}"}
+    said = messages.text("compare.free_perhaps" if perhaps else "compare.free", **fields, **perhaps)
+    disk = clocks.disk_reasons(bill.stay, clocks.kept_bytes(row.found.disk))
+    return messages.text("compare.free_disk", said=said, disk=disk[0].text) if disk else said
 
 
 def _change(change: Change) -> str:

@@ -897,6 +897,7 @@ ENGLISH: dict[str, str] = {
     "compare.free": "Free of charge: {count} x {card}, {time} in all; {sessions}",
     "compare.only_free": "Nothing on demand keeps to {asked}. {said}",
     "compare.free_perhaps": "Free of charge, if it fits (up to {high} of {there} GiB): {count} x {card}, {time} in all; {sessions}",
+    "compare.free_disk": "{said}. But {disk}",
     "compare.lent": "free: {providers}",
     "compare.no_price": "no price known",
     "compare.one_price": "Your price of {price} is counted for this machine only",

@@ -897,6 +897,7 @@ CHINESE: dict[str, str] = {
     "compare.free": "免费：{count} 张 {card}，共 {time}；{sessions}",
     "compare.only_free": "按需租用的都不满足 {asked}。{said}",
     "compare.free_perhaps": "可能可以免费跑，但显存不一定够（最多需 {high} GiB，共 {there} GiB）：{count} 张 {card}，共 {time}；{sessions}",
+    "compare.free_disk": "{said}。但{disk}",
     "compare.lent": "免费：{providers}",
     "compare.no_price": "没有报价",
     "compare.one_price": "你的价格 {price} 只用于本机",

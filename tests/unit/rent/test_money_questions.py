@@ -221,6 +221,14 @@ def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     assert not any("Free" in line for line in ask(by="2h").sentences())
 
 
+def test_a_free_platform_whose_disk_is_too_small_says_so() -> None:
+    """Kaggle keeps 20 GB: adapters, not ten checkpoints of half a billion weights, 12 bytes each."""
+    assert "/kaggle/working" not in ask("tune: {method: lora}\n", provider="kaggle").answer_sentence()
+    found = ask("tune: {method: full}\nsave: {keep: 10}\n", provider="kaggle").answer_sentence()
+    assert ". But data, checkpoints and artifacts need " in found
+    assert "Kaggle has 20 GB at /kaggle/working" in found
+
+
 def test_a_weekly_quota_is_used_before_the_rest_of_its_week_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two T4 train 40 h: five sessions of 8.5 h, each set up for 0.5 h. 30 h in the first week, 12.5 in the second."""
     monkeypatch.setitem(HOURS, "T4", 80.0)
