@@ -945,6 +945,7 @@ ENGLISH: dict[str, str] = {
     "explain.runtime": "CUDA context, cuBLAS, NCCL",
     "explain.device": "GiB on the device",
     "explain.between": "x {down} to {up} = {low} to {high}: nine in ten, by {n} measurements of {sources} source{sources:|s} (group: {group}; {borrowed} borrowed from wider ones)",
+    "explain.between.proven": "x {down} to {up} = {low} to {high}: by {n} point{n:|s} that `stoker prove` measured (group: {group}; {borrowed} borrowed from its class)",
     "explain.fits.yes": "fits: at most {high} <= {there} x {share} = {room} GiB",
     "explain.fits.tight": "tight: expected {expected} <= {there} x {share} = {room} GiB < at most {high}",
     "explain.fits.no": "does not fit: expected {expected} > {there} x {share} = {room} GiB",

@@ -945,6 +945,7 @@ CHINESE: dict[str, str] = {
     "explain.runtime": "CUDA 上下文、cuBLAS、NCCL",
     "explain.device": "GiB，设备上合计",
     "explain.between": "x {down} 至 {up} = {low} 至 {high}：九成在此区间，依据 {sources} 个来源的 {n} 次实测（组：{group}；{borrowed} 借自更宽的类）",
+    "explain.between.proven": "x {down} 至 {up} = {low} 至 {high}：依据 `stoker prove` 测得的 {n} 个点（组：{group}；{borrowed} 借自所属的类）",
     "explain.fits.yes": "放得下：最多 {high} <= {there} x {share} = {room} GiB",
     "explain.fits.tight": "勉强：预计 {expected} <= {there} x {share} = {room} GiB < 最多 {high}",
     "explain.fits.no": "放不下：预计 {expected} > {there} x {share} = {room} GiB",
