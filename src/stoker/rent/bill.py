@@ -84,7 +84,7 @@ def on_spot(found: Found, offer: Offer) -> Bill:
 
 
 def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
-    """Platforms that lend these cards for nothing: each session is set up anew; once a quota is used, its week passes."""
+    """Platforms that lend these cards for nothing: each session is set up anew; a used quota is waited for."""
     devices, nodes = found.constraints.devices, found.inputs.machine.nodes
     bills: list[Bill] = []
     for platform in platforms.platforms():
