@@ -72,6 +72,8 @@ WORDS = {
     "memory, one GPU, rows that state everything": "显存，单卡，写明一切的行",
     "memory, one GPU, everything and its meter": "显存，单卡，连测量工具也写明的行",
     "memory, DDP, FSDP, ZeRO on <= 8 GPUs": "显存，DDP、FSDP、ZeRO，不超过 8 卡",
+    "memory, every source alike": "显存，各来源权重相同",
+    "speed, every source alike": "速度，各来源权重相同",
     "speed, all": "速度，全部",
     "speed, one GPU": "速度，单卡",
     "speed, DDP, FSDP, ZeRO on <= 8 GPUs": "速度，DDP、FSDP、ZeRO，不超过 8 卡",
@@ -178,6 +180,11 @@ def _relied(told: dict[str, Any], say: Say) -> str:
         met = all(_reached(one[name], bar) for name, bar in one["bar"].items())
         said = (say("yes") if met else say("**no**")) if bars else ""
         rows.append([say(one["what"]), *figures, f"{one['width']:.2f}", say(", ").join(bars), said])
+    for figure, by_source in told["left_out"]["by_source"].items():
+        inside = [own["covered"] for own in by_source.values()]
+        counts = [str(sum(own["n"] for own in by_source.values())), str(len(inside))]
+        mean = _percent(sum(inside) / len(inside))
+        rows.append([say(f"{figure}, every source alike"), *counts, "", "", mean, "", "", ""])
     fits = told["fits"]
     met = not fits["oom_sure"] and fits["ran_sure"] >= fits["sure_bar"]
     sure = {

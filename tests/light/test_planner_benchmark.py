@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import random
+import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -299,6 +300,21 @@ def test_the_proof_looks_intervals_up_as_a_plan_does(figure: intervals.Figure) -
         ("full", "lora", "qlora"), ("single", "replicated", "sharded"), ("datacenter", "older")
     ):
         assert planner.shown(bounds, figure, group) == intervals.interval(figure, *group)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_opens_with_the_evidence_and_says_what_holds_where_every_source_is_alike(language: str) -> None:
+    told = json.loads(planner.EVIDENCE.read_text(encoding="utf-8"))
+    bounds = json.loads(planner.INTERVALS.read_text(encoding="utf-8"))["intervals"]
+    opening = planner_report.blocks(told, bounds, language)["relied"]
+    page = planner.ROOT / "docs" / "concepts" / planner_report.PAGES[language]
+    assert opening in page.read_text(encoding="utf-8")
+    for figure, by_source in told["left_out"]["by_source"].items():
+        mean = statistics.fmean(own["covered"] for own in by_source.values())
+        said = f"{figure}, every source alike"
+        said = planner_report.WORDS[said] if language == "zh" else said
+        (line,) = [line for line in opening.splitlines() if line.startswith(f"| {said} |")]
+        assert f"{mean:.1%}".replace("%", " %") in line
 
 
 def test_a_fit_without_a_source_starts_where_no_fit_ended() -> None:

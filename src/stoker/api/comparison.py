@@ -148,8 +148,9 @@ class Comparison:
         if quick := self._faster:
             said.append(messages.text("compare.faster", offer=_offered(quick, quick.bill)))
         taken = self.answer.bill
-        spot = min((row for row in self.rows if row.spot and self._keeps(row.spot)), key=_spot_money, default=None)
-        if spot and spot.spot and spot.sure and (taken is None or taken.kind != "spot"):
+        able = [row for row in self.rows if row.sure and row.spot and self._keeps(row.spot)]
+        spot = min(able, key=_spot_money, default=None)
+        if spot and spot.spot and (taken is None or taken.kind != "spot"):
             said.append(_spot(spot.spot, _offered(spot, spot.spot)))
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
@@ -385,10 +386,11 @@ def _free_of_charge(row: Row, bill: Bill) -> str:
     sessions = clocks.sessions_reason(bill.stay).text
     fields = {"count": row.devices, "card": row.card, "sessions": sessions}
     fields["time"] = figures.duration(bill.seconds[0])
-    if row.sure:
-        return messages.text("compare.free", **fields)
     high, there = row.found.way.memory_range[1], row.found.inputs.machine.memory_per_device
-    return messages.text("compare.free_perhaps", high=f"{high / 2**30:.1f}", there=f"{there / 2**30:.1f}", **fields)
+    perhaps = {} if row.sure else {"high": f"{high / 2**30:.1f}", "there": f"{there / 2**30:.1f}"}
+    said = messages.text("compare.free_perhaps" if perhaps else "compare.free", **fields, **perhaps)
+    disk = clocks.disk_reasons(bill.stay, clocks.kept_bytes(row.found.disk))
+    return messages.text("compare.free_disk", said=said, disk=disk[0].text) if disk else said
 
 
 def _change(change: Change) -> str:

@@ -46,7 +46,7 @@ class Interval:
     group: str
     """The class the bounds come from: method, strategy and class of card, `any` where it is a wider one."""
     sources: int = 0
-    """Publishers of those measurements; where a machine was proven, its measured points."""
+    """Publishers of those measurements; none where they are points of a proven machine."""
     borrowed: float = 0.0
     """Share of the weight that a wider class lends, for want of sources."""
 
@@ -73,7 +73,7 @@ def narrowed(wider: Interval, ratios: Iterable[float], group: str) -> Interval:
     lent = max(0.0, 1 - len(errors) / ENOUGH_SOURCES)
     own = bounds_of([(error, 1 / len(errors)) for error in errors])
     low, high = (far**lent * near ** (1 - lent) for far, near in zip((wider.low, wider.high), own, strict=True))
-    return Interval(low, high, len(errors), group, sources=len(errors), borrowed=round(lent, 3))
+    return Interval(low, high, len(errors), group, borrowed=round(lent, 3))
 
 
 def bounds_of(weighed: list[tuple[float, float]]) -> tuple[float, float]:

@@ -175,9 +175,10 @@ def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | 
     return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 
 
-def cheapest_spot(card: str, count: int = 1) -> Offer | None:
-    """The cheapest spot offer for this many of a card."""
-    found = [offer for offer in offers(card) if offer.spot_price_per_hour is not None]
+def cheapest_spot(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
+    """The cheapest spot offer for this many of a card, of sources that are still maintained; a currency goes first."""
+    known = [offer for offer in maintained(card) if offer.spot_price_per_hour is not None]
+    found = [offer for offer in known if offer.currency == currency] or known
     return min(found, key=lambda offer: _spot_in_usd(offer) * offer.billed(count), default=None)
 
 

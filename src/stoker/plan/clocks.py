@@ -125,9 +125,12 @@ def _dangers(title: str, idle_minutes: float | None, release_days: float | None)
 
 def _said(stay: Stay, size: int) -> list[Reason]:
     found = [sessions_reason(stay)] if stay.session_hours else []
-    found += _dangers(stay.platform, stay.idle_minutes, stay.release_days)
-    if stay.disk:
-        fields = {"platform": stay.platform, "path": stay.disk.path, "needed": f"{size / 1e9:.0f}"}
-        fields["there"] = f"{stay.disk.size_gb:g}"
-        found.append(Reason(about="disk_bytes", key="why.disk", fields=fields))
-    return found
+    return found + _dangers(stay.platform, stay.idle_minutes, stay.release_days) + disk_reasons(stay, size)
+
+
+def disk_reasons(stay: Stay, size: int) -> list[Reason]:
+    """That a platform's disk does not hold so many bytes, if so."""
+    if stay.disk is None:
+        return []
+    fields = {"platform": stay.platform, "path": stay.disk.path, "needed": f"{size / 1e9:.0f}"}
+    return [Reason(about="disk_bytes", key="why.disk", fields={**fields, "there": f"{stay.disk.size_gb:g}"})]

@@ -109,8 +109,11 @@ def find(constraints: Constraints) -> Way:
     random streams are numbered by micro batch.
     """
     ways = list(_ways(constraints))
-    if constraints.out_of_memory:
-        return _next_rung(constraints, ways)
+    return _next_rung(constraints, ways) if constraints.out_of_memory else _expected(constraints, ways)
+
+
+def _expected(constraints: Constraints, ways: list[Way]) -> Way:
+    """What is planned before anything ran out of memory."""
     exact = [way for way in ways if keeps_bits(constraints, way)]
     earlier = [way for way in ways if constraints.earlier and way.micro == constraints.earlier.micro]
     for kept in (exact, earlier, ways):
@@ -157,7 +160,7 @@ def _comparable(constraints: Constraints) -> Earlier | None:
 
 
 def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
-    """The first way of the ladder that fits and needs less than every rung that ran out of memory."""
+    """The safe way that the plan named, else the first of the ladder that fits; it needs less than all that failed."""
     tried = (
         describe(
             constraints, rung.strategy, min(rung.micro, constraints.share), checkpointing=rung.gradient_checkpointing
@@ -165,7 +168,8 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
         for rung in constraints.out_of_memory
     )
     too_much = min(memory.estimate(step, constraints.machine.kind).allocated for step in tried)
-    for way in ways:
+    named = _expected(constraints, ways).safe
+    for way in (*([named] if named else []), *ways):
         if way.memory.allocated < too_much and way.verdict != "no":
             return way
     last = constraints.out_of_memory[-1]

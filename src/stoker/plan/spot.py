@@ -19,8 +19,10 @@ def compare(
     run: Run, machine: Machine, seconds: float, cost: Cost | None, checkpoint_bytes: int, devices: int
 ) -> Spot | None:
     """The expected cost on spot machines; None if they are not allowed or have no price."""
-    offer = prices.cheapest_spot(machine.name, devices // machine.nodes) if run.where.spot else None
-    if cost is None or offer is None or offer.spot_price_per_hour is None:
+    if cost is None or not run.where.spot:
+        return None
+    offer = prices.cheapest_spot(machine.name, devices // machine.nodes, cost.currency)
+    if offer is None or offer.spot_price_per_hour is None:
         return None
     between = failures.seconds_between(PLACE, devices)
     lasts = expected_seconds(seconds, between, failures.restart_seconds(), checkpoint_bytes / _WRITE_BYTES_PER_SECOND)

@@ -84,7 +84,7 @@ def on_spot(found: Found, offer: Offer) -> Bill:
 
 
 def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
-    """Platforms that lend these cards for nothing: each session is set up anew, and a weekly quota is waited for."""
+    """Platforms that lend these cards for nothing: each session is set up anew; a used quota is waited for."""
     devices, nodes = found.constraints.devices, found.inputs.machine.nodes
     bills: list[Bill] = []
     for platform in platforms.platforms():
@@ -96,11 +96,11 @@ def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
             one for one in clocks.stays(card, devices, once, found.disk, nodes) if one.platform == platform.title
         )
         (sessions, most_sessions), (weeks, most_weeks) = stay.sessions, stay.weeks
-        again = math.fsum(parts.values())
+        again, waits = math.fsum(parts.values()), _WEEK_SECONDS - (stay.weekly_hours or 0.0) * 3600
         seconds = (
-            once[0] + (sessions - 1) * again + (weeks - 1) * _WEEK_SECONDS,
+            once[0] + (sessions - 1) * again + (weeks - 1) * waits,
             once[1] + (sessions - 1) * again / _UNSURE,
-            once[2] + (most_sessions - 1) * again * _UNSURE + (most_weeks - 1) * _WEEK_SECONDS,
+            once[2] + (most_sessions - 1) * again * _UNSURE + (most_weeks - 1) * waits,
         )
         cost = Cost(
             amount=0,

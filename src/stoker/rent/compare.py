@@ -271,7 +271,7 @@ def answer(rows: list[Row], terms: Terms) -> Advice | None:
     lent = [(row, bill) for row in able for bill in row.free]
     spots = [(row, row.spot) for row in able if row.spot]
     others = sorted(lent, key=lambda each: (each[0].rank, each[1].seconds[0]))
-    others += sorted(spots, key=lambda each: _price(each[1]))
+    others += sorted(spots, key=lambda each: (each[0].rank, _price(each[1])))
     for row, bill in others:
         if terms.keep(bill, bill.seconds[0]):
             return Advice(row, bill, kept=True)
@@ -378,12 +378,14 @@ def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
         words = f"train.optimizer: {_SMALL_STATES}"
         yield words, dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
     length = run.data.length // 2
+    rows = inputs.data.sequences * (2 if run.data.pack else 1)
     data = run.data.model_copy(update={"length": length})
     facts = dataclasses.replace(
         inputs.data,
         longest=min(length, inputs.data.longest),
         longest_segment=min(length, inputs.data.longest_segment),
-        sequences=inputs.data.sequences * (2 if run.data.pack else 1),
+        sequences=rows,
+        tokens=min(inputs.data.tokens, rows * length),  # rows that are not packed are cut
     )
     yield f"data.length: {length}", dataclasses.replace(inputs, run=run.model_copy(update={"data": data}), data=facts)
 

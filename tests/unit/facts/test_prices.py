@@ -66,3 +66,23 @@ def test_age_counts_days_since_the_source_was_refreshed(today: datetime.date, da
         note="",
     )
     assert offer.age_days(today) == days
+
+
+def test_a_spot_price_that_nobody_refreshes_is_not_compared_and_ones_currency_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the table: a source of two years ago is asked only where no other has the card."""
+    today = datetime.date(2026, 11, 1)
+    known = {"gpu_count": 1, "price_per_hour": 2.0, "instance": "", "source": "", "note": "", "cards": ("T4",)}
+    kinds = [
+        ("old", 0.1, "USD", today - datetime.timedelta(days=700)),
+        ("dollars", 0.2, "USD", today),
+        ("yuan", 5.0, "CNY", today),
+    ]
+    offers = tuple(
+        Offer.model_validate({**known, "cloud": cloud, "spot_price_per_hour": price, "currency": paid, "date": date})
+        for cloud, price, paid, date in kinds
+    )
+    monkeypatch.setattr(prices, "all_offers", lambda: offers)
+    asked = {paid: prices.cheapest_spot("T4", 1, paid) for paid in ("USD", "CNY", "EUR")}
+    assert [one and one.cloud for one in asked.values()] == ["dollars", "yuan", "dollars"]

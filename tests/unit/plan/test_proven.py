@@ -6,6 +6,7 @@ import pytest
 from plan_case import machine, plan, processor
 
 import stoker
+from stoker.api import arithmetic
 from stoker.estimate import ranges
 from stoker.estimate.step import Step
 from stoker.facts import cards, proven, shapes
@@ -108,3 +109,11 @@ def test_points_proven_on_the_same_card_and_version_narrow_the_interval_of_memor
     assert spread(step, "A100-80") == other_card
     with_rows(monkeypatch, measured(1.0, 1.01, 0.99, version="0.0.1"))
     assert spread(step) == before, "another version of Stoker counted otherwise"
+
+
+def test_the_arithmetic_counts_points_of_a_machine_and_no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(shape=shapes.shipped()["01-ai/Yi-9B"], micro=1, length=512)
+    with_rows(monkeypatch, measured(1.0, 1.01, 0.99))
+    line = arithmetic._between(ranges.of("memory", step, cards.find("RTX4090")), "19.0", "23.0 GiB")
+    assert "by 3 points that `stoker prove` measured (group: full single RTX4090; 67% borrowed" in line
+    assert "source" not in line

@@ -205,3 +205,11 @@ def test_what_would_fit_names_the_optimizer_s_states_and_the_length() -> None:
         found = compare.on(asked, card, 1).found
         assert found is not None
         assert found.way.memory.device < whole.way.memory.device or found.way.micro > whole.way.micro
+
+
+def test_rows_that_are_not_packed_are_cut_by_half_the_length() -> None:
+    """1,000 rows of 5,000 tokens: at a length of 4,096 no row has more, and training reads 4,096,000."""
+    whole = inputs("train: {batch: 16}\n", SMALL, "length: 8192, rows: 1000, pack: false")
+    cut = dict(compare._keys(whole))["data.length: 4096"].data
+    assert (whole.data.tokens, whole.data.sequences) == (5_000_000, 1000)
+    assert (cut.tokens, cut.sequences, cut.longest) == (4_096_000, 1000, 4096)

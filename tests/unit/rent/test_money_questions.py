@@ -221,6 +221,23 @@ def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     assert not any("Free" in line for line in ask(by="2h").sentences())
 
 
+def test_a_free_platform_whose_disk_is_too_small_says_so() -> None:
+    """Kaggle keeps 20 GB: adapters, not ten checkpoints of half a billion weights, 12 bytes each."""
+    assert "/kaggle/working" not in ask("tune: {method: lora}\n", provider="kaggle").answer_sentence()
+    found = ask("tune: {method: full}\nsave: {keep: 10}\n", provider="kaggle").answer_sentence()
+    assert ". But data, checkpoints and artifacts need " in found
+    assert "Kaggle has 20 GB at /kaggle/working" in found
+
+
+def test_a_weekly_quota_is_used_before_the_rest_of_its_week_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two T4 train 40 h: five sessions of 8.5 h, each set up for 0.5 h. 30 h in the first week, 12.5 in the second."""
+    monkeypatch.setitem(HOURS, "T4", 80.0)
+    (stay,) = [one for row in ask().rows for one in row.free if (row.devices, one.provider) == (2, "kaggle")]
+    assert stay.stay is not None
+    assert (stay.stay.sessions[0], stay.stay.weeks[0]) == (5, 2)
+    assert stay.seconds[0] == pytest.approx((7 * 24 + 12.5) * 3600)
+
+
 def test_of_what_is_free_the_fastest_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For sale at 1 USD, one T4 (10.50) is cheaper than two (11.00); lent, both cost nothing, and two are faster."""
     monkeypatch.setattr(prices, "all_offers", lambda: (*OFFERS, offer("gcp", "T4", 1.0)))
@@ -241,6 +258,20 @@ def test_spot_is_said_as_spot_next_to_the_answer() -> None:
     assert "may be taken away" in line
     assert "from runpod" in line
     assert "interruptions expected" in line
+
+
+def test_spot_is_of_a_card_that_surely_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 4090 at 0.20 is cheaper as spot than an A100 at 0.50; where it may not fit, the A100 is said, and answers."""
+    dearer = offer("lambda", "A100-80-SXM4", 1.20, spot_price_per_hour=0.50)
+    monkeypatch.setattr(prices, "all_offers", lambda: (*(one for one in OFFERS if one.cards != dearer.cards), dearer))
+    monkeypatch.setattr(Row, "sure", property(lambda row: row.card != "RTX4090"))
+    (line,) = [line for line in ask().sentences() if "spot" in line]
+    assert "1 x A100-80-SXM4" in line
+    monkeypatch.setattr(bill, "free_of_charge", lambda *_: [])
+    found = ask(budget="1.7USD").answer
+    assert found is not None
+    assert found.bill is not None
+    assert (found.row.card, found.bill.kind) == ("A100-80-SXM4", "spot")
 
 
 def test_a_short_run_is_counted_in_seconds_and_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
