@@ -144,7 +144,7 @@ function ask(one) {
   worker.postMessage({ number: asked, question: one, language });
   return new Promise((done, failed) => waiting.set(asked, [done, failed]));
 }
-window.stoker = { ask, address };
+window.stoker = { ask, address, answers: 0 };
 
 let latest = 0;
 let busy = false;
@@ -163,6 +163,7 @@ async function update() {
     refuse([{ message: error.message, hint: "", code: "" }]);
   }
   busy = false;
+  window.stoker.answers += 1;
   if (turn !== latest) return update();
   $("status").hidden = true;
   $("results").removeAttribute("aria-busy");
@@ -176,6 +177,8 @@ async function answered() {
   if (found.errors) return refuse(found.errors);
   table = { ...found, ...JSON.parse(found.json), text: found.json };
   const rows = table.rows;
+  // Expected to fit, and if it does not, a smaller way surely does: as `stoker plan` calls it.
+  for (const row of rows) if (row.sure && row.fits === "tight") row.fits = "likely";
   const first = rows.find((row) => row.card === chosen.card && row.devices === chosen.gpus) || rows.find((row) => row.card === table.answer.card && row.devices === table.answer.devices) || rows[0];
   refuse([]);
   $("shown").hidden = false;
@@ -206,14 +209,16 @@ function refuse(errors) {
 // ---- the table
 
 const money = (cost) => (cost ? `${short(cost.amount)} ${cost.currency}` : word("no_price"));
-const fitsMark = { yes: "✓", tight: "≈", no: "✗" };
+const fitsMark = { yes: "✓", likely: "≈", tight: "?", no: "✗" };
 
 function showTable() {
   $("sentences").replaceChildren(...table.sentences.map((line) => element("p", {}, line)));
   const shown = everything ? table.rows : table.shortlist.map((place) => table.rows[place]);
   const largest = Math.max(...shown.map((row) => Math.max(row.available_bytes || 0, row.memory_bytes || 0)));
   const head = ["card", "fits", "time", "cost", "memory"].map((key) => element("th", { scope: "col", class: key }, word(key)));
+  const focused = $("cards").contains(document.activeElement);
   $("cards").replaceChildren(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...shown.map((row) => tableRow(row, largest))));
+  if (focused) $("cards").querySelector("[aria-pressed=true]")?.focus({ preventScroll: true }); // its row was made anew
   $("more").textContent = everything ? word("fewer_rows") : word("all_rows", { count: table.rows.length });
   showPlot();
 }
@@ -292,7 +297,7 @@ function axis(values, from, to) {
   const high = Math.log10(Math.max(...values)) + 0.08;
   const ticks = [];
   for (let power = Math.floor(low); power <= high; power += 1) {
-    for (const step of high - low > 2 ? [1] : [1, 2, 5]) {
+    for (const step of high - low > 3 ? [1] : [1, 2, 5]) {
       const tick = step * 10 ** power;
       if (Math.log10(tick) >= low && Math.log10(tick) <= high) ticks.push(tick);
     }

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from stoker.api import preparation
 from stoker.config import load
 from stoker.config.load import RunFile
+from stoker.facts import setup_times
 from stoker.launch import calibration, plan_inputs
 from stoker.launch.calibration import Measured
 from stoker.plan import make, money
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
+from stoker.rent import bill
+from stoker.rent.bill import Span
 from stoker.rundir import events
 
 
@@ -25,6 +28,13 @@ class Calibration:
     """Time left: expected, least, most."""
     cost: Cost | None
     """Money left, where a price is known."""
+    setup: dict[str, float]
+    """Seconds besides training, by part: what `stoker train` spends here, with the data prepared."""
+
+    @property
+    def stay(self) -> Span:
+        """Both together: expected, least, most."""
+        return bill.span(self.seconds, self.setup)
 
     @property
     def comparable_bytes(self) -> int:
@@ -46,4 +56,4 @@ def calibrate(name: str, run_file: RunFile, on_step: Callable[[int], None]) -> C
     slowest, fastest = measured.tokens_per_second_range
     seconds = left / measured.tokens_per_second, left / fastest, left / slowest
     cost = money.cost(seconds, found.constraints.devices, found.inputs.offer)
-    return Calibration(found, measured, done, seconds, cost)
+    return Calibration(found, measured, done, seconds, cost, bill.setup(found, setup_times.LOCAL))

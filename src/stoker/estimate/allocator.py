@@ -32,21 +32,50 @@ class Peaks:
     """Bytes taken from the driver, as `torch.cuda.max_memory_reserved` counts them."""
 
 
-@dataclass(eq=False, slots=True)
+class _Pool:
+    """Where requests of one stream, small or large ones, are served from."""
+
+    __slots__ = ("end", "free", "least_rest", "page")
+
+    def __init__(self, page: int, least_rest: int) -> None:
+        self.free: list[tuple[int, int, _Block]] = []
+        """Free blocks as sorted (size, address, block); addresses differ, so that blocks are never compared."""
+        self.end: _Block | None = None
+        """The last block of the growing segment."""
+        self.page = page
+        """By how many bytes a growing segment grows."""
+        self.least_rest = least_rest
+        """What is left of a block is cut off from so many bytes on."""
+
+    def remove(self, block: "_Block") -> None:
+        del self.free[bisect_left(self.free, (block.size, block.address))]
+
+
 class _Block:
     """A block of a segment; the blocks of a segment are linked in address order."""
 
-    address: int
-    size: int
-    pool: list[tuple[int, int]]
-    free: bool = True
-    before: "_Block | None" = None
-    after: "_Block | None" = None
+    __slots__ = ("address", "after", "before", "free", "pool", "size")
+
+    def __init__(
+        self, address: int, size: int, pool: _Pool, before: "_Block | None" = None, after: "_Block | None" = None
+    ) -> None:
+        self.address, self.size, self.pool = address, size, pool
+        self.before, self.after = before, after
+        self.free = True
+
+    def absorb(self, after: "_Block") -> None:
+        """Grow by the block after this one."""
+        self.size += after.size
+        self.after = after.after
+        if self.after is not None:
+            self.after.before = self
+        if self.pool.end is after:
+            self.pool.end = self
 
 
 @dataclass
 class Allocator:
-    """The allocator of one device."""
+    """The allocator of one device. A table calls `malloc` and `free` a hundred thousand times: no layers in them."""
 
     expandable: bool = False
     """`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one growing segment per pool."""
@@ -54,24 +83,36 @@ class Allocator:
     reserved: int = 0
     peak_allocated: int = 0
     peak_reserved: int = 0
-    _pools: dict[tuple[int, bool], list[tuple[int, int]]] = field(default_factory=dict, repr=False)
-    """Free blocks as sorted (size, address), by stream and by small or large requests."""
-    _free: dict[int, _Block] = field(default_factory=dict, repr=False)
+    _pools: dict[tuple[int, bool], _Pool] = field(default_factory=dict, repr=False)
+    """By stream and by small or large requests."""
     _used: dict[int, _Block] = field(default_factory=dict, repr=False)
-    _ends: dict[int, _Block] = field(default_factory=dict, repr=False)
-    """The last block of each pool's growing segment, by the pool's identity."""
     _next: int = 0
 
     def malloc(self, number: int, size: int, stream: int = 0) -> int:
-        """Serve a request; returns the size of its block, which counts as allocated."""
+        """Serve a request; returns the size of its block, which counts as allocated.
+
+        From the smallest free block that is large enough, of equal ones that of the lowest address; the free end of a
+        growing segment is taken last.
+        """
         if size == 0:
             return 0
-        size = rounded(size)
-        small = size <= _SMALL
-        pool = self._pools.setdefault((stream, small), [])
-        block = self._found(pool, size) or self._new(pool, size, small=small)
-        if self._splits(block.size - size, small=small):
-            self._cut(block, size)
+        size = -(-size // _SMALLEST) * _SMALLEST
+        pool = self._pools.get((stream, size <= _SMALL)) or self._new_pool(stream, small=size <= _SMALL)
+        free = pool.free
+        place = bisect_left(free, (size,))
+        if place + 1 < len(free) and free[place][2] is pool.end:
+            place += 1
+        block = free.pop(place)[2] if place < len(free) else self._new(pool, size)
+        rest = block.size - size
+        if rest >= pool.least_rest:
+            after = block.after
+            block.after = cut = _Block(block.address + size, rest, pool, block, after)
+            block.size = size
+            if after is not None:
+                after.before = cut
+            if pool.end is block:
+                pool.end = cut
+            insort(free, (rest, cut.address, cut))
         block.free = False
         self._used[number] = block
         self.allocated += block.size
@@ -85,54 +126,43 @@ class Allocator:
         if block is None:
             return
         self.allocated -= block.size
-        block.free = True
-        if block.after is not None and block.after.free:
-            self._join(block, block.after)
-        if block.before is not None and block.before.free:
-            before = block.before
-            self._take(before)
-            self._join(before, block, listed=False)
+        pool, before, after = block.pool, block.before, block.after
+        if after is not None and after.free:
+            pool.remove(after)
+            block.absorb(after)
+        if before is not None and before.free:
+            pool.remove(before)
+            before.absorb(block)
             block = before
-        self._list(block)
+        block.free = True
+        insort(pool.free, (block.size, block.address, block))
 
     def sizes(self) -> dict[int, int]:
         """Bytes of the blocks in use, by the request's number."""
         return {number: block.size for number, block in self._used.items()}
 
-    def _found(self, pool: list[tuple[int, int]], size: int) -> _Block | None:
-        """The smallest free block that is large enough, of equal ones that of the lowest address.
+    def _new_pool(self, stream: int, *, small: bool) -> _Pool:
+        least_rest = _SMALLEST if small or self.expandable else _SMALL + 1
+        made = self._pools[stream, small] = _Pool(_SMALL_SEGMENT if small else _LARGE_SEGMENT, least_rest)
+        return made
 
-        The free end of a growing segment is taken last.
-        """
-        end = self._ends.get(id(pool))
-        for place in range(bisect_left(pool, (size, -1)), len(pool)):
-            block = self._free[pool[place][1]]
-            if block is not end:
-                del pool[place], self._free[block.address]
-                return block
-        if end is not None and end.free and end.size >= size:
-            self._take(end)
-            return end
-        return None
-
-    def _new(self, pool: list[tuple[int, int]], size: int, *, small: bool) -> _Block:
+    def _new(self, pool: _Pool, size: int) -> _Block:
         if self.expandable:
-            return self._grown(pool, size, small=small)
+            return self._grown(pool, size)
         segment = _segment_size(size)
         block = _Block(self._next, segment, pool)
         self._next += segment
         self._reserve(segment)
         return block
 
-    def _grown(self, pool: list[tuple[int, int]], size: int, *, small: bool) -> _Block:
+    def _grown(self, pool: _Pool, size: int) -> _Block:
         """Extend the pool's segment by whole pages until its free end holds the request."""
-        page = _SMALL_SEGMENT if small else _LARGE_SEGMENT
-        end = self._ends.get(id(pool))
+        end = pool.end
         missing = size - (end.size if end is not None and end.free else 0)
-        grown = -(-missing // page) * page
+        grown = -(-missing // pool.page) * pool.page
         self._reserve(grown)
         if end is not None and end.free:
-            self._take(end)
+            pool.remove(end)
             end.size += grown
             return end
         if end is None:
@@ -140,47 +170,14 @@ class Allocator:
             self._next += 1 << 50  # larger than any device: segments of different pools never touch
         else:
             address = end.address + end.size
-        block = _Block(address, grown, pool, before=end)
+        pool.end = block = _Block(address, grown, pool, before=end)
         if end is not None:
             end.after = block
-        self._ends[id(pool)] = block
         return block
 
     def _reserve(self, size: int) -> None:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def _splits(self, rest: int, *, small: bool) -> bool:
-        if small or self.expandable:
-            return rest >= _SMALLEST
-        return rest > _SMALL
-
-    def _cut(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.size - size, block.pool, before=block, after=block.after)
-        if block.after is not None:
-            block.after.before = rest
-        if self._ends.get(id(block.pool)) is block:
-            self._ends[id(block.pool)] = rest
-        block.after, block.size = rest, size
-        self._list(rest)
-
-    def _join(self, block: _Block, after: _Block, *, listed: bool = True) -> None:
-        if listed:
-            self._take(after)
-        block.size += after.size
-        block.after = after.after
-        if after.after is not None:
-            after.after.before = block
-        if self._ends.get(id(block.pool)) is after:
-            self._ends[id(block.pool)] = block
-
-    def _list(self, block: _Block) -> None:
-        insort(block.pool, (block.size, block.address))
-        self._free[block.address] = block
-
-    def _take(self, block: _Block) -> None:
-        del block.pool[bisect_left(block.pool, (block.size, block.address))]
-        del self._free[block.address]
 
 
 def replay(log: Iterable[Entry], *, expandable: bool = False) -> Peaks:
@@ -192,11 +189,6 @@ def replay(log: Iterable[Entry], *, expandable: bool = False) -> Peaks:
         else:
             allocator.malloc(*entry)
     return Peaks(allocator.peak_allocated, allocator.peak_reserved)
-
-
-def rounded(size: int) -> int:
-    """Bytes of a request as the allocator counts it."""
-    return max(_SMALLEST, -(-size // _SMALLEST) * _SMALLEST)
 
 
 def _segment_size(size: int) -> int:

@@ -53,8 +53,13 @@ class _Run:
     """An allocator, and numbers for what it serves."""
 
     def __init__(self, log: list[Entry], *, expandable: bool) -> None:
-        large = {entry[0] for entry in log if len(entry) > 1 and entry[1] >= _COUNTED_FROM}
-        self.log = [entry for entry in log if abs(entry[0]) in large]
+        large = {entry[0]: None for entry in log if len(entry) > 1 and entry[1] >= _COUNTED_FROM}
+        self._log = [entry for entry in log if abs(entry[0]) in large]
+        self._numbers = max(large, default=0) + 1
+        for entry in self._log:
+            if len(entry) == 1:
+                del large[-entry[0]]
+        self._left = list(large)
         self.allocator = Allocator(expandable=expandable)
         self._next = 1
 
@@ -75,15 +80,10 @@ class _Run:
     def micro_batch(self) -> list[int]:
         """Serve the log; returns the numbers of live requests at its end."""
         offset, malloc, free = self._next, self.allocator.malloc, self.allocator.free
-        living: dict[int, None] = {}
-        for entry in self.log:
+        for entry in self._log:
             if len(entry) == 1:
-                number = offset - entry[0]
-                del living[number]
-                free(number)
+                free(offset - entry[0])
             else:
-                number = offset + entry[0]
-                living[number] = None
-                malloc(number, entry[1], entry[2])
-        self._next += max((entry[0] for entry in self.log), default=0) + 1
-        return list(living)
+                malloc(offset + entry[0], entry[1], entry[2])
+        self._next += self._numbers
+        return [offset + number for number in self._left]

@@ -74,7 +74,12 @@ def linear_layers(shape: ModelShape) -> list[Linear]:
     """Linear layers of the language model's blocks, experts one by one."""
     if shape.parts:
         return [_linear(shape.parts, one) for one in shape.parts.groups if _multiplies(one)]
-    return list(by_role(shape).values())
+    return list(_of_a_block(shape))
+
+
+@functools.cache
+def _of_a_block(shape: ModelShape) -> tuple[Linear, ...]:
+    return tuple(by_role(shape).values())
 
 
 def quantised(shape: ModelShape) -> list[Linear]:

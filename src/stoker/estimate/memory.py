@@ -111,7 +111,7 @@ def _walk(step: Step) -> Walk:
     return _walked(_passing(step))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)  # more than a table of all cards walks
 def _walked(step: Step) -> Walk:
     return Walk(step)
 
@@ -164,6 +164,7 @@ def _tensors(step: Step) -> Tensors:
 # ---- what the whole step holds
 
 
+@functools.cache
 def whole_weight_bytes(step: Step) -> int:
     """The whole model's weights with the adapter, as one process builds them."""
     every = layers.trained(step.shape, None)
@@ -284,6 +285,7 @@ def _most_held(first: int, last: int) -> int:
     return most
 
 
+@functools.cache
 def checkpoint_bytes(step: Step) -> int:
     """Bytes of one checkpoint: trained weights and the optimizer's state."""
     trained = layers.trained(step.shape, step.adapter)

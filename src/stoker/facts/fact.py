@@ -6,4 +6,4 @@ from pydantic import BaseModel, ConfigDict
 class Fact(BaseModel):
     """One entry."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -51,6 +51,7 @@ class Interval:
     """Share of the weight that a wider class lends, for want of sources."""
 
 
+@functools.cache
 def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Interval:
     """The interval of the narrowest class; assumed where nobody measured such cards."""
     sharing = _STRATEGIES.get(strategy, strategy)

@@ -158,8 +158,9 @@ def currencies(market: Market = ANYWHERE) -> list[str]:
 
 def maintained(card: str, market: Market = ANYWHERE) -> list[Offer]:
     """A market's offers for a card, cheapest first; of sources that nobody refreshes only where there is no other."""
-    found = [offer for offer in offers(card) if market.has(offer)]
-    newest = max(offer.date for offer in all_offers())
+    every = all_offers()
+    found = sorted((offer for offer in every if card in offer.cards and market.has(offer)), key=_price_in_usd)
+    newest = max(offer.date for offer in every)
     return [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
 
 

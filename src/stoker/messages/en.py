@@ -961,6 +961,7 @@ ENGLISH: dict[str, str] = {
     "explain.network": ", {speed} GB/s to other machines",
     "calibrate.left_money": "{steps} of {total} step{total:|s} left: {time} at the measured speed (predicted: {before}), {money}",
     "calibrate.starting": "starting: loading, rehearsing the longest batch and a save",
+    "calibrate.stay": "In all, with loading, evaluation and saving: {time}",
     "calibrate.step": "measuring: {done} step{done:|s} done",
     "calibrate.title": "{name}: measured here, {steps} step{steps:|s} after warm-up",
     "calibrate.predicted": "predicted",

@@ -961,6 +961,7 @@ CHINESE: dict[str, str] = {
     "explain.network": "，到其他机器 {speed} GB/s",
     "calibrate.left_money": "还剩 {steps} / {total} 步：按实测速度 {time}（预测：{before}），{money}",
     "calibrate.starting": "正在启动：加载模型，预演最长的批次和一次保存",
+    "calibrate.stay": "加上加载、评估和保存，全程 {time}",
     "calibrate.step": "测量中：已完成 {done} 步",
     "calibrate.title": "{name}：在本机实测，预热后 {steps} 步",
     "calibrate.predicted": "预测",

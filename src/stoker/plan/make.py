@@ -103,7 +103,7 @@ class Found:
     intervals: Intervals
     steps: StepCounts
 
-    @property
+    @functools.cached_property
     def supported(self) -> bool:
         """Whether current builds of torch run on the card."""
         machine = self.inputs.machine

@@ -58,6 +58,22 @@ class Constraints:
     out_of_memory: tuple[Rung, ...] = ()
     """Rungs that ran out of memory on this machine, whatever the estimates say."""
 
+    @functools.cached_property
+    def adapter(self) -> Adapter | None:
+        """What every way trains, if not every weight."""
+        return _adapter(self.run, self.shape)
+
+    @functools.cached_property
+    def kernel(self) -> Attention:
+        """The attention kernel that will run."""
+        capability = self.machine.compute_capability if self.machine.kind == "cuda" else 0.0
+        return kernel(self.attention, capability, self.precision, masked=self.masked)
+
+    @property
+    def masked(self) -> bool:
+        """Whether packed documents are kept apart by a mask tensor."""
+        return self.arrange == "rows" and self.run.data.pack and self.attention != "flash_attention_2"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
@@ -219,8 +235,8 @@ def _ways(constraints: Constraints) -> Iterator[Way]:
 def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
     """Ways by micro batch from the smallest, up to one whose activations alone fill the device."""
     machine = constraints.machine
-    card, on, room = machine.card, hardware(machine), machine.memory_per_device * usable_share(machine)
-    ways = []
+    on, room = hardware(machine), machine.memory_per_device * usable_share(machine)
+    ways: list[Way] = []
     for micro in sorted(sizes):
         step = describe(constraints, chosen, micro, checkpointing=checkpointing)
         way = Way(
@@ -229,7 +245,7 @@ def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpoin
             checkpointing=checkpointing,
             step=step,
             memory=memory.estimate(step, machine.kind),
-            around=ranges.of("memory", step, card),
+            around=ways[0].around if ways else ranges.of("memory", step, machine.card),
             room=room,
             on=on,
         )
@@ -251,13 +267,13 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         length=constraints.longest,
         mean_length=constraints.mean,
         accumulation=accumulation,
-        adapter=_adapter(run, constraints.shape),
+        adapter=constraints.adapter,
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
         autocast=precision != "fp32" and not native_steps.gathers_in(run, chosen, precision),
-        attention=_kernel(constraints),
-        masked=_masked(constraints),
+        attention=constraints.kernel,
+        masked=constraints.masked,
         recompute="full" if checkpointing else "none",
         loss=_LOSSES[constraints.loss],
         optimizer=optimizers.step_name(run),
@@ -308,15 +324,3 @@ def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_d
     if run.tune.method == "qlora":
         return "nf4" if native_steps.single_quantisation(run) else "nf4_double"
     return "fp32" if run.tune.method == "full" else _DTYPES[precision]
-
-
-def _kernel(constraints: Constraints) -> Attention:
-    """The attention kernel that will run."""
-    capability = constraints.machine.compute_capability if constraints.machine.kind == "cuda" else 0.0
-    return kernel(constraints.attention, capability, constraints.precision, masked=_masked(constraints))
-
-
-def _masked(constraints: Constraints) -> bool:
-    """Whether packed documents are kept apart by a mask tensor."""
-    apart = constraints.arrange == "rows" and constraints.run.data.pack
-    return apart and constraints.attention != "flash_attention_2"

@@ -66,6 +66,9 @@ def _print_json(calibration: Calibration) -> None:
             "total_steps": found.steps.total,
             "time_seconds": calibration.seconds[0],
             "time_seconds_range": calibration.seconds[1:],
+            "setup_seconds": calibration.setup,
+            "stay_seconds": calibration.stay[0],
+            "stay_seconds_range": calibration.stay[1:],
             "cost": cost.model_dump() if cost else None,
         }
     )
@@ -93,6 +96,7 @@ def _show(calibration: Calibration) -> None:
         console.data(messages.text("calibrate.left_money", money=figures.paid(calibration.cost), **fields))
     else:
         console.data(messages.text("calibrate.left", **fields))
+    console.data(messages.text("calibrate.stay", time=figures.time_range(calibration.stay)))
 
 
 def _table(sides: tuple[str, str], rows: Iterable[tuple[str, ...]]) -> None:

@@ -37,6 +37,7 @@ class Chromium:
         os.close(to_browser)
         os.close(from_browser)
         self._number, self._answers, self._came = 0, {}, threading.Condition()
+        self._workers: list[str] = []
         self.requests: list[str] = []
         self.complaints: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
@@ -46,19 +47,15 @@ class Chromium:
         ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
+        # Workers have sessions of their own: `_note` listens to their requests, too.
+        self.send("Target.setAutoAttach", {"autoAttach": True, "waitForDebuggerOnStart": True, "flatten": True})
 
     def close(self) -> None:
         self._process.terminate()
         self._process.wait(30)
 
     def send(self, method: str, params: dict[str, Any] | None = None, session: str | None = "page") -> dict[str, Any]:
-        with self._came:
-            self._number += 1
-            number = self._number
-        message = {"id": number, "method": method, "params": params or {}}
-        if session:
-            message["sessionId"] = self._session
-        os.write(self._writes, json.dumps(message).encode() + b"\0")
+        number = self._post(method, params or {}, self._session if session else None)
         with self._came:
             assert self._came.wait_for(lambda: number in self._answers, 300), method
             answer = self._answers.pop(number)
@@ -70,6 +67,27 @@ class Chromium:
         self.send("Emulation.setDeviceMetricsOverride", size)
         self.send("Page.navigate", {"url": "about:blank"})
         self.send("Page.navigate", {"url": address})
+
+    def press(self, key: str, text: str = "") -> None:
+        for kind in ("keyDown", "keyUp"):
+            event = {
+                "type": kind,
+                "key": key,
+                "code": key,
+                "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13}.get(key, 0),
+            }
+            self.send("Input.dispatchKeyEvent", {**event, "text": text} if kind == "keyDown" and text else event)
+
+    def disconnect(self, *, offline: bool = True) -> None:
+        """Take every connection away, that to the server of the page, too."""
+        speed = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        for session in (self._session, *self._workers):
+            self._post("Network.emulateNetworkConditions", {"offline": offline, **speed}, session)
+
+    def processor_seconds(self) -> float:
+        """Of all its processes so far."""
+        found = self.send("SystemInfo.getProcessInfo", session=None)["processInfo"]
+        return sum(one["cpuTime"] for one in found)
 
     def evaluate(self, expression: str) -> Any:
         said = self.send("Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True})
@@ -90,6 +108,16 @@ class Chromium:
         shot = self.send("Page.captureScreenshot", {"captureBeyondViewport": True})
         file.write_bytes(base64.b64decode(shot["data"]))
 
+    def _post(self, method: str, params: dict[str, Any], session: str | None) -> int:
+        with self._came:
+            self._number += 1
+            number = self._number
+            message = {"id": number, "method": method, "params": params}
+            os.write(
+                self._writes, json.dumps({**message, "sessionId": session} if session else message).encode() + b"\0"
+            )
+        return number
+
     def _listen(self) -> None:
         rest = b""
         while chunk := os.read(self._reads, 1 << 20):
@@ -102,6 +130,10 @@ class Chromium:
             with self._came:
                 self._answers[message["id"]] = message
                 self._came.notify_all()
+        elif message["method"] == "Target.attachedToTarget" and "sessionId" in message:
+            self._workers.append(session := message["params"]["sessionId"])
+            self._post("Network.enable", {}, session)
+            self._post("Runtime.runIfWaitingForDebugger", {}, session)
         elif message["method"] == "Network.requestWillBeSent":
             self.requests.append(message["params"]["request"]["url"])
         elif message["method"] == "Runtime.exceptionThrown":

@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.estimate.allocator import Allocator, Entry, MiB, Peaks, replay, rounded
+from stoker.estimate.allocator import Allocator, Entry, MiB, Peaks, replay
 
 
 def test_requests_are_rounded_to_512_bytes() -> None:
-    assert [rounded(size) for size in (1, 512, 513, 1024, MiB + 1)] == [512, 512, 1024, 1024, MiB + 512]
+    sizes = (1, 512, 513, 1024, 2 * MiB + 1)
+    assert [Allocator().malloc(1, size) for size in sizes] == [512, 512, 1024, 1024, 2 * MiB + 512]
 
 
 def test_small_requests_share_a_segment_of_2_mib() -> None:
@@ -99,4 +100,4 @@ def test_nothing_is_lost_and_everything_can_be_freed(requests: list[tuple[int, i
     for number in range(1, len(requests) + 1):
         allocator.free(number)
     assert allocator.allocated == 0
-    assert sum(size for pool in allocator._pools.values() for size, _ in pool) == allocator.reserved
+    assert sum(size for pool in allocator._pools.values() for size, _, _ in pool.free) == allocator.reserved
