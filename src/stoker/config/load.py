@@ -41,6 +41,7 @@ _ABOUT = {
     "STK233": "tune.targets",
     "STK234": "tune.dropout",
     "STK238": "model",
+    "STK246": "train.precision",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",

@@ -279,6 +279,9 @@ class Train(_Section):
     """The optimizer: `adamw`, `muon` (torch's, for hidden matrices; AdamW for the rest), or any name of transformers'
     `optim`. The 8-bit, paged, `lion`, `ademamix` and `rmsprop_bnb` ones come from bitsandbytes. One that is not known
     to resume exactly is refused when planning, with the reason."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """How trained weights are held. `bf16` is for `tune.method: full` with `adamw`: half the memory for weights and
+    gradients, AdamW's averages in 8 bits (torchao), updates rounded at random. An adapter is always in fp32."""
     seed: Annotated[int, Field(ge=0, lt=2**32), NotTruth] = 42
     """Determines data order, initial weights and dropout."""
     exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"

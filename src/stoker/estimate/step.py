@@ -18,7 +18,7 @@ Recompute = Literal["none", "full"] | Literal["selective"]
 Loss = Literal["logits_fp32", "fused", "liger"] | Literal["logits", "chunked"]
 Optimizer = (
     Literal["adamw_fused", "adamw", "sgd", "adagrad", "rmsprop", "adafactor", "muon"]
-    | Literal["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
+    | Literal["adamw_8bit", "adamw_rounded", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
     | Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit"]
 )
 Strategy = Literal["single", "ddp", "fsdp2", "zero2", "zero3"] | Literal["zero1"]

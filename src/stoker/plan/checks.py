@@ -85,6 +85,7 @@ def extra_packages(run: Run) -> tuple[str, ...]:
     reported = run.native.trainer.get("report_to", [])
     names = [reported] if isinstance(reported, str) else reported
     kernels = ["liger-kernel"] if run.native.trainer.get("use_liger_kernel") else []
+    kernels += ["torchao"] if optimizers.rounds(run) else []
     return (*kernels, *(_TRACKERS[name] for name in names if name in _TRACKERS))
 
 
@@ -137,6 +138,8 @@ def _needed(run: Run) -> list[tuple[str, str, str]]:
         needed.append(("tune.method", run.tune.method, "bitsandbytes"))
     if optimizers.of_bitsandbytes(run):
         needed.append(("train.optimizer", run.train.optimizer, "bitsandbytes"))
+    if optimizers.rounds(run):
+        needed.append(("train.precision", run.train.precision, "torchao"))
     if needs_deepspeed(run):
         needed.append(("where.strategy", run.where.strategy, "deepspeed"))
     if run.native.trainer.get("use_liger_kernel"):

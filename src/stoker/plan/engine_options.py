@@ -85,7 +85,8 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "max_grad_norm": run.train.clip,
         "optim": optimizers.trainer_name(run, decisions.device),
         "seed": run.train.seed,
-        "bf16": decisions.precision == "bf16",
+        # Weights in bf16 need no autocast.
+        "bf16": decisions.precision == "bf16" and not optimizers.rounds(run),
         "fp16": decisions.precision == "fp16",
         "gradient_checkpointing": decisions.gradient_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if decisions.gradient_checkpointing else None,
@@ -109,7 +110,7 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
 def _model(run: Run, decisions: Decisions) -> dict[str, Any]:
     if not isinstance(run.model, Shape):
         dtype = "float32"
-        if run.tune.method != "full":
+        if run.tune.method != "full" or optimizers.rounds(run):
             dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[decisions.precision]
         return {"attn_implementation": decisions.attention, "dtype": dtype}
     shape = run.model
@@ -130,6 +131,7 @@ def _model(run: Run, decisions: Decisions) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied,
         **({"head_dim": shape.width // shape.heads} if shape.shape in _STATES_HEAD_DIM else {}),
         "attn_implementation": decisions.attention,
+        **({"dtype": "bfloat16"} if optimizers.rounds(run) else {}),
     }
 
 

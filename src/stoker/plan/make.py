@@ -146,7 +146,7 @@ class Found:
         return {
             "data": inputs.data.disk_bytes,
             "checkpoints": choices.checkpoints_at_once(inputs.run) * memory.checkpoint_bytes(step),
-            "finished": memory.trainable_parameters(step.shape, step.adapter) * 4,
+            "finished": memory.finished_bytes(step),
             "base": 0 if inputs.shape.origin in ("run_file", "local") else whole,
             "merged": whole if step.adapter else 0,
         }

@@ -12,16 +12,16 @@ from typing import Any
 from stoker import messages
 from stoker.facts import own_code
 from stoker.facts.machine import Machine
-from stoker.plan import order
+from stoker.plan import optimizers, order
 from stoker.plan.plan import Plan, Reason, Resume
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
-"""Packages whose versions are part of the fingerprint; DeepSpeed's and Liger's only where they are used."""
+"""Packages whose versions are part of the fingerprint; DeepSpeed's, Liger's, torchao's only where they are used."""
 _UNSEEN = ("instructions", "driver", "cuda", "nccl", "base")
 """Parts of the fingerprint that only the trainer knows."""
 _CUDA = ("driver", "cuda", "nccl")
 """Those of them that only a machine with CUDA has."""
-_PACKAGES = ("torch", *LIBRARIES, "deepspeed", "liger_kernel")
+_PACKAGES = ("torch", *LIBRARIES, "deepspeed", "liger_kernel", "torchao")
 """Also unknown for another machine: missing packages are installed there with Stoker."""
 
 _ELSEWHERE = {
@@ -93,7 +93,9 @@ def decided(plan: Plan) -> dict[str, str]:
 
 def libraries(plan: Plan) -> tuple[str, ...]:
     """Packages that compute with this plan, besides torch."""
-    used = {"deepspeed": plan.native.deepspeed, "liger_kernel": plan.native.trainer.get("use_liger_kernel")}
+    options = plan.native.trainer
+    used = {"deepspeed": plan.native.deepspeed, "liger_kernel": options.get("use_liger_kernel")}
+    used["torchao"] = options.get("optim") == optimizers.ROUNDED
     return (*LIBRARIES, *(name for name, on in used.items() if on))
 
 

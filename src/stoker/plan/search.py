@@ -251,7 +251,7 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
-        autocast=precision != "fp32" and not native_steps.gathers_in(run, chosen, precision),
+        autocast=native_steps.casts(run, chosen, precision),
         attention=_kernel(constraints),
         masked=_masked(constraints),
         recompute="full" if checkpointing else "none",
@@ -303,7 +303,7 @@ def _whole(run: Run) -> tuple[str, ...]:
 def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"]:
     if run.tune.method == "qlora":
         return "nf4" if native_steps.single_quantisation(run) else "nf4_double"
-    return "fp32" if run.tune.method == "full" else _DTYPES[precision]
+    return "fp32" if run.tune.method == "full" and not optimizers.rounds(run) else _DTYPES[precision]
 
 
 def _kernel(constraints: Constraints) -> Attention:
