@@ -42,6 +42,8 @@ _ABOUT = {
     "STK234": "tune.dropout",
     "STK238": "model",
     "STK246": "train.precision",
+    "STK247": "where.gradient_checkpointing",
+    "STK248": "where.kernels",
     "STK301": "data.train",
     "STK304": "data.train",
     "STK305": "data.length",

@@ -279,7 +279,7 @@ def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
         model = prepare_model_for_kbit_training(
             model,
             use_gradient_checkpointing=plan.gradient_checkpointing,
-            gradient_checkpointing_kwargs=plan.native.trainer["gradient_checkpointing_kwargs"],
+            gradient_checkpointing_kwargs={"use_reentrant": False},  # the Trainer sets its own, which says more
         )
     torch.manual_seed(run.train.seed)
     try:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stoker.estimate import layers, optimizer_state
+from stoker.estimate import layers, operations, optimizer_state
 from stoker.estimate.fragmentation import Tensors, lost_bytes
 from stoker.estimate.layers import Linear as Linear
 from stoker.estimate.layers import Parameter
@@ -233,6 +233,12 @@ def _size(step: Step, one: Parameter) -> int:
 def _updated_size(step: Step, one: Parameter) -> int:
     """Bytes of an element as the optimizer updates it."""
     return _FP32 if step.foreign.master else _size(step, one)
+
+
+def away_bytes(step: Step) -> int:
+    """What one device keeps in main memory of a micro batch: torch pins memory in powers of two."""
+    one = int(operations.work(dataclasses.replace(step, mean_length=None)).kept_bytes) // step.shape.layers
+    return (1 << (one - 1).bit_length()) * step.shape.layers if step.kept_away else 0
 
 
 def _hands_over(step: Step) -> bool:

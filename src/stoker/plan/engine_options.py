@@ -35,6 +35,16 @@ _FAMILY_DEFAULT = {
 }
 
 
+_LIGER = {
+    "use_liger_kernel": True,
+    # The loss stays ours.
+    "liger_kernel_config": {
+        **dict.fromkeys(("rope", "rms_norm", "swiglu"), True),
+        **dict.fromkeys(("cross_entropy", "fused_linear_cross_entropy"), False),
+    },
+}
+
+
 @dataclass(frozen=True)
 class Decisions:
     """The plan's decisions that upstream options depend on."""
@@ -44,7 +54,9 @@ class Decisions:
     steps: StepCounts
     precision: str
     attention: str
+    kernels: str
     gradient_checkpointing: bool
+    offload_activations: bool
     workers: int
     vocab: int
     ffn: int
@@ -60,8 +72,11 @@ def warmup_steps(run: Run, total: int) -> int:
 def options(run: Run, decisions: Decisions) -> EngineOptions:
     """All options for the engines."""
     share = decisions.batch.micro * decisions.batch.accumulation
+    trainer = {**_trainer(run, decisions), **run.native.trainer}
+    if decisions.offload_activations:
+        trainer["gradient_checkpointing_kwargs"] = {**trainer["gradient_checkpointing_kwargs"], "offload": True}
     return EngineOptions(
-        trainer={**_trainer(run, decisions), **run.native.trainer},
+        trainer=trainer,
         model={**_model(run, decisions), **run.native.model},
         lora={**_lora(run), **run.native.lora} if run.tune.method != "full" else {},
         quantization={**_quantization(decisions), **run.native.quantization} if run.tune.method == "qlora" else {},
@@ -90,6 +105,7 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "fp16": decisions.precision == "fp16",
         "gradient_checkpointing": decisions.gradient_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if decisions.gradient_checkpointing else None,
+        "torch_compile": run.where.compile == "on",
         "dataloader_num_workers": decisions.workers,
         "dataloader_pin_memory": cuda,
         "use_cpu": decisions.device == "cpu",
@@ -104,6 +120,7 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "remove_unused_columns": False,
         "average_tokens_across_devices": False,
         "ddp_find_unused_parameters": False,
+        **(_LIGER if decisions.kernels == "liger" else {}),
     }
 
 

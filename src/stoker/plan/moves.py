@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import messages
+from stoker.config.run import Run
 from stoker.facts import own_code
 from stoker.facts.machine import Machine
 from stoker.plan import optimizers, order
@@ -85,7 +86,7 @@ def decided(plan: Plan) -> dict[str, str]:
         "exact": str(plan.exact),
         "deterministic": str(plan.deterministic),
         "threads": str(plan.threads),
-        "compile": str(plan.native.trainer.get("torch_compile", False)),
+        "compile": str(compiles(plan.native.trainer)),
         "batch": str(plan.batch.effective),
         **_options(plan),
     }
@@ -136,9 +137,14 @@ def compiles(trainer: Mapping[str, Any]) -> bool:
     return any(trainer.get(name) for name in names)
 
 
+def compiled(run: Run) -> bool:
+    """Whether a run's model is compiled: where it says so, or names a backend or a mode of the compiler."""
+    return run.where.compile == "on" or compiles(run.native.trainer)
+
+
 def unprovable(plan: Plan) -> str:
     """Why a resume is not EXACT although nothing changed: the option or the device."""
-    return "native.trainer.torch_compile" if compiles(plan.native.trainer) else plan.device
+    return "where.compile" if compiles(plan.native.trainer) else plan.device
 
 
 def tier(plan: Plan, differences: list[str]) -> str:

@@ -1,15 +1,17 @@
 """How a step is cut to the hardware: every way that keeps batch and length, and the fastest that fits.
 
-The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding. Of equally fast
+The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding, and activations in
+main memory only where nothing else fits. Of equally fast
 ways the first of the ladder is taken, and one that surely fits before one that is only expected to (ADR 0034).
 """
 
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -50,6 +52,7 @@ class Constraints:
     attention: str
     arrange: str
     loss: str
+    kernels: str
     devices: int
     share: int
     """Sequences per device and step."""
@@ -108,9 +111,11 @@ def find(constraints: Constraints) -> Way:
     one. A way that keeps the bits of an earlier attempt comes before all others; then one that keeps its micro batch:
     random streams are numbered by micro batch.
     """
-    ways = list(_ways(constraints))
+    ways = list(_ways(constraints, *_asked(constraints.run)))
     if constraints.out_of_memory:
-        return _next_rung(constraints, ways)
+        return _next_rung(constraints, [*ways, *_last_ways(constraints)])
+    if all(way.verdict == "no" for way in ways):
+        ways += _last_ways(constraints)
     exact = [way for way in ways if keeps_bits(constraints, way)]
     earlier = [way for way in ways if constraints.earlier and way.micro == constraints.earlier.micro]
     for kept in (exact, earlier, ways):
@@ -147,9 +152,8 @@ def _comparable(constraints: Constraints) -> Earlier | None:
         "loss": constraints.loss,
     }
     run = constraints.run
-    compiled = moves.compiles(run.native.trainer)
     same = (
-        moves.provable(machine.kind, deterministic=run.train.deterministic, compiled=compiled)
+        moves.provable(machine.kind, deterministic=run.train.deterministic, compiled=moves.compiled(run))
         and earlier
         and earlier.keeps(parts)
     )
@@ -160,7 +164,10 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
     """The first way of the ladder that fits and needs less than every rung that ran out of memory."""
     tried = (
         describe(
-            constraints, rung.strategy, min(rung.micro, constraints.share), checkpointing=rung.gradient_checkpointing
+            constraints,
+            rung.strategy,
+            min(rung.micro, constraints.share),
+            _Kept(rung.gradient_checkpointing, rung.offload_activations),
         )
         for rung in constraints.out_of_memory
     )
@@ -195,10 +202,30 @@ def hardware(machine: Machine) -> Hardware:
     return speed.hardware(machine.card, per_node=len(machine.devices))
 
 
-def _ways(constraints: Constraints) -> Iterator[Way]:
-    run, machine = constraints.run, constraints.machine
+class _Kept(NamedTuple):
+    """What is kept of activations: all, or each block's input to recompute the rest, here or in main memory."""
+
+    checkpointing: bool = True
+    away: bool = False
+
+
+def _asked(run: Run) -> tuple[_Kept, ...]:
     stated = run.where.gradient_checkpointing
-    recompute = (False, True) if stated == "auto" else (bool(stated),)
+    return (_Kept(False), _Kept()) if stated == "auto" else (_Kept(bool(stated), stated == "offload"),)
+
+
+def _last_ways(constraints: Constraints) -> list[Way]:
+    """Ways that keep activations in main memory: slower than all others, so tried where nothing else fits."""
+    machine = constraints.machine
+    if constraints.run.where.gradient_checkpointing != "auto" or machine.kind != "cuda":
+        return []
+    ways = _ways(constraints, _Kept(away=True))
+    room = machine.memory_bytes if machine.examined else math.inf
+    return [way for way in ways if memory.away_bytes(way.step) * way.step.devices_per_node <= room]
+
+
+def _ways(constraints: Constraints, *recompute: _Kept) -> Iterator[Way]:
+    run, machine = constraints.run, constraints.machine
     sizes = choices.micro_candidates(
         run, machine, constraints.share, constraints.earlier.micro if constraints.earlier else None
     )
@@ -208,21 +235,21 @@ def _ways(constraints: Constraints) -> Iterator[Way]:
     earlier = _comparable(constraints)
     if strategies == ["single"] and run.where.strategy == "auto" and earlier and earlier.keeps(_SHARDED):
         strategies = ["single", "fsdp2"]  # FSDP on one device keeps the bits of FSDP on several
-    for chosen, checkpointing in itertools.product(strategies, recompute):
-        yield from reversed(_sizes(constraints, chosen, sizes, checkpointing=checkpointing))
+    for chosen, kept in itertools.product(strategies, recompute):
+        yield from reversed(_sizes(constraints, chosen, sizes, kept))
 
 
-def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
+def _sizes(constraints: Constraints, chosen: str, sizes: list[int], kept: _Kept) -> list[Way]:
     """Ways by micro batch from the smallest, up to one whose activations alone fill the device."""
     machine = constraints.machine
     card, on, room = machine.card, hardware(machine), machine.memory_per_device * usable_share(machine)
     ways = []
     for micro in sorted(sizes):
-        step = describe(constraints, chosen, micro, checkpointing=checkpointing)
+        step = describe(constraints, chosen, micro, kept)
         way = Way(
             strategy=chosen,
             micro=micro,
-            checkpointing=checkpointing,
+            checkpointing=kept.checkpointing,
             step=step,
             memory=memory.estimate(step, machine.kind),
             around=ranges.of("memory", step, card),
@@ -235,7 +262,7 @@ def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpoin
     return ways
 
 
-def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing: bool) -> Step:
+def describe(constraints: Constraints, chosen: str, micro: int, kept: _Kept) -> Step:
     """The step that `engine.train` will run with these choices."""
     run, precision = constraints.run, constraints.precision
     accumulation = constraints.share // micro
@@ -254,7 +281,8 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         autocast=native_steps.casts(run, chosen, precision),
         attention=_kernel(constraints),
         masked=_masked(constraints),
-        recompute="full" if checkpointing else "none",
+        recompute="full" if kept.checkpointing else "none",
+        kept_away=kept.away,
         loss=_LOSSES[constraints.loss],
         optimizer=optimizers.step_name(run),
         extra_moments=optimizers.extra_moments(run),
@@ -266,7 +294,8 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         canonical=exact,
         expandable=constraints.machine.kind == "cuda",
         offload=native_steps.offload(run, chosen),
-        compiled=moves.compiles(run.native.trainer),
+        compiled=moves.compiled(run),
+        fused_blocks=constraints.kernels == "liger",
         bucket=native_steps.bucket(run, chosen),
     )
 
