@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import measurements
 import planner_intervals
 import planner_report
+import split_steps
 import stated
 from measurements import Measured
 
-from stoker.estimate import speed, split
+from stoker.estimate import speed
 from stoker.estimate.step import replace_foreign
 from stoker.facts import intervals
 from stoker.plan import search
@@ -114,7 +115,7 @@ class Compared:
 def memory_of(row: Measured) -> Compared:
     assert row.step
     assert row.memory
-    held = float(getattr(split.estimate(row.step), row.figure))
+    held = float(getattr(split_steps.estimate(row.step), row.figure))
     if row.step.foreign.varied and row.capacity:
         # What the cache holds beyond the need is given back before a card is overfull.
         held = min(held, max(float(row.capacity), float(needed_by(row))))
@@ -149,7 +150,7 @@ def _failures(row: Measured) -> dict[str, str]:
 def needed_by(row: Measured) -> int:
     """Bytes without which it does not run; what the cache holds beyond that is given back when memory is short."""
     assert row.step
-    return split.estimate(replace_foreign(row.step, varied=False)).device
+    return split_steps.estimate(replace_foreign(row.step, varied=False)).device
 
 
 def comparable(rows: Iterable[Measured], figure: str, grades: Iterable[str] = GRADED) -> list[Measured]:

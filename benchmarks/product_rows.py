@@ -131,10 +131,8 @@ def run_file(row: Measured) -> dict[str, object]:
     step = row.step
     assert step
     native: dict[str, dict[str, object]] = {}
-    if step.compiled:
-        native["trainer"] = {"torch_compile": True}
     if step.loss == "liger":
-        native["trainer"] = {**native.get("trainer", {}), "use_liger_kernel": True}
+        native["trainer"] = {"use_liger_kernel": True}
     if step.weights == "nf4":
         native["quantization"] = {"bnb_4bit_use_double_quant": False}
     if step.strategy == "fsdp2" and step.offload == "all":
@@ -166,6 +164,7 @@ def run_file(row: Measured) -> dict[str, object]:
             "gradient_checkpointing": step.recompute == "full",
             "precision": step.compute,
             "attention": asked,
+            "compile": "on" if step.compiled else "off",
             "arrange": "rows" if step.masked or asked == "flash_attention_2" else "grouped",
             "strategy": STRATEGIES[step.strategy] if step.strategy != "single" else "auto",
             **({} if step.loss == "liger" else {"loss": "plain"}),

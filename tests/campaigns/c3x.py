@@ -59,7 +59,7 @@ TRAINER: dict[str, Any] = {
 TRAINER_ELSEWHERE = {
     *("lr_scheduler_kwargs",),  # with each schedule
     *("use_liger_kernel", "liger_kernel_config"),  # a GPU
-    *("torch_compile", "torch_compile_backend", "torch_compile_mode"),  # never called EXACT
+    *("torch_compile_backend", "torch_compile_mode"),  # never called EXACT
     *("gradient_checkpointing_kwargs", "dataloader_prefetch_factor", "debug", "log_level", "logging_first_step"),
     *("logging_steps", "project", "report_to", "skip_memory_metrics"),
 }

@@ -9,9 +9,9 @@ from made_runs import LANGUAGES, CommandLine, make_run
 
 from stoker.artifacts import model_server
 from stoker.artifacts.model_server import Server
+from stoker.artifacts.serving_choices import Serving
 from stoker.errors import StokerError
 from stoker.plan.plan import Reason
-from stoker.plan.serving_choices import Serving
 from stoker.terminal import parity_lines
 
 SERVER = Server(4711, 8123, "vllm", "export", "/m", "night", "runs/night/logs/serve-1.log", "2026-11-15T00:00:00+00:00")

@@ -124,6 +124,7 @@ def test_what_does_not_fit_is_refused(parent: RunDir) -> None:
         ("train.optimizer=adafactor", False),
         ("data.length=32", False),
         ("train.seed=7", False),
+        ("train.precision=bf16", False),
         ("model=other", True),
     ):
         with pytest.raises(StokerError) as caught:

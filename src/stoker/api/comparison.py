@@ -319,7 +319,7 @@ def _way(found: Found) -> str:
     words = [] if step.strategy == "single" else [step.strategy]
     words.append(split)
     if step.checkpointing:
-        words.append(messages.text("compare.recompute"))
+        words.append(messages.text("compare.offload" if step.step.kept_away else "compare.recompute"))
     return " ".join(words)
 
 

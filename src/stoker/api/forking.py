@@ -17,7 +17,7 @@ from stoker.rundir.layout import RunDir
 
 _SHAPED_BY = ("model", "tokenizer", "tune", "native.lora", "native.model", "native.quantization")
 """Words that decide which tensors there are: a fork cannot change them."""
-_STATE_BY = ("train.optimizer", "native.trainer.optim", "train.seed", "train.batch", "data")
+_STATE_BY = ("train.optimizer", "train.precision", "native.trainer.optim", "train.seed", "train.batch", "data")
 """Words that the optimizer's state or the place in the data depends on: only a fork of the weights changes them."""
 
 _TRIES = 3

@@ -30,6 +30,7 @@ def _less_memory(run_dir: RunDir, step: int) -> tuple[Plan, Plan]:
     failed = Rung(
         strategy=before.strategy,
         gradient_checkpointing=before.gradient_checkpointing,
+        offload_activations=before.offload_activations,
         micro=before.batch.micro,
         card=before.card,
         step=step,
@@ -67,6 +68,7 @@ def _cut(plan: Plan) -> dict[str, object]:
         "micro": plan.batch.micro,
         "accumulation": plan.batch.accumulation,
         "gradient_checkpointing": plan.gradient_checkpointing,
+        "offload_activations": plan.offload_activations,
         "strategy": plan.strategy,
         "devices": plan.batch.devices,
     }

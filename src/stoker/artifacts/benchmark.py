@@ -12,10 +12,10 @@ from stoker.artifacts import load_generator, model_server
 from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.load_generator import LoadSpec
 from stoker.artifacts.model_server import Model
+from stoker.artifacts.serving_choices import Engine, Serving
 from stoker.errors import StokerError
 from stoker.facts import machine, prompts
 from stoker.launch import tools
-from stoker.plan.serving_choices import Engine, Serving
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from stoker import env
 from stoker.artifacts.endpoint import Endpoint, EndpointError, ask
+from stoker.artifacts.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -29,7 +30,6 @@ from stoker.facts import machine
 from stoker.launch import programs, tools, weighing
 from stoker.plan import choices
 from stoker.plan.plan import Plan
-from stoker.plan.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
 from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes, starting

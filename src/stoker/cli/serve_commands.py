@@ -11,10 +11,10 @@ from stoker import env, messages
 from stoker.artifacts import benchmark, model_server
 from stoker.artifacts.benchmark import BenchLoad
 from stoker.artifacts.model_server import Server
+from stoker.artifacts.serving_choices import Serving
 from stoker.errors import StokerError
 from stoker.launch import programs
 from stoker.plan.parity_verdict import Reference
-from stoker.plan.serving_choices import Serving
 from stoker.rundir import files, layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console, parity_lines

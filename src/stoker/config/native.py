@@ -170,6 +170,7 @@ OWNED: dict[str, dict[str, str]] = {
         "bf16": "where.precision",
         "fp16": "where.precision",
         "gradient_checkpointing": "where.gradient_checkpointing",
+        "torch_compile": "where.compile",
         "dataloader_num_workers": "where.workers",
         "use_cpu": "where.gpus",
         "eval_strategy": "train.eval_every",

@@ -11,7 +11,6 @@ from stoker.config.run import Run, Shape
 
 COUNTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "trainer": {
-        "torch_compile": (True, False, None),
         "torch_compile_backend": ("inductor", None),
         "torch_compile_mode": ("default", None),
         "gradient_checkpointing_kwargs": ({"use_reentrant": False}, None),

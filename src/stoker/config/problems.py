@@ -48,7 +48,7 @@ _OWN_LANGUAGE = {
     "save.bandwidth": "`20 MB/s`",
     "where.gpus": "`all`, `2`, `0,2`",
     "where.micro": "`auto`, `4`",
-    "where.gradient_checkpointing": "`auto`, `true`, `false`",
+    "where.gradient_checkpointing": "`auto`, `true`, `false`, `offload`",
     "where.workers": "`auto`, `2`",
     "where.price": "`2.5 CNY/h`",
     "where.session": "`8h`",

@@ -116,6 +116,10 @@ def _auto_kind(value: Any) -> str:
     return "auto" if value == "auto" else "value"
 
 
+def _word_kind(value: Any) -> str:
+    return "text" if isinstance(value, str) else "value"
+
+
 class Shape(_Section):
     """A model to train from scratch."""
 
@@ -279,6 +283,9 @@ class Train(_Section):
     """The optimizer: `adamw`, `muon` (torch's, for hidden matrices; AdamW for the rest), or any name of transformers'
     `optim`. The 8-bit, paged, `lion`, `ademamix` and `rmsprop_bnb` ones come from bitsandbytes. One that is not known
     to resume exactly is refused when planning, with the reason."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """How trained weights are held. `bf16` is for `tune.method: full` with `adamw`: half the memory for weights and
+    gradients, AdamW's averages in 8 bits (torchao), updates rounded at random. An adapter is always in fp32."""
     seed: Annotated[int, Field(ge=0, lt=2**32), NotTruth] = 42
     """Determines data order, initial weights and dropout."""
     exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"
@@ -352,13 +359,20 @@ class Where(_Section):
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = "auto"
     """Attention kernel."""
     gradient_checkpointing: Annotated[
-        Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)
+        Annotated[Literal["auto", "offload"], Tag("text")] | Annotated[bool, Tag("value")], Discriminator(_word_kind)
     ] = "auto"
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of keeping them. `offload`: what that still keeps, each
+    block's input, is in main memory meanwhile; `auto` does so only where nothing else fits."""
     arrange: Literal["auto", "rows", "grouped"] = "auto"
     """How a step's sequences form micro batches: as prepared, or documents grouped by length."""
     loss: Literal["auto", "fused", "plain"] = "auto"
     """How the loss is computed: a few rows of logits at a time, or from all of them at once, which takes memory."""
+    kernels: Literal["auto", "liger", "plain"] = "auto"
+    """What computes norms, rotary positions and gated activations: Liger's kernels or PyTorch's operations. `auto`:
+    Liger's on CUDA if `liger-kernel` is installed there, the family is one of those, and no resume has to be EXACT."""
+    compile: Literal["off", "on"] = "off"
+    """Compile the model by `torch.compile`: faster steps, after minutes at the start of every attempt. A resume is at
+    most SAMPLE-EXACT. With it the loss is the plain one."""
     workers: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("value")],
         Discriminator(_auto_kind),

@@ -196,18 +196,19 @@ def is_other_base(fingerprint: Mapping[str, str], run: Run, folder: Path) -> boo
 
 def _from_shape(plan: Plan) -> Any:
     options = dict(plan.native.model)
-    attention = options.pop("attn_implementation")
+    attention, held = options.pop("attn_implementation"), dtype(options.pop("dtype", "float32"))
     # The family's default special tokens belong to its own tokenizer; the Trainer sets those of ours.
     unset = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = AutoConfig.for_model(options.pop("model_type"), **unset, **options)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=held)
 
 
 def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> Any:
     """The model of a checkpoint, by its own configuration."""
     reading.require_safetensors(folder)
     shape = isinstance(run.model, Shape)
-    stated = {"attn_implementation": plan.attention, "dtype": "float32"} if shape else plan.native.model
+    held = plan.native.model.get("dtype", "float32")
+    stated = {"attn_implementation": plan.attention, "dtype": held} if shape else plan.native.model
     options = {**_options(stated), **placement, "local_files_only": True, "output_loading_info": True}
     with reading.named("STK512", path=folder):
         model, found = _from_files(folder, options)
@@ -278,7 +279,7 @@ def _with_adapter(run: Run, plan: Plan, model: Any) -> Any:
         model = prepare_model_for_kbit_training(
             model,
             use_gradient_checkpointing=plan.gradient_checkpointing,
-            gradient_checkpointing_kwargs=plan.native.trainer["gradient_checkpointing_kwargs"],
+            gradient_checkpointing_kwargs={"use_reentrant": False},  # the Trainer sets its own, which says more
         )
     torch.manual_seed(run.train.seed)
     try:

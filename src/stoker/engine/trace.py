@@ -58,6 +58,7 @@ def trace(step: Step, steps: int = 2, on: Kernels = "cuda") -> Traced:
         around.enter_context(private_names.copies_of_fakes())
         around.enter_context(patches.no_packing())
         around.enter_context(patches.resizing(ledger.resized))
+        around.enter_context(patches.main_memory())
         if on == "cuda":
             around.enter_context(patches.cuda_kernels(cuda_kernels.attention(step.attention), cuda_kernels.dropout))
             if step.autocast:

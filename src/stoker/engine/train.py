@@ -24,7 +24,7 @@ from stoker.engine import (
     fused_loss,
     guard,
     models,
-    muon,
+    optimizer_factory,
     parallel,
     program,
     pulse,
@@ -325,7 +325,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         model=model,
         args=arguments,
         processing_class=tokenizer,
-        optimizer_cls_and_kwargs=muon.for_trainer(arguments) if run.train.optimizer == "muon" else None,
+        optimizer_cls_and_kwargs=optimizer_factory.of(run, arguments),
         callbacks=around,
         steps=Steps(
             PreparedSplit(data / "train", report.train), sequence_order, arrangement, plan.steps.total, opened.ranks

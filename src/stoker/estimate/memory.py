@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stoker.estimate import layers, optimizer_state
+from stoker.estimate import layers, operations, optimizer_state
 from stoker.estimate.fragmentation import Tensors, lost_bytes
 from stoker.estimate.layers import Linear as Linear
 from stoker.estimate.layers import Parameter
@@ -35,6 +35,8 @@ _GROUP = 128
 """Weights that share a 16-bit scale and a 4-bit zero in GPTQ's form."""
 _SLIGHT = 0.03
 """Share of held memory below which gradients and states do not affect fragmentation."""
+_ROUNDED_WORDS = 15
+"""Numbers in 32 bits that rounding at random makes for each weight on the way, operation by operation (measured)."""
 _VARIED_ACTIVATIONS, _VARIED_LOGITS = 1.45, 3.7
 """Reserved memory after many steps of differing lengths, as a multiple of the longest step's."""
 
@@ -234,6 +236,12 @@ def _updated_size(step: Step, one: Parameter) -> int:
     return _FP32 if step.foreign.master else _size(step, one)
 
 
+def away_bytes(step: Step) -> int:
+    """What one device keeps in main memory of a micro batch: torch pins memory in powers of two."""
+    one = int(operations.work(dataclasses.replace(step, mean_length=None)).kept_bytes) // step.shape.layers
+    return (1 << (one - 1).bit_length()) * step.shape.layers if step.kept_away else 0
+
+
 def _hands_over(step: Step) -> bool:
     """Whether gradients are offloaded as they arrive."""
     return step.offload == "all" or (step.offload == "optimizer" and step.strategy in ("zero2", "zero3"))
@@ -290,7 +298,13 @@ def checkpoint_bytes(step: Step) -> int:
     """Bytes of one checkpoint: trained weights and the optimizer's state."""
     trained = layers.trained(step.shape, step.adapter)
     states = sum((_master_bytes(step, one) + _moment_bytes(step, one, on_disk=True)) * one.count for one in trained)
-    return trainable_parameters(step.shape, step.adapter) * _FP32 + states + (16 << 20)
+    return finished_bytes(step) + states + (16 << 20)
+
+
+def finished_bytes(step: Step) -> int:
+    """What was trained, as it is written."""
+    width = _FP32 if step.adapter else BYTES.get(step.weights, _FP32)
+    return trainable_parameters(step.shape, step.adapter) * width
 
 
 def _weight_tensors(step: Step) -> list[int]:
@@ -360,6 +374,8 @@ def _scratch_tensors(step: Step) -> list[int]:
         return [largest.elements * _FP32] * (2 if _size(step, largest) == _FP32 else 4)
     if step.optimizer == "muon":
         return _orthogonalised(trained)
+    if step.optimizer == "adamw_rounded":
+        return [_ROUNDED_WORDS * min(optimizer_state.ROUNDED_AT_ONCE, largest.elements) * _FP32]
     if step.gradient_sets == 0:
         trained = (dataclasses.replace(largest, count=1),)
     return _parts(step, trained) if optimizer_state.KEPT[step.optimizer].temporaries else []
@@ -380,7 +396,8 @@ def _state_tensors(step: Step) -> list[int]:
         return _parts(step, trained) * (moments + (1 if step.foreign.master else 0) if moments else 0)
     if kept.paged:
         return []
-    sizes = (one.elements * (_FP32 if kept.bits == 32 or one.embedding else 1) // step.state_parts for one in trained)
+    wide = (kept.bits == 32 or (one.embedding and step.optimizer != "adamw_rounded") for one in trained)
+    sizes = (one.elements * (_FP32 if so else 1) // step.state_parts for one, so in zip(trained, wide, strict=True))
     counted = zip(sizes, trained, strict=True)
     return kept.moments * [size for size, one in counted for _ in range(one.count)]
 

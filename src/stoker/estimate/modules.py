@@ -193,7 +193,7 @@ class Modules:
         return self.tape.join((turned, passing))
 
     def _turned(self, states: Held) -> Tensor:
-        if self.step.compiled:
+        if self.step.fuses:
             return self._copied(states)
         size = max(states.size, self.outer)
         num_bytes = states.bytes // states.size * size
@@ -222,7 +222,7 @@ class Modules:
 
     def _rms_norm(self, x: Held, width: int) -> Held:
         tape = self.tape
-        if self.step.compiled:
+        if self.step.fuses:
             return self._fused_norm(x, width)
         x32 = self._cast(x, FP32)
         rows = x32.bytes // width

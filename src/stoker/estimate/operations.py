@@ -131,6 +131,8 @@ class Work:
     """Bytes of their gradients."""
     gathered_bytes: float
     """Bytes of that model part as it is gathered, if sharded."""
+    kept_bytes: float
+    """Bytes of the blocks' inputs of a micro batch."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -159,6 +161,7 @@ def work(step: Step) -> Work:
         trained=sizes.trained,
         trained_bytes=sizes.trained * sizes.trained_width,
         gathered_bytes=_gathered(sizes),
+        kept_bytes=sizes.tokens * sizes.shape.hidden * sizes.residual * sizes.layers,
     )
 
 
@@ -279,7 +282,7 @@ def _norms(sizes: _Sizes) -> Stream:
     count = shape.norms_per_layer
     if shape.qk_norm != "none":
         channels, count = channels + sizes.query + sizes.key, count + 2
-    if sizes.step.compiled or shape.norm_weights != 1:
+    if sizes.step.fuses or shape.norm_weights != 1:
         return Stream(2 * r * channels, 3 * r * channels, count, 2 * count)
     once, back, kernels = (36, 62, 7) if r == 2 else (28, 50, 5)
     return Stream(once * channels, back * channels, kernels * count, 1.7 * kernels * count)
@@ -290,7 +293,7 @@ def _positions(sizes: _Sizes) -> Stream:
     if sizes.shape.learned_positions:
         return Stream()
     rotated = sizes.element * (sizes.query + sizes.key)
-    if sizes.step.compiled:
+    if sizes.step.fuses:
         return Stream(2 * rotated, 2 * rotated, 2, 2)
     return Stream(10 * rotated, 10 * rotated, 12, 14)
 
@@ -309,7 +312,7 @@ def _activation(sizes: _Sizes) -> Stream:
     once = sizes.element * sizes.inner
     if not sizes.shape.gated_mlp:
         return Stream(2 * once, 3 * once, 1, 1)
-    passes, back, kernels = (3, 5, 1) if sizes.step.compiled else (5, 9, 2)
+    passes, back, kernels = (3, 5, 1) if sizes.step.fuses else (5, 9, 2)
     return Stream(passes * once, back * once, kernels, 1.5 * kernels)
 
 

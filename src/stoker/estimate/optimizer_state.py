@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from stoker.estimate.layers import Parameter
 
-_FULL_STATE_BELOW = 4096
+FULL_STATE_BELOW = 4096
 """Elements up to which an 8-bit optimizer keeps fp32 states."""
 _PAGED_FROM = 100_000
-_STATE_BLOCK = 256
+STATE_BLOCK = 256
+ROUNDED_AT_ONCE = 1 << 22
+"""Elements of a weight that `engine.rounded` updates at once."""
 _FP32 = 4
 
 
@@ -42,6 +44,7 @@ KEPT = {
     "adafactor": Kept(0, 17.0),
     "muon": Kept(2, 14.0, matrix_moments=1),
     "adamw_8bit": Kept(2, 7.0, 8),
+    "adamw_rounded": Kept(2, 10.0, 8),
     "paged_adamw_8bit": Kept(2, 7.0, 8, paged=True),
     "paged_adamw_32bit": Kept(2, 10.0, 32, paged=True),
     "ademamix": Kept(3, 12.0, 32),
@@ -74,10 +77,11 @@ def state_tensors(name: str, one: Parameter, width: int, extra: int = 0, *, on_d
     if kept.bits == 0:
         return [one.elements * width] * moments
     paged = kept.paged and one.elements >= _PAGED_FROM and not on_disk
-    # The Trainer asks bitsandbytes for fp32 states of every embedding.
-    if kept.bits == 32 or one.elements < _FULL_STATE_BELOW or one.embedding:
+    # The Trainer asks bitsandbytes for fp32 states of every embedding; torchao has no blocks that are not full.
+    wide = one.elements % STATE_BLOCK > 0 if name == "adamw_rounded" else one.embedding
+    if kept.bits == 32 or one.elements < FULL_STATE_BELOW or wide:
         return [] if paged else [one.elements * _FP32] * moments
-    scales = [-(-one.elements // _STATE_BLOCK) * _FP32] * moments
+    scales = [-(-one.elements // STATE_BLOCK) * _FP32] * moments
     return scales if paged else scales + [one.elements] * moments
 
 

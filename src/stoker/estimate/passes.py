@@ -200,7 +200,7 @@ class Passes(Modules):
         return self._linear("o", output)
 
     def _feed_forward(self, x: Held) -> Held:
-        compiled = self.step.compiled
+        compiled = self.step.fuses
         if "gate_up" in self.linears:
             joined = self._linear("gate_up", x)
             gate, up = self.tape.split(joined, [joined.bytes // 2] * 2)

@@ -165,6 +165,8 @@ def seconds_by_part(step: Step, on: Hardware, constants: Rates) -> dict[str, flo
         "launches": times * math.fsum(launches),
         "optimizer": max(update.total, clock.host(work.update)) + _offloaded(step, work, links, constants),
         "communication": times * (exposed + sent.blocking) + _exposed(backward, sent.last, hidden) + sent.end,
+        # Away and back, on the stream that computes.
+        **({"offload": times * 2 * work.kept_bytes / links.host} if step.kept_away else {}),
     }
 
 

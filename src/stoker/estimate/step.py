@@ -18,7 +18,7 @@ Recompute = Literal["none", "full"] | Literal["selective"]
 Loss = Literal["logits_fp32", "fused", "liger"] | Literal["logits", "chunked"]
 Optimizer = (
     Literal["adamw_fused", "adamw", "sgd", "adagrad", "rmsprop", "adafactor", "muon"]
-    | Literal["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
+    | Literal["adamw_8bit", "adamw_rounded", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"]
     | Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit"]
 )
 Strategy = Literal["single", "ddp", "fsdp2", "zero2", "zero3"] | Literal["zero1"]
@@ -99,6 +99,8 @@ class Step:
     """Whether attention gets a mask tensor (padding, packed documents under sdpa)."""
     recompute: Recompute = "none"
     """Activations computed again in the backward pass: none, whole blocks, or cheap operations of them."""
+    kept_away: bool = False
+    """Whether the inputs of recomputed blocks are in main memory until then."""
     loss: Loss = "logits_fp32"
     """Whole logits with or without an fp32 copy, in chunks, or fused with the output layer: by us, or by Liger."""
     optimizer: Optimizer = "adamw"
@@ -123,8 +125,15 @@ class Step:
     """Numbers that DeepSpeed's buffers hold, whatever the model; None for transformers' `auto`, the width squared."""
     compiled: bool = False
     """Whether torch.compile or hand-fused kernels run instead of one kernel per operation."""
+    fused_blocks: bool = False
+    """Whether norms, rotary positions and gated activations are one kernel each (Liger's), as with `compiled`."""
     foreign: Foreign = Foreign()
     """What only other tools do."""
+
+    @property
+    def fuses(self) -> bool:
+        """Whether these operations of a block are one kernel each."""
+        return self.compiled or self.fused_blocks
 
     @property
     def tokens(self) -> int:

@@ -5,6 +5,7 @@ like torch's tensors. Code written against the tape like the model's own code th
 Knows nothing of models (`passes.py`) nor of how often a block repeats (`memory.py`).
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -266,9 +267,11 @@ class Tape:
 
     # ---- checkpointing
 
-    def checkpoint(self, program: Callable[[Held], Tensor], value: Held) -> Tensor:
-        """Run a checkpointed part, which saves only its input and is recomputed in the backward pass."""
-        self._frame = _Frame(lambda: program(value))
+    def checkpoint(self, program: Callable[[Held], Tensor], value: Held, *, away: bool = False) -> Tensor:
+        """Run a checkpointed part, which saves only its input, here or `away`, and is recomputed when going back."""
+        num_bytes, size, edge = value.bytes, value.size, value.edge
+        fetched = functools.partial(Tensor, self, num_bytes, size, edge)
+        self._frame = _Frame((lambda: program(fetched())) if away else (lambda: program(value)))
         try:
             return program(value)
         finally:

@@ -92,15 +92,14 @@ class Walk:
         place = len(self.tape)
         if self.shards:
             self.shards.gather()
-        made = self.tape.checkpoint(self.passes.block, hidden) if self._checkpoints else self.passes.block(hidden)
+        if self.step.recompute == "none":
+            made = self.passes.block(hidden)
+        else:
+            made = self.tape.checkpoint(self.passes.block, hidden, away=self.step.kept_away)
         self.places.append((place, self.passes.first_product))
         if self.shards:
             self.shards.drop()
         return made
-
-    @property
-    def _checkpoints(self) -> bool:
-        return self.step.recompute != "none"
 
     @property
     def _loss_outside(self) -> bool:

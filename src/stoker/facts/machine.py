@@ -32,6 +32,7 @@ PACKAGES = (
     "flash_attn",
     "deepspeed",
     "liger_kernel",
+    "torchao",
     "datasets",
     "tensorboard",
 )

@@ -28,6 +28,8 @@ _BARE_INITS = (True, False, "gaussian")
 def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = False) -> None:
     """Refuse what would fail later, before anything is paid for."""
     optimizers.check(run)
+    if run.where.gradient_checkpointing == "offload" and machine.kind != "cuda":
+        raise StokerError("STK247", card=machine.name)
     _check_length(run, shape)
     if shape.parts and run.tune.method != "full":
         _check_adapter(run.tune, run.native.lora, shape.parts)
@@ -84,7 +86,9 @@ def extra_packages(run: Run) -> tuple[str, ...]:
     """Packages of this run that Stoker's own requirements do not bring to another machine."""
     reported = run.native.trainer.get("report_to", [])
     names = [reported] if isinstance(reported, str) else reported
-    kernels = ["liger-kernel"] if run.native.trainer.get("use_liger_kernel") else []
+    liger = run.native.trainer.get("use_liger_kernel") or run.where.kernels == "liger"
+    kernels = ["liger-kernel"] if liger else []
+    kernels += ["torchao"] if optimizers.rounds(run) else []
     return (*kernels, *(_TRACKERS[name] for name in names if name in _TRACKERS))
 
 
@@ -137,10 +141,14 @@ def _needed(run: Run) -> list[tuple[str, str, str]]:
         needed.append(("tune.method", run.tune.method, "bitsandbytes"))
     if optimizers.of_bitsandbytes(run):
         needed.append(("train.optimizer", run.train.optimizer, "bitsandbytes"))
+    if optimizers.rounds(run):
+        needed.append(("train.precision", run.train.precision, "torchao"))
     if needs_deepspeed(run):
         needed.append(("where.strategy", run.where.strategy, "deepspeed"))
     if run.native.trainer.get("use_liger_kernel"):
         needed.append(("native.trainer.use_liger_kernel", "true", "liger_kernel"))
+    if run.where.kernels == "liger":
+        needed.append(("where.kernels", "liger", "liger_kernel"))
     if "report_to" not in run.native.trainer:
         needed.append(("native.trainer.report_to", "tensorboard", "tensorboard"))
     return needed

@@ -28,6 +28,8 @@ KERNELS = ("eager", "sdpa", "flash_attention_2", "efficient", "native")
 for the card: cuDNN's, flash attention 3."""
 _FLASH_CAPABILITY = 8.0
 
+_LIGER_FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+"""Dense families for which liger-kernel 0.8.5 has all three kernels (`monkey_patch.py`)."""
 HEADS = ("lm_head", "embed_out", "output_layer")
 """Names of output layers."""
 _MEMORY_FOR_A_COPY = 0.4
@@ -108,6 +110,8 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
         raise StokerError("STK210", precision="bf16", card=machine.name)
     if asked == "fp16" and machine.kind == "cpu":
         raise StokerError("STK210", precision="fp16", card=machine.name)
+    if run.train.precision == "bf16":
+        return _in_bf16(asked, machine)
     if asked != "auto":
         return _because(asked, "precision", "why.asked", word="where.precision")
     if machine.kind == "cpu":
@@ -117,6 +121,15 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
     if capability >= _BF16_CAPABILITY:
         return _because("bf16", "precision", "why.precision.bf16", capability=capability)
     return _because("fp16", "precision", "why.precision.fp16", capability=capability)
+
+
+def _in_bf16(asked: str, machine: Machine) -> Choice[str]:
+    """Weights in bf16 are computed with as they are."""
+    if asked not in ("auto", "bf16"):
+        raise StokerError("STK246", word="where.precision", asked=asked, needed="bf16")
+    if machine.kind == "cuda" and machine.compute_capability < _BF16_CAPABILITY:
+        raise StokerError("STK210", precision="bf16", card=machine.name)
+    return _because("bf16", "precision", "why.precision.weights")
 
 
 def attention(run: Run, machine: Machine, precision: str, shape: ModelShape) -> Choice[str]:
@@ -212,13 +225,40 @@ def _hinders_fusing(run: Run, shape: ModelShape) -> str:
         return f"`{shape.family}`"
     if run.where.strategy == "zero3":
         return "`where.strategy: zero3`"
-    if moves.compiles(trainer):
-        return "`native.trainer.torch_compile`"
+    if moves.compiled(run):
+        return "`where.compile: on`"
     if trainer.get("label_smoothing_factor"):
         return "`native.trainer.label_smoothing_factor`"
     named = [] if run.tune.method == "full" or isinstance(run.tune.targets, str) else list(run.tune.targets)
     own = [name for name in (*named, *(lora.get("modules_to_save") or ())) if name.endswith(HEADS)]
     return f"`{own[0]}`" if own else ""
+
+
+def kernels(run: Run, machine: Machine, shape: ModelShape) -> Choice[str]:
+    """Whether Liger's kernels compute norms, rotary positions and gated activations."""
+    asked, hinders = run.where.kernels, _hinders_liger(run, machine, shape)
+    if asked == "liger" and hinders:
+        raise StokerError("STK248", reason=hinders)
+    if asked != "auto":
+        return _because(asked, "kernels", "why.asked", word="where.kernels")
+    if not hinders and run.train.deterministic:
+        hinders = "`train.deterministic`"
+    if not hinders and "liger_kernel" not in machine.packages:
+        return _because("plain", "kernels", "why.kernels.missing")
+    if hinders:
+        return _because("plain", "kernels", "why.kernels.plain", reason=hinders)
+    return _because("liger", "kernels", "why.kernels.liger")
+
+
+def _hinders_liger(run: Run, machine: Machine, shape: ModelShape) -> str:
+    """What keeps Liger's kernels from a run; empty if nothing does."""
+    if machine.kind != "cuda":
+        return machine.name
+    if shape.family not in _LIGER_FAMILIES:
+        return f"`{shape.family}`"
+    if run.native.trainer.get("use_liger_kernel"):
+        return "`native.trainer.use_liger_kernel`"
+    return "`where.compile: on`" if moves.compiled(run) else ""
 
 
 def exact(run: Run, chosen: str) -> Choice[bool]:

@@ -35,6 +35,16 @@ _FAMILY_DEFAULT = {
 }
 
 
+_LIGER = {
+    "use_liger_kernel": True,
+    # The loss stays ours.
+    "liger_kernel_config": {
+        **dict.fromkeys(("rope", "rms_norm", "swiglu"), True),
+        **dict.fromkeys(("cross_entropy", "fused_linear_cross_entropy"), False),
+    },
+}
+
+
 @dataclass(frozen=True)
 class Decisions:
     """The plan's decisions that upstream options depend on."""
@@ -44,7 +54,9 @@ class Decisions:
     steps: StepCounts
     precision: str
     attention: str
+    kernels: str
     gradient_checkpointing: bool
+    offload_activations: bool
     workers: int
     vocab: int
     ffn: int
@@ -60,8 +72,11 @@ def warmup_steps(run: Run, total: int) -> int:
 def options(run: Run, decisions: Decisions) -> EngineOptions:
     """All options for the engines."""
     share = decisions.batch.micro * decisions.batch.accumulation
+    trainer = {**_trainer(run, decisions), **run.native.trainer}
+    if decisions.offload_activations:
+        trainer["gradient_checkpointing_kwargs"] = {**trainer["gradient_checkpointing_kwargs"], "offload": True}
     return EngineOptions(
-        trainer={**_trainer(run, decisions), **run.native.trainer},
+        trainer=trainer,
         model={**_model(run, decisions), **run.native.model},
         lora={**_lora(run), **run.native.lora} if run.tune.method != "full" else {},
         quantization={**_quantization(decisions), **run.native.quantization} if run.tune.method == "qlora" else {},
@@ -85,10 +100,12 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "max_grad_norm": run.train.clip,
         "optim": optimizers.trainer_name(run, decisions.device),
         "seed": run.train.seed,
-        "bf16": decisions.precision == "bf16",
+        # Weights in bf16 need no autocast.
+        "bf16": decisions.precision == "bf16" and not optimizers.rounds(run),
         "fp16": decisions.precision == "fp16",
         "gradient_checkpointing": decisions.gradient_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if decisions.gradient_checkpointing else None,
+        "torch_compile": run.where.compile == "on",
         "dataloader_num_workers": decisions.workers,
         "dataloader_pin_memory": cuda,
         "use_cpu": decisions.device == "cpu",
@@ -103,13 +120,14 @@ def _trainer(run: Run, decisions: Decisions) -> dict[str, Any]:
         "remove_unused_columns": False,
         "average_tokens_across_devices": False,
         "ddp_find_unused_parameters": False,
+        **(_LIGER if decisions.kernels == "liger" else {}),
     }
 
 
 def _model(run: Run, decisions: Decisions) -> dict[str, Any]:
     if not isinstance(run.model, Shape):
         dtype = "float32"
-        if run.tune.method != "full":
+        if run.tune.method != "full" or optimizers.rounds(run):
             dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[decisions.precision]
         return {"attn_implementation": decisions.attention, "dtype": dtype}
     shape = run.model
@@ -130,6 +148,7 @@ def _model(run: Run, decisions: Decisions) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied,
         **({"head_dim": shape.width // shape.heads} if shape.shape in _STATES_HEAD_DIM else {}),
         "attn_implementation": decisions.attention,
+        **({"dtype": "bfloat16"} if optimizers.rounds(run) else {}),
     }
 
 

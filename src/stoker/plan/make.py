@@ -146,7 +146,7 @@ class Found:
         return {
             "data": inputs.data.disk_bytes,
             "checkpoints": choices.checkpoints_at_once(inputs.run) * memory.checkpoint_bytes(step),
-            "finished": memory.trainable_parameters(step.shape, step.adapter) * 4,
+            "finished": memory.finished_bytes(step),
             "base": 0 if inputs.shape.origin in ("run_file", "local") else whole,
             "merged": whole if step.adapter else 0,
         }
@@ -166,6 +166,7 @@ def find(inputs: Inputs) -> Found:
     attention = choices.attention(run, machine, precision.value, inputs.shape.shape)
     arrange = choices.arrangement(run, attention.value, inputs.shape.shape)
     loss = choices.loss(run, machine, inputs.shape.shape)
+    kernels = choices.kernels(run, machine, inputs.shape.shape)
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)
@@ -179,6 +180,7 @@ def find(inputs: Inputs) -> Found:
         attention=attention.value,
         arrange=arrange.value,
         loss=loss.value,
+        kernels=kernels.value,
         devices=devices,
         share=share,
         earlier=inputs.earlier,
@@ -194,7 +196,7 @@ def find(inputs: Inputs) -> Found:
         inputs=inputs,
         constraints=constraints,
         way=way,
-        choices=(trains, precision, attention, arrange, loss, exact, workers, save, background),
+        choices=(trains, precision, attention, arrange, loss, kernels, exact, workers, save, background),
         workers=workers.value,
         intervals=Intervals(
             save=save.value,
@@ -220,7 +222,9 @@ def make_plan(inputs: Inputs) -> Plan:
         steps=steps,
         precision=constraints.precision,
         attention=constraints.attention,
+        kernels=constraints.kernels,
         gradient_checkpointing=way.checkpointing,
+        offload_activations=way.step.kept_away,
         workers=found.workers,
         vocab=inputs.shape.shape.vocab,
         ffn=inputs.shape.shape.intermediate,
@@ -240,10 +244,12 @@ def make_plan(inputs: Inputs) -> Plan:
         precision=constraints.precision,
         strategy=way.strategy,
         gradient_checkpointing=way.checkpointing,
+        offload_activations=way.step.kept_away,
         attention=constraints.attention,
         repeat_keys=choices.repeats_keys(machine, constraints.attention, constraints.precision),
         arrange=constraints.arrange,
         loss=constraints.loss,
+        kernels=constraints.kernels,
         exact=strategy.exact(run, way.strategy),
         deterministic=run.train.deterministic,
         threads=machine.threads,

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker import messages
+from stoker.config.run import Run
 from stoker.facts import own_code
 from stoker.facts.machine import Machine
-from stoker.plan import order
+from stoker.plan import optimizers, order
 from stoker.plan.plan import Plan, Reason, Resume
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
-"""Packages whose versions are part of the fingerprint; DeepSpeed's and Liger's only where they are used."""
+"""Packages whose versions are part of the fingerprint; DeepSpeed's, Liger's, torchao's only where they are used."""
 _UNSEEN = ("instructions", "driver", "cuda", "nccl", "base")
 """Parts of the fingerprint that only the trainer knows."""
 _CUDA = ("driver", "cuda", "nccl")
 """Those of them that only a machine with CUDA has."""
-_PACKAGES = ("torch", *LIBRARIES, "deepspeed", "liger_kernel")
+_PACKAGES = ("torch", *LIBRARIES, "deepspeed", "liger_kernel", "torchao")
 """Also unknown for another machine: missing packages are installed there with Stoker."""
 
 _ELSEWHERE = {
@@ -85,7 +86,7 @@ def decided(plan: Plan) -> dict[str, str]:
         "exact": str(plan.exact),
         "deterministic": str(plan.deterministic),
         "threads": str(plan.threads),
-        "compile": str(plan.native.trainer.get("torch_compile", False)),
+        "compile": str(compiles(plan.native.trainer)),
         "batch": str(plan.batch.effective),
         **_options(plan),
     }
@@ -93,7 +94,9 @@ def decided(plan: Plan) -> dict[str, str]:
 
 def libraries(plan: Plan) -> tuple[str, ...]:
     """Packages that compute with this plan, besides torch."""
-    used = {"deepspeed": plan.native.deepspeed, "liger_kernel": plan.native.trainer.get("use_liger_kernel")}
+    options = plan.native.trainer
+    used = {"deepspeed": plan.native.deepspeed, "liger_kernel": options.get("use_liger_kernel")}
+    used["torchao"] = options.get("optim") == optimizers.ROUNDED
     return (*LIBRARIES, *(name for name, on in used.items() if on))
 
 
@@ -134,9 +137,14 @@ def compiles(trainer: Mapping[str, Any]) -> bool:
     return any(trainer.get(name) for name in names)
 
 
+def compiled(run: Run) -> bool:
+    """Whether a run's model is compiled: where it says so, or names a backend or a mode of the compiler."""
+    return run.where.compile == "on" or compiles(run.native.trainer)
+
+
 def unprovable(plan: Plan) -> str:
     """Why a resume is not EXACT although nothing changed: the option or the device."""
-    return "native.trainer.torch_compile" if compiles(plan.native.trainer) else plan.device
+    return "where.compile" if compiles(plan.native.trainer) else plan.device
 
 
 def tier(plan: Plan, differences: list[str]) -> str:

@@ -6,7 +6,7 @@ from stoker import messages
 from stoker.config import native_figures
 from stoker.config.run import Run
 from stoker.estimate.step import Offload
-from stoker.plan import choices
+from stoker.plan import choices, optimizers
 
 TABLES = {"embed_tokens": ("embed_tokens", "wte", "embed_in", "word_embeddings"), "lm_head": choices.HEADS}
 """Names that embedding and output layer have in the families, by the estimate's."""
@@ -38,6 +38,11 @@ def gathers_in(run: Run, strategy: str, precision: str) -> bool:
     policy = run.native.fsdp
     same = policy.get("param_dtype") == _DTYPES.get(precision) and policy.get("reduce_dtype") == "float32"
     return strategy == "fsdp2" and run.tune.method == "full" and same
+
+
+def casts(run: Run, strategy: str, precision: str) -> bool:
+    """Whether autocast lowers the inputs of products."""
+    return precision != "fp32" and not gathers_in(run, strategy, precision) and not optimizers.rounds(run)
 
 
 def single_quantisation(run: Run) -> bool:

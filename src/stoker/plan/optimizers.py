@@ -16,6 +16,8 @@ _STEPS: dict[str, Optimizer] = {
     "rmsprop_bnb_32bit": "rmsprop_bnb",
 }
 """Names that the estimate knows by another."""
+ROUNDED = "adamw_torch_8bit"
+"""The Trainer's name of torchao's AdamW, whose arithmetic `engine.rounded` calls."""
 REFUSED = {
     **dict.fromkeys(("paged_ademamix_32bit", "paged_ademamix_8bit"), "optimizer.refused.pages"),
     **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "optimizer.refused.tensors"),
@@ -44,14 +46,26 @@ def check(run: Run) -> None:
     asked = run.train.optimizer
     if asked in REFUSED:
         raise StokerError("STK240", asked=asked, reason=messages.text(REFUSED[asked]))
+    others = {"tune.method": (run.tune.method, "full"), "train.optimizer": (asked, "adamw")}
+    for word, (value, needed) in others.items():
+        if rounds(run) and value != needed:
+            raise StokerError("STK246", word=word, asked=value, needed=needed)
+
+
+def rounds(run: Run) -> bool:
+    """Whether trained weights are in bf16, and AdamW rounds its updates at random."""
+    return run.train.precision == "bf16"
 
 
 def trainer_name(run: Run, device: str) -> str:
     """The Trainer's name; on a CPU the fused AdamW rounds the tail of a shard differently from its middle.
 
-    The same for all strategies: the result must not depend on sharding. Muon is given to the Trainer as a factory.
+    The same for all strategies: the result must not depend on sharding. Muon, and AdamW that rounds at random, are
+    given to the Trainer as factories.
     """
     asked = run.train.optimizer
+    if rounds(run):
+        return ROUNDED
     if asked == "muon":
         return "adamw_torch"
     if asked == "adamw":
@@ -62,7 +76,7 @@ def trainer_name(run: Run, device: str) -> str:
 def step_name(run: Run) -> Optimizer:
     """What the estimate calls it."""
     asked: Any = run.train.optimizer
-    found: Optimizer = _STEPS.get(asked, asked)
+    found: Optimizer = "adamw_rounded" if rounds(run) else _STEPS.get(asked, asked)
     return found
 
 
@@ -81,4 +95,4 @@ def extra_moments(run: Run) -> int:
 def of_bitsandbytes(run: Run) -> bool:
     """Whether bitsandbytes makes it."""
     name = step_name(run)
-    return name in KEPT and KEPT[name].bits > 0
+    return name in KEPT and KEPT[name].bits > 0 and not rounds(run)

@@ -186,6 +186,8 @@ class Rung(_PlanPart):
     """How several devices worked together."""
     gradient_checkpointing: bool
     """Whether activations were computed again in the backward pass."""
+    offload_activations: bool = False
+    """Whether what that keeps was in main memory."""
     micro: int
     """Sequences per device at once."""
     card: str
@@ -280,12 +282,16 @@ class Plan(_PlanPart):
     """How several devices work together."""
     gradient_checkpointing: bool
     """Whether activations are computed again in the backward pass."""
+    offload_activations: bool = False
+    """Whether what that still keeps, each block's input, is in main memory meanwhile."""
     attention: Literal["flash_attention_2", "sdpa", "eager"]
     """Attention kernel."""
     repeat_keys: bool = False
     """Whether keys and values are repeated for each head before `sdpa`."""
     loss: Literal["plain", "fused", "liger"] = "plain"
     """From all logits at once, from a few rows of them at a time, or by Liger's kernel (`use_liger_kernel`)."""
+    kernels: Literal["plain", "liger"] = "plain"
+    """What computes norms, rotary positions and gated activations: PyTorch's operations or Liger's kernels."""
     arrange: Literal["rows", "grouped"]
     """How a step's sequences form micro batches."""
     exact: bool

@@ -1,6 +1,7 @@
 """Reasons of a plan that no choice of its own carries: the way, the model, the machine, and what no figure knows."""
 
 from stoker.config.run import Run
+from stoker.estimate import memory, operations
 from stoker.facts.machine import Machine
 from stoker.facts.model_parts import ModelParts, WeightGroup
 from stoker.facts.shapes import ResolvedShape
@@ -30,6 +31,10 @@ def of_way(constraints: Constraints, way: Way) -> list[Reason]:
     else:
         key = "why.checkpointing.on" if way.checkpointing else "why.checkpointing.off"
     reasons.append(Reason(about="gradient_checkpointing", key=key, fields={"word": "where.gradient_checkpointing"}))
+    if way.step.compiled:
+        reasons.append(Reason(about="native.trainer.torch_compile", key="why.compile", fields={}))
+    if way.step.kept_away:
+        reasons.append(Reason(about="offload_activations", key="why.offload", fields=_copied(way)))
     if way.verdict != "yes":
         key = "why.fits.not" if way.verdict == "no" else "why.fits.tight"
         reasons.append(Reason(about="fits", key=key, fields=_gib(way, constraints.machine)))
@@ -37,6 +42,13 @@ def of_way(constraints: Constraints, way: Way) -> list[Reason]:
         Reason(about="out_of_memory", key="why.out_of_memory", fields=rung.model_dump())
         for rung in constraints.out_of_memory
     ]
+
+
+def _copied(way: Way) -> dict[str, str]:
+    """What goes to main memory and back, and what that costs of a step."""
+    seconds, copied = way.pace.parts["offload"], 2 * operations.work(way.step).kept_bytes * way.step.accumulation
+    fields = {"gib": memory.away_bytes(way.step) / 2**30, "seconds": seconds, "step": way.pace.step_seconds}
+    return {name: f"{value:.2f}" for name, value in fields.items()} | {"rate": f"{copied / seconds / 1e9:.0f}"}
 
 
 def _micro_key(constraints: Constraints, way: Way) -> str:

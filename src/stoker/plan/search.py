@@ -1,15 +1,17 @@
 """How a step is cut to the hardware: every way that keeps batch and length, and the fastest that fits.
 
-The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding. Of equally fast
-ways the first of the ladder is taken, and one that surely fits before one that is only expected to (ADR 0034).
+The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding, and activations in
+main memory only where nothing else fits. Of equally fast ways the first of the ladder is taken, and one that surely
+fits before one that is only expected to (ADR 0034).
 """
 
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -50,6 +52,7 @@ class Constraints:
     attention: str
     arrange: str
     loss: str
+    kernels: str
     devices: int
     share: int
     """Sequences per device and step."""
@@ -124,12 +127,14 @@ def find(constraints: Constraints) -> Way:
     one. A way that keeps the bits of an earlier attempt comes before all others; then one that keeps its micro batch:
     random streams are numbered by micro batch.
     """
-    ways = list(_ways(constraints))
+    ways = list(_ways(constraints, *_asked(constraints.run)))
     return _next_rung(constraints, ways) if constraints.out_of_memory else _expected(constraints, ways)
 
 
 def _expected(constraints: Constraints, ways: list[Way]) -> Way:
     """What is planned before anything ran out of memory."""
+    if all(way.verdict == "no" for way in ways):
+        ways = [*ways, *_last_ways(constraints)]
     exact = [way for way in ways if keeps_bits(constraints, way)]
     earlier = [way for way in ways if constraints.earlier and way.micro == constraints.earlier.micro]
     for kept in (exact, earlier, ways):
@@ -166,9 +171,8 @@ def _comparable(constraints: Constraints) -> Earlier | None:
         "loss": constraints.loss,
     }
     run = constraints.run
-    compiled = moves.compiles(run.native.trainer)
     same = (
-        moves.provable(machine.kind, deterministic=run.train.deterministic, compiled=compiled)
+        moves.provable(machine.kind, deterministic=run.train.deterministic, compiled=moves.compiled(run))
         and earlier
         and earlier.keeps(parts)
     )
@@ -179,13 +183,16 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
     """The safe way that the plan named, else the first of the ladder that fits; it needs less than all that failed."""
     tried = (
         describe(
-            constraints, rung.strategy, min(rung.micro, constraints.share), checkpointing=rung.gradient_checkpointing
+            constraints,
+            rung.strategy,
+            min(rung.micro, constraints.share),
+            _Kept(rung.gradient_checkpointing, rung.offload_activations),
         )
         for rung in constraints.out_of_memory
     )
     too_much = min(memory.estimate(step, constraints.machine.kind).allocated for step in tried)
     named = _expected(constraints, ways).safe
-    for way in (*([named] if named else []), *ways):
+    for way in (*([named] if named else []), *ways, *_last_ways(constraints)):
         if way.memory.allocated < too_much and way.verdict != "no":
             return way
     last = constraints.out_of_memory[-1]
@@ -215,10 +222,30 @@ def hardware(machine: Machine) -> Hardware:
     return speed.hardware(machine.card, per_node=len(machine.devices))
 
 
-def _ways(constraints: Constraints) -> Iterator[Way]:
-    run, machine = constraints.run, constraints.machine
+class _Kept(NamedTuple):
+    """What is kept of activations: all, or each block's input to recompute the rest, here or in main memory."""
+
+    checkpointing: bool = True
+    away: bool = False
+
+
+def _asked(run: Run) -> tuple[_Kept, ...]:
     stated = run.where.gradient_checkpointing
-    recompute = (False, True) if stated == "auto" else (bool(stated),)
+    return (_Kept(False), _Kept()) if stated == "auto" else (_Kept(bool(stated), stated == "offload"),)
+
+
+def _last_ways(constraints: Constraints) -> list[Way]:
+    """Ways that keep activations in main memory: slower than all others, so tried where nothing else fits."""
+    machine = constraints.machine
+    if constraints.run.where.gradient_checkpointing != "auto" or machine.kind != "cuda":
+        return []
+    ways = _ways(constraints, _Kept(away=True))
+    room = machine.memory_bytes if machine.examined else math.inf
+    return [way for way in ways if memory.away_bytes(way.step) * way.step.devices_per_node <= room]
+
+
+def _ways(constraints: Constraints, *recompute: _Kept) -> Iterator[Way]:
+    run, machine = constraints.run, constraints.machine
     sizes = choices.micro_candidates(
         run, machine, constraints.share, constraints.earlier.micro if constraints.earlier else None
     )
@@ -228,21 +255,21 @@ def _ways(constraints: Constraints) -> Iterator[Way]:
     earlier = _comparable(constraints)
     if strategies == ["single"] and run.where.strategy == "auto" and earlier and earlier.keeps(_SHARDED):
         strategies = ["single", "fsdp2"]  # FSDP on one device keeps the bits of FSDP on several
-    for chosen, checkpointing in itertools.product(strategies, recompute):
-        yield from reversed(_sizes(constraints, chosen, sizes, checkpointing=checkpointing))
+    for chosen, kept in itertools.product(strategies, recompute):
+        yield from reversed(_sizes(constraints, chosen, sizes, kept))
 
 
-def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpointing: bool) -> list[Way]:
+def _sizes(constraints: Constraints, chosen: str, sizes: list[int], kept: _Kept) -> list[Way]:
     """Ways by micro batch from the smallest, up to one whose activations alone fill the device."""
     machine = constraints.machine
     on, room = hardware(machine), machine.memory_per_device * usable_share(machine)
     ways: list[Way] = []
     for micro in sorted(sizes):
-        step = describe(constraints, chosen, micro, checkpointing=checkpointing)
+        step = describe(constraints, chosen, micro, kept)
         way = Way(
             strategy=chosen,
             micro=micro,
-            checkpointing=checkpointing,
+            checkpointing=kept.checkpointing,
             step=step,
             memory=memory.estimate(step, machine.kind),
             around=ways[0].around if ways else ranges.of("memory", step, machine.card),
@@ -255,7 +282,7 @@ def _sizes(constraints: Constraints, chosen: str, sizes: list[int], *, checkpoin
     return ways
 
 
-def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing: bool) -> Step:
+def describe(constraints: Constraints, chosen: str, micro: int, kept: _Kept) -> Step:
     """The step that `engine.train` will run with these choices."""
     run, precision = constraints.run, constraints.precision
     accumulation = constraints.share // micro
@@ -271,10 +298,11 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         weights=_weights(run, precision),
         outer="fp32",
         compute=_DTYPES[precision],
-        autocast=precision != "fp32" and not native_steps.gathers_in(run, chosen, precision),
+        autocast=native_steps.casts(run, chosen, precision),
         attention=constraints.kernel,
         masked=constraints.masked,
-        recompute="full" if checkpointing else "none",
+        recompute="full" if kept.checkpointing else "none",
+        kept_away=kept.away,
         loss=_LOSSES[constraints.loss],
         optimizer=optimizers.step_name(run),
         extra_moments=optimizers.extra_moments(run),
@@ -286,7 +314,8 @@ def describe(constraints: Constraints, chosen: str, micro: int, *, checkpointing
         canonical=exact,
         expandable=constraints.machine.kind == "cuda",
         offload=native_steps.offload(run, chosen),
-        compiled=moves.compiles(run.native.trainer),
+        compiled=moves.compiled(run),
+        fused_blocks=constraints.kernels == "liger",
         bucket=native_steps.bucket(run, chosen),
     )
 
@@ -323,4 +352,4 @@ def _whole(run: Run) -> tuple[str, ...]:
 def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"]:
     if run.tune.method == "qlora":
         return "nf4" if native_steps.single_quantisation(run) else "nf4_double"
-    return "fp32" if run.tune.method == "full" else _DTYPES[precision]
+    return "fp32" if run.tune.method == "full" and not optimizers.rounds(run) else _DTYPES[precision]

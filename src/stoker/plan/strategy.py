@@ -68,6 +68,8 @@ def _conflicts(run: Run, machine: Machine, strategy: str, devices: int) -> list[
         found.append(("where.strategy", strategy, _AUTO))
     if run.train.optimizer != "adamw":
         found.append(("train.optimizer", run.train.optimizer, "ddp"))
+    if run.train.precision != "fp32":
+        found.append(("train.precision", run.train.precision, "ddp"))
     if strategy == "fsdp2" and exact(run, strategy) and devices & (devices - 1):
         found.append(("train.exact", messages.text("strategy.no_power_of_two", devices=devices), "ddp"))
     if strategy != "fsdp2" and machine.nodes > 1:

@@ -15,9 +15,9 @@ import pytest
 from stoker.artifacts import model_server
 from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.model_server import Model, Server
+from stoker.artifacts.serving_choices import Serving
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.plan.serving_choices import Serving
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 

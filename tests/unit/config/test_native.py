@@ -55,7 +55,7 @@ def test_a_shape_takes_the_options_of_its_configuration(family: str) -> None:
 def test_options_that_work_beside_the_plan_stay_free() -> None:
     free = (
         "use_liger_kernel",
-        "torch_compile",
+        "torch_compile_mode",
         "neftune_noise_alpha",
         "logging_steps",
         "logging_first_step",

@@ -14,6 +14,7 @@ def rung(made: Plan, step: int = 7) -> Rung:
     return Rung(
         strategy=made.strategy,
         gradient_checkpointing=made.gradient_checkpointing,
+        offload_activations=made.offload_activations,
         micro=made.batch.micro,
         card=made.card,
         step=step,

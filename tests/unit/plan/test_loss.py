@@ -35,7 +35,7 @@ def test_it_saves_the_logits() -> None:
         ("", "ibm-granite/granite-3.3-2b-base", "granite"),
         ("", "google/gemma-2-27b", "gemma2"),
         ("where: {strategy: zero3}\n", SEVEN, "zero3"),
-        ("native: {trainer: {torch_compile: true}}\n", SEVEN, "torch_compile"),
+        ("where: {compile: on}\n", SEVEN, "where.compile"),
         ("native: {trainer: {label_smoothing_factor: 0.1}}\n", SEVEN, "label_smoothing_factor"),
         ("native: {lora: {modules_to_save: [lm_head]}}\n", SEVEN, "lm_head"),
     ],

@@ -169,15 +169,20 @@ def test_without_deterministic_kernels_cuda_is_never_exact_and_says_why() -> Non
 
 
 @pytest.mark.parametrize(
-    "option", ["torch_compile: true", "torch_compile_backend: inductor", "torch_compile_mode: default"]
+    "words",
+    [
+        "where: {compile: on}",
+        *(f"native: {{trainer: {{torch_compile_{option}}}}}" for option in ("backend: inductor", "mode: default")),
+    ],
 )
-def test_a_compiled_model_is_never_exact_and_says_why(option: str) -> None:
-    text = f"{LORA}native: {{trainer: {{{option}}}}}\n"
+def test_a_compiled_model_is_never_exact_and_says_why(words: str) -> None:
+    text = f"{LORA}{words}\n"
     again = plan(text, box(), earlier=left(plan(text, box()), box()))
     assert again.resume is not None
     assert (again.resume.tier, again.resume.changed) == ("SAMPLE-EXACT", [])
     assert reason(again, "resume") == "why.resume.compiled"
-    assert moves.unprovable(again) == "native.trainer.torch_compile"
+    assert moves.unprovable(again) == "where.compile"
+    assert reason(again, "native.trainer.torch_compile") == "why.compile"
 
 
 def test_a_mac_is_never_exact_and_says_why() -> None:

@@ -29,7 +29,9 @@ def test_compiling_takes_less_memory_and_time() -> None:
         "micro: 2, gradient_checkpointing: true", "micro: 2, gradient_checkpointing: false, loss: plain"
     )
     plain = plan(whole, ONE, model=SEVEN)
-    compiled = plan(whole + "native: {trainer: {torch_compile: true}}\n", ONE, model=SEVEN)
+    compiled = plan(whole.replace("loss: plain", "loss: plain, compile: on"), ONE, model=SEVEN)
+    assert compiled.native.trainer["torch_compile"]
+    assert not plain.native.trainer["torch_compile"]
     assert compiled.speed.tokens_per_second > 1.05 * plain.speed.tokens_per_second
     assert compiled.memory.parts["activations"] < plain.memory.parts["activations"]
     assert missing(compiled) == []

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from transformers import masking_utils
+from transformers import masking_utils, modeling_utils
 
 from stoker.engine.tracing import private_names
 
@@ -46,6 +46,21 @@ def cuda_kernels(attention: Any, dropout: Any) -> Iterator[None]:
         replaced(functional, "dropout", dropout),
     ):
         yield
+
+
+@contextmanager
+def main_memory() -> Iterator[None]:
+    """What transformers moves to main memory is nowhere, and new on the device when it comes back.
+
+    Remove when a fake `cuda` device works without a GPU: a trace knows one memory.
+    """
+    with replaced(modeling_utils, "save_on_cpu", _Nowhere):
+        yield
+
+
+class _Nowhere(torch.autograd.graph.saved_tensors_hooks):
+    def __init__(self, **_: Any) -> None:
+        super().__init__(lambda one: (one.shape, one.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1]))
 
 
 @contextmanager

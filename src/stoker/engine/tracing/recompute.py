@@ -33,7 +33,7 @@ def prepare(step: Step, model: Any, *, keep_random_state: bool) -> None:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": keep_random_state}
     if step.recompute == "selective":
         options["context_fn"] = _contexts
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options, offload=step.kept_away)
 
 
 def _contexts() -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from plan_case import machine, processor
 
+from stoker.artifacts import serving_choices
+from stoker.artifacts.serving_choices import ServedAdapter, Serving, ServingInputs
 from stoker.errors import StokerError
 from stoker.facts import shapes
 from stoker.facts.machine import Machine
-from stoker.plan import serving_choices
-from stoker.plan.serving_choices import ServedAdapter, Serving, ServingInputs
 
 SEVEN_B = "Qwen/Qwen2.5-7B"
 

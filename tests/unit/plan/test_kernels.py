@@ -1,0 +1,67 @@
+"""When Liger's kernels compute norms, rotary positions and gated activations, why not, and what the figures say."""
+
+import pytest
+from plan_case import SEVEN, machine, plan, processor, reason
+
+from stoker.config import load
+from stoker.errors import StokerError
+from stoker.facts.machine import Machine
+from stoker.plan import checks, moves
+
+INSTALLED = {"torch": "2.13", "peft": "0.21", "tensorboard": "2", "liger_kernel": "0.8.5"}
+
+
+def card(name: str = "A100-80-SXM4", **packages: str) -> Machine:
+    return machine(name, examined=True, memory_bytes=256 << 30, packages={**INSTALLED, **packages})
+
+
+def test_they_are_taken_where_they_are_installed_and_leave_the_loss_alone() -> None:
+    made = plan("", card(), model=SEVEN)
+    assert (made.kernels, reason(made, "kernels"), made.loss) == ("liger", "why.kernels.liger", "fused")
+    config = made.native.trainer["liger_kernel_config"]
+    assert [name for name, on in config.items() if on] == ["rope", "rms_norm", "swiglu"]
+    assert not config["fused_linear_cross_entropy"]
+    assert "Not yet run on a GPU" in next(one.text for one in made.reasons if one.about == "kernels")
+    assert "liger_kernel" in moves.libraries(made)
+
+
+def test_a_card_of_the_catalogue_has_them_only_where_they_are_asked_for() -> None:
+    without, asked = (plan(words, machine("A100-80-SXM4"), model=SEVEN) for words in ("", "where: {kernels: liger}\n"))
+    assert (without.kernels, reason(without, "kernels")) == ("plain", "why.kernels.missing")
+    assert (asked.kernels, reason(asked, "kernels")) == ("liger", "why.asked")
+    run = load.parse("model: a/b\ndata: {train: a.jsonl}\nwhere: {kernels: liger}\n", "run.yaml")
+    assert checks.extra_packages(run) == ("liger-kernel",)
+
+
+def test_they_save_traffic_and_activations_of_norms_and_gates() -> None:
+    where = "where: {{micro: 2, gradient_checkpointing: false, kernels: {}}}\ntune: {{method: lora}}\n"
+    plain, liger = (plan(where.format(one), card(), model=SEVEN, sizes="length: 2048") for one in ("plain", "liger"))
+    assert liger.speed.parts["bandwidth"] < 0.9 * plain.speed.parts["bandwidth"]
+    assert liger.speed.parts["forward"] == pytest.approx(plain.speed.parts["forward"], rel=0.01), "the same products"
+    assert liger.memory.parts["activations"] < plain.memory.parts["activations"]
+    compiled = plan(where.format("plain, compile: on, loss: plain"), card(), model=SEVEN, sizes="length: 2048")
+    assert compiled.speed.parts["bandwidth"] < liger.speed.parts["bandwidth"], "it fuses more than these"
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "named"),
+    [
+        ("", "google/gemma-2-27b", "gemma2"),
+        ("where: {compile: on}\n", SEVEN, "where.compile"),
+        ("native: {trainer: {use_liger_kernel: true}}\n", SEVEN, "use_liger_kernel"),
+        ("train: {deterministic: true}\n", SEVEN, "train.deterministic"),
+    ],
+)
+def test_what_keeps_them_away_is_named(words: str, model: str, named: str) -> None:
+    made = plan(f"tune: {{method: lora}}\n{words}", card(), model=model)
+    assert (made.kernels, reason(made, "kernels")) == ("plain", "why.kernels.plain")
+    assert named in next(one.text for one in made.reasons if one.about == "kernels")
+
+
+def test_a_processor_has_no_triton() -> None:
+    assert reason(plan("", processor(packages=INSTALLED)), "kernels") == "why.kernels.plain"
+    with pytest.raises(StokerError, match="STK248"):
+        plan("where: {kernels: liger}\n", processor())
+    there = machine("A100-80-SXM4", examined=True, memory_bytes=256 << 30, packages={"torch": "2.13"})
+    with pytest.raises(StokerError, match="STK215"):
+        plan("where: {kernels: liger}\n", there, model=SEVEN)
