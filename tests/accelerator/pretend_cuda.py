@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from counted_waits import Waits, Watched
-from separate_places import Place, Places, tensors_of
+from separate_places import Place, Places, common, tensors_of
 from torch.amp import autocast_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -261,15 +261,16 @@ class _Moment:
 class _OnTheCpu(TorchFunctionMode):
     """Every operation of a thread, with the CPU wherever a card is named."""
 
-    def __init__(self, memory: "_Memory", types: "_Types", places: Places, waits: Waits | None) -> None:
+    def __init__(self, kind: str, memory: "_Memory", types: "_Types", places: Places, waits: Waits | None) -> None:
         super().__init__()
+        self._kind = kind
         self._memory = memory
         self._types = types
         self._places = places
         self._waits = waits
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
+        args, options = _named(self._kind, func, args, kwargs or {})
         if func in _ABOUT_DEVICES:
             return func(*args, **options)
         if func is torch.Tensor.backward:
@@ -281,7 +282,8 @@ class _OnTheCpu(TorchFunctionMode):
         if func is torch.Tensor.is_pinned:
             return self._places.is_pinned(args[0])
         given = [*tensors_of(args), *tensors_of(options.values())]
-        self._places.require_one(func, given)
+        where = [self._places.of(tensor) for tensor in given]
+        self._places.require_one(func, given, where)
         self._memory.require(func, args, options)
         if func is torch.Tensor.cuda:
             return self._places.put(args[0], "card", moved=True)
@@ -295,7 +297,16 @@ class _OnTheCpu(TorchFunctionMode):
             return self._places.pinned(self._places.put(result, "host"))
         if func is torch.Tensor.copy_:
             return result
-        return self._places.put(result, asked or self._places.common(given), moved=bool(asked and given))
+        return self._places.put(result, asked or common(where), moved=bool(asked and given))
+
+
+def _named(kind: str, func: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Arguments in which a card that is meant by its number alone has its kind too."""
+    if func is torch.device and args and isinstance(args[0], int):
+        return (kind, *args), options
+    if isinstance(options.get("device"), int):
+        return args, {**options, "device": torch.device(kind, options["device"])}
+    return args, options
 
 
 def _asked_place(func: Any, values: Any) -> Place | None:
@@ -320,7 +331,7 @@ def _placed(value: Any) -> Any:
 def _compute_on_the_cpu(pretended: Pretended) -> None:
     places = Places()
     waits = Waits(pretended.notes, places) if pretended.counts_waits and pretended.notes else None
-    own = _Memory(pretended), _Types(pretended.notes), places, waits
+    own = pretended.kind, _Memory(pretended), _Types(pretended.notes), places, waits
     _OnTheCpu(*own).__enter__()
     if waits is not None:
         Watched(waits, places).__enter__()

@@ -30,6 +30,8 @@ from stoker.supervise.supervisor import Supervisor
 
 PROGRAMS = Path(__file__).parent / "programs"
 """The fake `nvidia-smi`, and what makes a program of its own believe in the cards."""
+_GRACE_SECONDS = 60.0
+"""Ranks beside one that failed may commit what they were saving; a plan gives them 1800 s."""
 QUICK = SupervisorSettings(look_seconds=0.05, first_wait_seconds=0.1, hang_floor_seconds=120)
 
 
@@ -144,7 +146,7 @@ def _start(watching: Supervisor) -> forked_trainer.Forked:
     try:
         os.setsid()
         run_dir, attempt = RunDir(watching.run_dir), watching.status.attempt
-        code = _in_ranks(run_dir, lambda rank: _rank(run_dir, attempt, rank))
+        code = _in_ranks(run_dir, lambda rank: _rank(run_dir, attempt, rank), _GRACE_SECONDS)
         code = EXIT_USER if code < 0 else code  # as torchrun: a rank that was ended is a failure
     finally:
         os._exit(code)
@@ -161,7 +163,7 @@ def _rank(run_dir: RunDir, attempt: int, rank: int) -> int:
     return program.run(training.main)
 
 
-def _in_ranks(run_dir: RunDir, work: Callable[[int], int]) -> int:
+def _in_ranks(run_dir: RunDir, work: Callable[[int], int], grace_seconds: float = 0) -> int:
     """Forked processes, one per card of the plan; the first exit code that is not 0."""
     plan = files.read_record(run_dir.plan_file, Plan)
     start = tiny_run.in_children if plan.strategy == "single" else tiny_run.in_ranks
@@ -171,7 +173,7 @@ def _in_ranks(run_dir: RunDir, work: Callable[[int], int]) -> int:
         _believe()
         return work(rank)
 
-    return next((code for code in start(plan.batch.devices, as_rank) if code), 0)
+    return next((code for code in start(plan.batch.devices, as_rank, grace_seconds) if code), 0)
 
 
 def _believe() -> None:
