@@ -84,6 +84,13 @@ def run(folder: Path, base: Path, setting: Setting, device_name: str, fault: str
     return replace(cell, seconds=round(time.perf_counter() - started, 1))
 
 
+def planned(folder: Path, base: Path, setting: Setting, where: dict[str, Any]) -> RunDir:
+    """A run directory with prepared rows and a plan for the devices of this process; raises what planning refuses."""
+    data = setting.words["data"]
+    held_out = _rows(4, packed=data["pack"], seed=7) if data["eval"] else []
+    return tiny_run.make_run(folder, setting.text(base, where), _rows(2 * BATCH, packed=data["pack"], seed=5), held_out)
+
+
 class _Trial:
     """A cell on its way."""
 
@@ -119,15 +126,8 @@ class _Trial:
 
     def _planned(self, name: str, *, micro: bool) -> RunDir:
         """A run directory with its plan: with two micro batches a step, or as many as the plan finds best."""
-        folder, device = self._folder / name, self._device
-        share = BATCH // device.count
-        where: dict[str, Any] = {"strategy": device.strategy} if device.count > 1 else {}
-        where |= {"micro": share // 2} if micro else {}
-        folder.mkdir(parents=True)
-        text = self._setting.text(self._base, where)
-        packed = self._setting.words["data"]["pack"]
-        held_out = _rows(4, packed=packed, seed=7) if self._setting.words["data"]["eval"] else []
-        return tiny_run.make_run(folder, text, _rows(2 * BATCH, packed=packed, seed=5), held_out)
+        cut = {"micro": BATCH // self._device.count // 2} if micro else {}
+        return planned(self._folder / name, self._base, self._setting, {**self._device.where, **cut})
 
     # ---- the parts
 
@@ -138,6 +138,7 @@ class _Trial:
         _same(pretended_devices.train(self._whole), 0, lambda: tiny_run.said(self._whole))
         _same(_told(self._whole, "end")[-1]["status"], "done", "the end")
         _same(pretended_devices.types(self._whole), {TYPES[device.precision]}, "types of products")
+        _same(all(one["memory_bytes"] > 0 for one in _told(self._whole, "step")), True, "memory of every step")
 
     def _kill(self) -> None:
         _same(pretended_devices.train(self._killed, kill_after=KILLED_AFTER), -9, lambda: tiny_run.said(self._killed))

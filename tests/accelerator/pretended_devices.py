@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import forked_trainer
 import pretend_cuda
@@ -48,9 +49,9 @@ class PretendedDevice:
     """Asked for where there are several."""
 
     @property
-    def where(self) -> str:
+    def where(self) -> dict[str, Any]:
         """The words of a run file."""
-        return f"strategy: {self.strategy}, " if self.count > 1 else ""
+        return {"strategy": self.strategy} if self.count > 1 else {}
 
 
 DEVICES = {
