@@ -40,8 +40,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what is known already")
     asked = parser.parse_args()
     devices, settings = asked.devices.split(","), asked.settings.split(",")
-    due = [("cells", setting, device) for setting in settings for device in devices]
-    due += [("faults", fault, device) for device in devices for fault in matrix_cells.faults(DEVICES[device])]
+    due = [("faults", fault, device) for device in devices for fault in matrix_cells.faults(DEVICES[device])]
+    due += [("cells", setting, device) for setting in settings for device in devices]
     with tempfile.TemporaryDirectory() as folder:
         base = matrix_cells.make_base(Path(folder) / "base")
         for kind, name, device in due:

@@ -32,7 +32,8 @@ FAULTS = ("wrong device", "wrong type", "lost scaler", "host tensor")
 """Planted to see that a cell finds them."""
 FAULTY_SETTING = "lora_qwen3_4b"
 """Of the cells in which they are planted."""
-KILLED_AFTER = 3
+KILLED_AFTER = MEMORY_ENDS_AFTER = SAVED_EVERY + 1
+"""Steps: the last save is committed by then."""
 FIRST_SCALE = 2.0**24
 """Of the loss in fp16: the gradients of the first steps are not finite, so that a scale that is lost is seen."""
 _LOST_EACH_OTHER = "STK423"
@@ -152,7 +153,7 @@ class _Trial:
     def _out_of_memory(self) -> None:
         before = files.read_json(self._short.plan_file)["batch"]
         self._patch.setenv("PRETENDED_LARGEST_TOKENS", str(before["micro"] * LENGTH // 2))
-        self._patch.setenv("PRETENDED_MEMORY_ENDS_AFTER", str(SAVED_EVERY))
+        self._patch.setenv("PRETENDED_MEMORY_ENDS_AFTER", str(MEMORY_ENDS_AFTER))
         _same(pretended_devices.supervise(self._short), 0, lambda: pretended_devices.logs(self._short))
         self._patch.delenv("PRETENDED_LARGEST_TOKENS")
         codes = {one["error"]["code"] for one in _told(self._short, "error")}

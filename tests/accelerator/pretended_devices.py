@@ -147,6 +147,8 @@ def _start(watching: Supervisor) -> forked_trainer.Forked:
     try:
         os.setsid()
         run_dir, attempt = RunDir(watching.run_dir), watching.status.attempt
+        if attempt > 1:
+            os.environ.pop("PRETENDED_MEMORY_ENDS_AFTER", None)  # memory that has ended does not come back
         code = _in_ranks(run_dir, lambda rank: _rank(run_dir, attempt, rank), _GRACE_SECONDS)
         code = EXIT_USER if code < 0 else code  # as torchrun: a rank that was ended is a failure
     finally:
