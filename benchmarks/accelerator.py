@@ -30,6 +30,8 @@ import recipe_settings  # noqa: E402
 from pretended_devices import DEVICES  # noqa: E402
 
 SETTINGS = recipe_settings.distinct()
+_WORDS = 300
+"""Letters of what a cell said, from its end."""
 
 
 def main() -> int:
@@ -73,15 +75,12 @@ def _run(folder: Path, base: Path, kind: str, name: str, device: str) -> dict[st
     elif cell.outcome != "fails" and cell.code != wanted:
         found |= {"outcome": "fails", "why": f"refused by {cell.code!r}, not by {wanted!r}"}
     if "why" in found:
-        found["why"] = found["why"].replace(str(folder), "").replace(str(ROOT), "")[:_WORDS]
+        found["why"] = found["why"].replace(str(folder), "").replace(str(ROOT), "")[-_WORDS:]
     code = campaign.code()
     commit = str(code["commit"])[:12] + ("" if code["clean"] else " and changes")
     found |= {"date": _today(), "torch": version("torch"), "commit": commit}
     print(kind, name, device, json.dumps(found), flush=True)
     return found
-
-
-_WORDS = 300
 
 
 def _write(kind: str, name: str, device: str, found: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@
 import logging
 import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -104,7 +105,12 @@ def train(run_dir: RunDir, kill_after: int | None = None) -> int:
 def supervise(run_dir: RunDir) -> int:
     """Train under a supervisor, which plans anew after an out-of-memory error."""
     run_dir.logs.mkdir(exist_ok=True)
-    return Supervisor(run_dir.path, QUICK, start=_start).run()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        return Supervisor(run_dir.path, QUICK, start=_start).run()
+    finally:
+        for number, answer in before.items():  # a supervisor has a process of its own
+            signal.signal(number, answer)
 
 
 def merge(run_dir: RunDir) -> int:
