@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from transformers import Trainer
 
+from stoker.engine.callbacks import Schedule
 from stoker.engine.dataset import StepItem
 from stoker.engine.trainer import ExactSteps
 
@@ -378,7 +379,13 @@ class _Memory:
         self._largest = pretended.largest_tokens
         self._ends_after = pretended.memory_ends_after
         self._steps = 0
-        register_optimizer_step_post_hook(self._count)
+        plain = Schedule.on_step_end
+
+        def on_step_end(*arguments: Any, **options: Any) -> Any:
+            self._steps += 1  # an optimizer may be two, and one in fp16 makes no step where gradients are not finite
+            return plain(*arguments, **options)
+
+        Schedule.on_step_end = on_step_end
 
     def require(self, func: Any, args: Any, options: Any) -> None:
         """Refuse what a card of this size would."""
@@ -388,9 +395,6 @@ class _Memory:
             ids = args[0] if args else options["input"]
             if ids.numel() > self._largest:
                 raise self._error(ids.numel() << 20)
-
-    def _count(self, *_: Any) -> None:
-        self._steps += 1
 
     def _error(self, size: int) -> Exception:
         kind, words = _NO_MEMORY[self._kind]
