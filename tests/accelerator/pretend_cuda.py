@@ -22,6 +22,7 @@ from counted_waits import Waits, Watched
 from separate_places import Place, Places, common, tensors_of
 from torch.amp import autocast_mode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
@@ -40,6 +41,8 @@ _BACKWARD = {"gradient": "grad_tensors"}
 _CUDA_VERSION, _DRIVER, _NCCL = "12.8", 12080, (2, 27, 5)
 _GROWTH_INTERVAL = 3
 """Good steps after which a first scale of the test's own is doubled: soon enough for a short run."""
+BACKOFF = 0.25
+"""Of such a scale after a bad step: the Trainer's own takes twice as many steps to find a good one."""
 _BF16_CAPABILITY = (8, 0)
 _NO_MEMORY = {
     "cuda": (
@@ -338,6 +341,7 @@ def _compute_on_the_cpu(pretended: Pretended) -> None:
         Watched(waits, places).__enter__()
     plain_run, plain_autocast = threading.Thread.run, autocast_mode.autocast.__init__
     plain_mesh, plain_ddp = DeviceMesh.__init__, DistributedDataParallel.__init__
+    plain_gathered = FSDPParam.init_unsharded_param
 
     def run(thread: threading.Thread) -> None:
         with _OnTheCpu(*own):  # a mode is a thread's own
@@ -352,7 +356,12 @@ def _compute_on_the_cpu(pretended: Pretended) -> None:
     def ddp(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **options: Any) -> None:
         plain_ddp(self, module, **options)
 
+    def gathered(self: Any) -> None:
+        plain_gathered(self)
+        places.put(self._unsharded_param, "card")
+
     threading.Thread.run = run
+    FSDPParam.init_unsharded_param = gathered
     autocast_mode.autocast.__init__ = autocast
     DeviceMesh.__init__ = mesh
     DistributedDataParallel.__init__ = ddp
@@ -432,7 +441,8 @@ def _begin_scaling_at(first_scale: float) -> None:
     plain = torch.amp.GradScaler.__init__
 
     def scaler(self: Any, device: str = "cuda", **options: Any) -> None:
-        plain(self, device, **{**options, "init_scale": first_scale, "growth_interval": _GROWTH_INTERVAL})
+        own = {"init_scale": first_scale, "growth_interval": _GROWTH_INTERVAL, "backoff_factor": BACKOFF}
+        plain(self, device, **{**options, **own})
 
     torch.amp.GradScaler.__init__ = scaler
 

@@ -1,8 +1,8 @@
 """Which tensors are on a pretended card and which are the host's, though all of them are on the CPU.
 
-Followed from call to call in Python. Of what autograd and collectives make by themselves nothing is known, nor of what
-is made where another tensor is, which here says that it is on the CPU. So a mixture that a card would refuse may
-pass, but what is refused here a card refuses too.
+Followed from call to call in Python; weights gathered from shards are on the card. Of what autograd and collectives
+make by themselves nothing else is known, nor of what is made where another tensor is, which here says that it is on
+the CPU. So a mixture that a card would refuse may pass, but what is refused here a card refuses too.
 """
 
 from collections.abc import Iterator
