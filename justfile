@@ -91,6 +91,10 @@ raw-data *args:
 families *args:
     python benchmarks/families.py "$@"
 
+# Settings of every recipe on seven pretended devices, and planted faults (docs/evidence/accelerator.json), half an hour.
+accelerator *args:
+    python benchmarks/accelerator.py "$@"
+
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
     python benchmarks/smollm2.py "$@"

@@ -65,7 +65,9 @@ def make_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0, width: int = 64) -> Path:
+def make_base_model(
+    folder: Path, seed: int = 0, dropout: float = 0.0, width: int = 64, layers: int = 2, kv_heads: int = 2
+) -> Path:
     """A random llama saved as a trained model would be."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -75,9 +77,9 @@ def make_base_model(folder: Path, seed: int = 0, dropout: float = 0.0, width: in
         vocab_size=VOCAB,
         hidden_size=width,
         intermediate_size=2 * width,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
-        num_key_value_heads=2,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=256,
         attention_dropout=dropout,
         tie_word_embeddings=False,
@@ -205,8 +207,11 @@ def in_child(work: Callable[[], int]) -> int:
     return code
 
 
-def in_children(count: int, work: Callable[[int], int]) -> list[int]:
-    """Run `work(rank)` in that many forked children at once; their exit codes. If one fails, the others are ended."""
+def in_children(count: int, work: Callable[[int], int], grace_seconds: float = 0) -> list[int]:
+    """Run `work(rank)` in that many forked children at once; their exit codes.
+
+    If one fails, the others are ended: at once, or asked to first, as torchrun does.
+    """
     pids = []
     for rank in range(count):
         pid = fork()
@@ -218,20 +223,27 @@ def in_children(count: int, work: Callable[[int], int]) -> list[int]:
                 os._exit(code)
         pids.append(pid)
     codes: dict[int, int] = {}
+    failed_at = None
     while len(codes) < count:  # by number: this process may have other children
         ended = {pid: os.waitpid(pid, os.WNOHANG) for pid in pids if pid not in codes}
         new = {pid: os.waitstatus_to_exitcode(status) for pid, (done, status) in ended.items() if done}
         codes |= new
-        if any(code not in (0, 75) for code in new.values()):
-            for other in pids:
-                if other not in codes:
-                    os.kill(other, signal.SIGKILL)
+        if failed_at is None and any(code not in (0, 75) for code in new.values()):
+            failed_at = time.monotonic()
+            _signal(set(pids) - codes.keys(), signal.SIGTERM if grace_seconds else signal.SIGKILL)
+        if failed_at is not None and grace_seconds and time.monotonic() > failed_at + grace_seconds:
+            _signal(set(pids) - codes.keys(), signal.SIGKILL)
         if not new:
             time.sleep(0.01)
     return [codes[pid] for pid in pids]
 
 
-def in_ranks(count: int, work: Callable[[int], int]) -> list[int]:
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def in_ranks(count: int, work: Callable[[int], int], grace_seconds: float = 0) -> list[int]:
     """The same as the ranks of one training that meet over loopback."""
     meeting = tempfile.mkdtemp()
 
@@ -241,7 +253,7 @@ def in_ranks(count: int, work: Callable[[int], int]) -> list[int]:
         os.environ |= {"STOKER_RENDEZVOUS": meeting, "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
         return work(rank)
 
-    codes = in_children(count, as_rank)
+    codes = in_children(count, as_rank, grace_seconds)
     shutil.rmtree(meeting, ignore_errors=True)
     return codes
 

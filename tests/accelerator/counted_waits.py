@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from separate_places import Places, tensors_of
+from separate_places import Places, common, tensors_of
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -126,8 +126,8 @@ class Watched(TorchDispatchMode):
         options = kwargs or {}
         self._waits.computed(func, args, options)
         result = func(*args, **options)
-        given = [*tensors_of(args), *tensors_of(options.values())]
-        if func.overloadpacket is not _aten.copy_ and self._places.common(given) == "card":
+        where = [self._places.of(tensor) for tensor in (*tensors_of(args), *tensors_of(options.values()))]
+        if func.overloadpacket is not _aten.copy_ and common(where) == "card":
             self._places.put(result, "card")
         return result
 

@@ -19,14 +19,16 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from counted_waits import Waits, Watched
-from separate_places import Place, Places, tensors_of
+from separate_places import Place, Places, common, tensors_of
 from torch.amp import autocast_mode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from transformers import Trainer
 
+from stoker.engine.callbacks import Schedule
 from stoker.engine.dataset import StepItem
 from stoker.engine.trainer import ExactSteps
 
@@ -39,6 +41,8 @@ _BACKWARD = {"gradient": "grad_tensors"}
 _CUDA_VERSION, _DRIVER, _NCCL = "12.8", 12080, (2, 27, 5)
 _GROWTH_INTERVAL = 3
 """Good steps after which a first scale of the test's own is doubled: soon enough for a short run."""
+BACKOFF = 0.25
+"""Of such a scale after a bad step: the Trainer's own takes twice as many steps to find a good one."""
 _BF16_CAPABILITY = (8, 0)
 _NO_MEMORY = {
     "cuda": (
@@ -261,15 +265,16 @@ class _Moment:
 class _OnTheCpu(TorchFunctionMode):
     """Every operation of a thread, with the CPU wherever a card is named."""
 
-    def __init__(self, memory: "_Memory", types: "_Types", places: Places, waits: Waits | None) -> None:
+    def __init__(self, kind: str, memory: "_Memory", types: "_Types", places: Places, waits: Waits | None) -> None:
         super().__init__()
+        self._kind = kind
         self._memory = memory
         self._types = types
         self._places = places
         self._waits = waits
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
+        args, options = _named(self._kind, func, args, kwargs or {})
         if func in _ABOUT_DEVICES:
             return func(*args, **options)
         if func is torch.Tensor.backward:
@@ -283,7 +288,8 @@ class _OnTheCpu(TorchFunctionMode):
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]  # a property of C
             return self._places.is_cuda(args[0])
         given = [*tensors_of(args), *tensors_of(options.values())]
-        self._places.require_one(func, given)
+        where = [self._places.of(tensor) for tensor in given]
+        self._places.require_one(func, given, where)
         self._memory.require(func, args, options)
         if func is torch.Tensor.cuda:
             return self._places.put(args[0], "card", moved=True)
@@ -297,7 +303,16 @@ class _OnTheCpu(TorchFunctionMode):
             return self._places.pinned(self._places.put(result, "host"))
         if func is torch.Tensor.copy_:
             return result
-        return self._places.put(result, asked or self._places.common(given), moved=bool(asked and given))
+        return self._places.put(result, asked or common(where), moved=bool(asked and given))
+
+
+def _named(kind: str, func: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Arguments in which a card that is meant by its number alone has its kind too."""
+    if func is torch.device and args and isinstance(args[0], int):
+        return (kind, *args), options
+    if isinstance(options.get("device"), int):
+        return args, {**options, "device": torch.device(kind, options["device"])}
+    return args, options
 
 
 def _asked_place(func: Any, values: Any) -> Place | None:
@@ -322,12 +337,13 @@ def _placed(value: Any) -> Any:
 def _compute_on_the_cpu(pretended: Pretended) -> None:
     places = Places(pretended.kind)
     waits = Waits(pretended.notes, places) if pretended.counts_waits and pretended.notes else None
-    own = _Memory(pretended), _Types(pretended.notes), places, waits
+    own = pretended.kind, _Memory(pretended), _Types(pretended.notes), places, waits
     _OnTheCpu(*own).__enter__()
     if waits is not None:
         Watched(waits, places).__enter__()
     plain_run, plain_autocast = threading.Thread.run, autocast_mode.autocast.__init__
     plain_mesh, plain_ddp = DeviceMesh.__init__, DistributedDataParallel.__init__
+    plain_gathered = FSDPParam.init_unsharded_param
 
     def run(thread: threading.Thread) -> None:
         with _OnTheCpu(*own):  # a mode is a thread's own
@@ -342,7 +358,12 @@ def _compute_on_the_cpu(pretended: Pretended) -> None:
     def ddp(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **options: Any) -> None:
         plain_ddp(self, module, **options)
 
+    def gathered(self: Any) -> None:
+        plain_gathered(self)
+        places.put(self._unsharded_param, "card")
+
     threading.Thread.run = run
+    FSDPParam.init_unsharded_param = gathered
     autocast_mode.autocast.__init__ = autocast
     DeviceMesh.__init__ = mesh
     DistributedDataParallel.__init__ = ddp
@@ -369,7 +390,13 @@ class _Memory:
         self._largest = pretended.largest_tokens
         self._ends_after = pretended.memory_ends_after
         self._steps = 0
-        register_optimizer_step_post_hook(self._count)
+        plain = Schedule.on_step_end
+
+        def on_step_end(*arguments: Any, **options: Any) -> Any:
+            self._steps += 1  # an optimizer may be two, and one in fp16 makes no step where gradients are not finite
+            return plain(*arguments, **options)
+
+        Schedule.on_step_end = on_step_end
 
     def require(self, func: Any, args: Any, options: Any) -> None:
         """Refuse what a card of this size would."""
@@ -379,9 +406,6 @@ class _Memory:
             ids = args[0] if args else options["input"]
             if ids.numel() > self._largest:
                 raise self._error(ids.numel() << 20)
-
-    def _count(self, *_: Any) -> None:
-        self._steps += 1
 
     def _error(self, size: int) -> Exception:
         kind, words = _NO_MEMORY[self._kind]
@@ -419,7 +443,8 @@ def _begin_scaling_at(first_scale: float) -> None:
     plain = torch.amp.GradScaler.__init__
 
     def scaler(self: Any, device: str = "cuda", **options: Any) -> None:
-        plain(self, device, **{**options, "init_scale": first_scale, "growth_interval": _GROWTH_INTERVAL})
+        own = {"init_scale": first_scale, "growth_interval": _GROWTH_INTERVAL, "backoff_factor": BACKOFF}
+        plain(self, device, **{**options, **own})
 
     torch.amp.GradScaler.__init__ = scaler
 

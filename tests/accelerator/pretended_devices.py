@@ -6,11 +6,13 @@
 import logging
 import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import forked_trainer
 import pretend_cuda
@@ -30,6 +32,8 @@ from stoker.supervise.supervisor import Supervisor
 
 PROGRAMS = Path(__file__).parent / "programs"
 """The fake `nvidia-smi`, and what makes a program of its own believe in the cards."""
+_GRACE_SECONDS = 60.0
+"""Ranks beside one that failed may commit what they were saving; a plan gives them 1800 s."""
 QUICK = SupervisorSettings(look_seconds=0.05, first_wait_seconds=0.1, hang_floor_seconds=120)
 
 
@@ -46,9 +50,9 @@ class PretendedDevice:
     """Asked for where there are several."""
 
     @property
-    def where(self) -> str:
+    def where(self) -> dict[str, Any]:
         """The words of a run file."""
-        return f"strategy: {self.strategy}, " if self.count > 1 else ""
+        return {"strategy": self.strategy} if self.count > 1 else {}
 
 
 DEVICES = {
@@ -101,7 +105,12 @@ def train(run_dir: RunDir, kill_after: int | None = None) -> int:
 def supervise(run_dir: RunDir) -> int:
     """Train under a supervisor, which plans anew after an out-of-memory error."""
     run_dir.logs.mkdir(exist_ok=True)
-    return Supervisor(run_dir.path, QUICK, start=_start).run()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        return Supervisor(run_dir.path, QUICK, start=_start).run()
+    finally:
+        for number, answer in before.items():  # a supervisor has a process of its own
+            signal.signal(number, answer)
 
 
 def merge(run_dir: RunDir) -> int:
@@ -144,7 +153,9 @@ def _start(watching: Supervisor) -> forked_trainer.Forked:
     try:
         os.setsid()
         run_dir, attempt = RunDir(watching.run_dir), watching.status.attempt
-        code = _in_ranks(run_dir, lambda rank: _rank(run_dir, attempt, rank))
+        if attempt > 1:
+            os.environ.pop("PRETENDED_MEMORY_ENDS_AFTER", None)  # memory that has ended does not come back
+        code = _in_ranks(run_dir, lambda rank: _rank(run_dir, attempt, rank), _GRACE_SECONDS)
         code = EXIT_USER if code < 0 else code  # as torchrun: a rank that was ended is a failure
     finally:
         os._exit(code)
@@ -161,7 +172,7 @@ def _rank(run_dir: RunDir, attempt: int, rank: int) -> int:
     return program.run(training.main)
 
 
-def _in_ranks(run_dir: RunDir, work: Callable[[int], int]) -> int:
+def _in_ranks(run_dir: RunDir, work: Callable[[int], int], grace_seconds: float = 0) -> int:
     """Forked processes, one per card of the plan; the first exit code that is not 0."""
     plan = files.read_record(run_dir.plan_file, Plan)
     start = tiny_run.in_children if plan.strategy == "single" else tiny_run.in_ranks
@@ -171,7 +182,7 @@ def _in_ranks(run_dir: RunDir, work: Callable[[int], int]) -> int:
         _believe()
         return work(rank)
 
-    return next((code for code in start(plan.batch.devices, as_rank) if code), 0)
+    return next((code for code in start(plan.batch.devices, as_rank, grace_seconds) if code), 0)
 
 
 def _believe() -> None:

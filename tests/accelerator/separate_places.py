@@ -1,8 +1,8 @@
 """Which tensors are on a pretended card and which are the host's, though all of them are on the CPU.
 
-Followed from call to call in Python. Of what autograd and collectives make by themselves nothing is known, nor of what
-is made where another tensor is, which here says that it is on the CPU. So a mixture that a card would refuse may
-pass, but what is refused here a card refuses too.
+Followed from call to call in Python; weights gathered from shards are on the card. Of what autograd and collectives
+make by themselves nothing else is known, nor of what is made where another tensor is, which here says that it is on
+the CPU. So a mixture that a card would refuse may pass, but what is refused here a card refuses too.
 """
 
 from collections.abc import Iterator
@@ -51,24 +51,18 @@ class Places:
         """What a tensor says of itself; one whose place is not known is taken to be on the card."""
         return self._kind == "cuda" and self.of(tensor) != "host"
 
-    def require_one(self, func: Any, tensors: list[torch.Tensor]) -> None:
+    def require_one(self, func: Any, tensors: list[torch.Tensor], where: list[Place]) -> None:
         """Refuse tensors of two places, as torch does; single numbers of the host go with everything."""
+        if "card" not in where or "host" not in where:
+            return
         name = getattr(func, "__name__", "")
         if func in _MOVES or name in _MOVING:
             return
-        where = {self.of(tensor) for tensor in tensors if tensor.dim() or self.of(tensor) == "card"}
-        if {"card", "host"} <= where:
+        if any(place == "host" and tensor.dim() for tensor, place in zip(tensors, where, strict=True)):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
                 f"(when checking arguments of {name})"
             )
-
-    def common(self, tensors: list[torch.Tensor]) -> Place:
-        """Where the result of an operation is: on the card if anything is; on the host if nothing else is known."""
-        where = {self.of(tensor) for tensor in tensors}
-        if "card" in where:
-            return "card"
-        return "host" if where <= {"host"} else "unknown"
 
     def put(self, result: Any, place: Place, *, moved: bool = False) -> Any:
         """A result at a place; `moved`: asked to be there, so a copy if it is not known to be."""
@@ -96,6 +90,13 @@ class Places:
             self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
             self._pinned = {key: one for key, one in self._pinned.items() if not one.expired()}
             self._forget_at = 2 * len(self._known) + _OFTEN
+
+
+def common(where: list[Place]) -> Place:
+    """Where the result of an operation is: on the card if anything is; on the host if nothing else is known."""
+    if "card" in where:
+        return "card"
+    return "unknown" if "unknown" in where else "host"
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
