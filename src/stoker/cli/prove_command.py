@@ -1,11 +1,8 @@
 """`stoker prove`: what is claimed, tried on this machine; a report, a page to look at, a row to share."""
 
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.text import Text
@@ -36,7 +33,7 @@ def prove(folder: str, *, quick: bool, as_json: bool) -> None:
     work = Path(tempfile.mkdtemp(prefix="prove-", dir=target))
     here = attention_probe.tried(machine.examine())
     try:
-        with _ended_like_ctrl_c(), console.status() as status:
+        with console.status() as status:
             checks, made = sequence.prove(work, here, lambda *at: status.show(_progress(*at)), quick=quick)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -64,18 +61,6 @@ def share(folder: str) -> None:
     row = report.row(files.read_object(path))
     console.data(files.json_text(row).rstrip())
     console.talk("prove.share", file=f"{row['card']}-{row['date']}.json".replace("/", "-"))
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """A trial is detached and would go on: whatever ends us ends it first, also a signal or a closed terminal."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _progress(name: str, number: int, count: int) -> str:

@@ -1,7 +1,9 @@
 """All checks in their order, each a function of `Trials`. One that ends with an error has failed; the rest goes on."""
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +62,22 @@ def prove(
     checks = []
     for number, (name, step) in enumerate(steps.items(), 1):
         on_check(name, number, len(steps))
-        checks.append(tried(name, step, on))
+        with _ended_like_ctrl_c():
+            checks.append(tried(name, step, on))
     seconds = time.monotonic() - began
     return checks, report.make(machine, checks, on.log_digests(), seconds, quick=quick)
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """A trial is detached and would go on: whatever ends us ends it first, also a signal or a closed terminal."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def tried(name: str, step: Step, on: Trials) -> Check:

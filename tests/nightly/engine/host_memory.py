@@ -21,7 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(kind: str, ranks: int, width: int = 2048, layers: int = 6) -> dict[str, float]:
+def measured(kind: str, ranks: int, width: int = 1024, layers: int = 24) -> dict[str, float]:
     """The most that ranks took while they built a model and read all of it: together, and each for itself."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
