@@ -4,14 +4,16 @@ import errno
 import json
 import os
 import sys
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_families
+import tiny_run
 import torch
 from built_by_ranks import by_ranks, held, loaded, model_files
+from memory_watch import anonymous_bytes
 
 from stoker.engine import shared_build
 from stoker.engine.parallel import Ranks
@@ -149,6 +151,25 @@ def test_a_file_of_somebody_else_is_not_taken_for_the_builders(tmp_path: Path, m
     with (tmp_path / "log").open("w") as file, redirect_stderr(file):
         found = by_ranks(2, lambda: torch.nn.Linear(2, 2), lambda *_: "built")
     assert found == ["built"] * 2
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_what_a_build_frees_is_not_kept(tmp_path: Path, *, returned: bool) -> None:
+    """Sources of 8 MiB between what is made of them, 1 MiB each. The control: once glibc has seen larger ones freed."""
+
+    def work() -> int:
+        torch.ones(7 << 20)
+        before = anonymous_bytes()
+        with shared_build._returned_at_once() if returned else nullcontext():
+            pairs = [(torch.ones(2 << 20), torch.ones(1 << 18)) for _ in range(16)]
+            parts = [part for _, part in pairs]
+            del pairs
+        assert len(parts) == 16
+        (tmp_path / "grown").write_text(str(anonymous_bytes() - before))
+        return 0
+
+    assert tiny_run.in_child(work) == 0
+    assert (int((tmp_path / "grown").read_text()) < 32 << 20) == returned
 
 
 def test_alone_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

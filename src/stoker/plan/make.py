@@ -9,7 +9,6 @@ from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.estimate import memory, ranges
-from stoker.estimate.step import BYTES
 from stoker.facts import failures, intervals, proven
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
@@ -315,9 +314,8 @@ def _share(batch: int, devices: int) -> int:
     return batch // devices
 
 
-_WHILE_BUILDING = {True: 1.3, False: 2.2}
-"""Main memory that building a model takes, in models: of plain weights (the bar that four ranks keep), and of quantised
-ones, whose sources are there meanwhile (measured: 2.15)."""
+_WHILE_BUILDING = 1.3
+"""Main memory that building a model takes, in models: the bar that four ranks keep, with plain and 4-bit weights."""
 
 
 def _check_host(machine: Machine, way: Way) -> None:
@@ -328,7 +326,7 @@ def _check_host(machine: Machine, way: Way) -> None:
     if not machine.examined or machine.kind != "cuda":
         return
     copies = way.step.devices_per_node if way.strategy.startswith("zero") or not machine.shares_memory else 1
-    needed = round(copies * memory.whole_weight_bytes(way.step) * _WHILE_BUILDING[way.step.weights in BYTES])
+    needed = round(copies * memory.whole_weight_bytes(way.step) * _WHILE_BUILDING)
     if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
         raise StokerError("STK220", needed=next(gib), available=next(gib), copies=copies)

@@ -22,7 +22,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def measured(kind: str, ranks: int, width: int = 1024, layers: int = 24) -> dict[str, float]:
-    """The most that ranks took while they built a model and read all of it: together, and each for itself."""
+    """The most that ranks took while they built a model and read all of it: together, and each for itself.
+
+    As in a real model, one tensor is a hundredth of all: of the one that is quantised there are wider copies meanwhile.
+    """
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         sizes = LlamaConfig(
