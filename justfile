@@ -87,6 +87,10 @@ token-rates *args:
 raw-data *args:
     python benchmarks/raw_data.py "$@"
 
+# A small run's whole stay here, part by part, against its plan and its calibrated interval (docs/evidence/whole_stay.json).
+whole-stay *args:
+    python benchmarks/whole_stay.py "$@"
+
 # What works with every family of models, by tiny ones, and the table Stoker ships (docs/evidence/families.json).
 families *args:
     python benchmarks/families.py "$@"

@@ -1,5 +1,6 @@
 """`stoker plan` through the door people use: the table of all cards, one page, the arithmetic, and wrong flags."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 from made_runs import LANGUAGES, CommandLine
 from rich.cells import cell_len
+from rich.console import Console
 
 from stoker.facts import cards
 from stoker.launch import drawing, programs
+from stoker.terminal import console
 
 RUN = "qlora_qwen2.5_7b"
 
@@ -323,3 +326,16 @@ def test_without_torch_nothing_is_traced_or_measured(
     assert done.code == 1
     assert "[STK406]" in done.err
     assert not runs.exists()
+
+
+def test_sentences_end_between_words_on_a_terminal_and_are_one_line_elsewhere() -> None:
+    said = "batch.micro: 4: the fastest that is expected to fit and divides the batch exactly, of all that were tried"
+    lines = {}
+    for terminal in (True, False):
+        screen = Console(file=io.StringIO(), force_terminal=terminal, width=40, soft_wrap=True, highlight=False)
+        console.sentence(said, indent="  ", screen=screen)
+        lines[terminal] = screen.file.getvalue().splitlines()
+    assert lines[False] == [f"  {said}"]
+    assert max(map(len, lines[True])) <= 40
+    assert " ".join(line.strip() for line in lines[True]) == said
+    assert [line[:4].isspace() for line in lines[True]] == [False] + [True] * (len(lines[True]) - 1)

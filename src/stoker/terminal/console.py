@@ -51,6 +51,14 @@ def data(text: str) -> None:
     print(plain(text))
 
 
+def sentence(text: str, indent: str = "", screen: Console = stdout) -> None:
+    """Print a sentence of an answer: on a terminal in lines that end between words, elsewhere in one."""
+    room = screen.width - 2 * len(indent)
+    lines = Text(plain(text)).wrap(screen, room) if screen.is_terminal else [Text(text)]
+    for number, line in enumerate(lines):
+        screen.print(f"{indent * min(number + 1, 2)}{line.plain.rstrip()}")
+
+
 def piece(text: str) -> None:
     """Print a piece of a streamed answer."""
     print(plain(text), end="", flush=True)

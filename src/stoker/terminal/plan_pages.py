@@ -25,16 +25,16 @@ def show(made: Plan) -> None:
     console.table(table)
     console.data("")
     for line in plan_page.reasons(made):
-        console.data(f"  {line}")
+        console.sentence(line, indent="  ")
     for line in plan_page.estimated_remark(made):
         console.data("")
-        console.data(line)
+        console.sentence(line)
 
 
 def show_comparison(found: Comparison, *, everything: bool) -> None:
     """Print the ranked table with the sentences that belong to it."""
     shown = found.choices if everything else found.shortlist
-    console.data(found.answer_sentence())
+    console.sentence(found.answer_sentence())
     console.data("")
     console.data(found.title)
     headings, rows = found.table(shown)
@@ -51,14 +51,15 @@ def show_comparison(found: Comparison, *, everything: bool) -> None:
     if more:
         console.data("")
     for line in more:
-        console.data(line)
+        console.sentence(line)
     hidden = [row for row in found.choices if not any(row is one for one in shown)]
     if hidden:
-        console.talk("compare.more", count=len(hidden), no=sum(row.fits == "no" for row in hidden))
-    console.talk("compare.legend")
+        said = messages.text("compare.more", count=len(hidden), no=sum(row.fits == "no" for row in hidden))
+        console.sentence(said, screen=console.stderr)
+    console.sentence(messages.text("compare.legend"), screen=console.stderr)
     if found.resume:
         console.data("")
-        console.data(found.resume_sentence())
+        console.sentence(found.resume_sentence())
 
 
 def show_arithmetic(found: Found) -> None:
