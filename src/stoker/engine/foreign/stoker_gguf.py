@@ -27,13 +27,14 @@ import gguf  # noqa: E402
 import numpy as np  # noqa: E402
 import xllamacpp  # noqa: E402
 from conversion import get_model_class  # noqa: E402
-from conversion.base import TextModel  # noqa: E402
+from conversion.base import ModelBase, TextModel  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
+_GRANITE_LAYERS = {"full_attention": "attention", "linear_attention": "mamba"}
 _PRE_TYPES = {
     ("words to bytes",): "gpt-2",
     ("each digit", "words to bytes"): "smollm",
@@ -96,6 +97,36 @@ def _register(turn_end: int | None) -> None:
 
     TextModel.get_vocab_base_pre = get_vocab_base_pre
     TextModel.prepare_metadata = prepare_metadata
+    _register_files_of_transformers_5()
+
+
+def _register_files_of_transformers_5() -> None:
+    """Let the converter read what transformers 5 writes in other places and by other names than before.
+
+    Next to a sentencepiece file it looks for added tokens in tokenizer_config.json; it wants GPT-2's context as `n_ctx`
+    and Granite's layers as `mamba` and `attention`. Remove when it reads tokenizer.json and today's names.
+    """
+    of_pieces: Callable[[Any], Any] = TextModel._create_vocab_sentencepiece
+    read_config: Callable[..., dict[str, Any]] = ModelBase.load_hparams
+
+    def create_vocab_sentencepiece(self: Any) -> Any:
+        tokens, scores, types = of_pieces(self)
+        for added in _json(self.dir_model / "tokenizer.json")["added_tokens"]:
+            if added["id"] < len(tokens):
+                tokens[added["id"]], scores[added["id"]] = added["content"].encode(), -1000.0
+                types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        return tokens, scores, types
+
+    def load_hparams(*words: Any, **named: Any) -> dict[str, Any]:
+        config = read_config(*words, **named)
+        if config.get("model_type") == "gpt2":
+            config["n_ctx"] = config["n_positions"]
+        if config.get("model_type") == "granitemoehybrid":
+            config["layer_types"] = [_GRANITE_LAYERS.get(kind, kind) for kind in config["layer_types"]]
+        return config
+
+    TextModel._create_vocab_sentencepiece = create_vocab_sentencepiece
+    ModelBase.load_hparams = staticmethod(load_hparams)
 
 
 def stated_type(tokenizer: Any) -> str | None:
@@ -135,8 +166,12 @@ def _convert(folder: Path, target: Path, outtype: str, name: str) -> None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config
+    return _json(folder / "config.json")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def _predicts_ahead(folder: Path) -> bool:
