@@ -23,9 +23,16 @@ Piece = tuple[str, float, int]
 
 def make_tokenizer(folder: Path, *, vocab: int, prefix: bool = False) -> Path:
     """Both files, of the same pieces; with `prefix`, text begins with a space, as Llama's and Phi's does."""
+    pieces = learned(vocab)
+    write_json(folder, pieces, prefix=prefix)
+    (folder / "tokenizer.model").write_bytes(model_proto(pieces, prefix=prefix))
+    return folder
+
+
+def write_json(folder: Path, pieces: list[Piece], *, prefix: bool) -> None:
+    """tokenizer.json and its settings, as transformers would make them of sentencepiece's pieces."""
     from transformers import PreTrainedTokenizerFast
 
-    pieces = learned(vocab)
     core = tokenizers.Tokenizer(
         models.BPE(
             vocab={text: number for number, (text, _, _) in enumerate(pieces)},
@@ -44,8 +51,6 @@ def make_tokenizer(folder: Path, *, vocab: int, prefix: bool = False) -> Path:
     PreTrainedTokenizerFast(
         tokenizer_object=core, chat_template=CHATML, add_prefix_space=prefix, **names
     ).save_pretrained(folder)
-    (folder / "tokenizer.model").write_bytes(model_proto(pieces, prefix=prefix))
-    return folder
 
 
 def learned(vocab: int) -> list[Piece]:

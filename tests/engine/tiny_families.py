@@ -4,12 +4,14 @@
 it.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import prepare_case
 import sentencepiece_case
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from stoker.engine import models
@@ -313,6 +315,7 @@ TURNS = {
     "glm4_moe": ["[gMASK]", "<sop>", "<|user|>", "<|observation|>"],
 }
 """Tokens that a family's own vocabulary has."""
+_DENSE = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj\.)")
 REFUSED = {"gemma3n": "timm"}
 """Families whose class needs a package that Stoker does not install."""
 
@@ -320,6 +323,14 @@ REFUSED = {"gemma3n": "timm"}
 def config(family: str, **changed: Any) -> Any:
     """A family's tiny configuration."""
     return AutoConfig.for_model(family, **{**{**FAMILIES, **RELATIVES}[family], **changed})
+
+
+def _name_dense_layers(folder: Path) -> None:
+    """As Kimi's publisher does; transformers 5.22 saves them by the name of layers with experts."""
+    named = load_file(folder / "model.safetensors")
+    published = {_DENSE.sub(r".mlp.\1", name): tensor for name, tensor in named.items()}
+    if published.keys() != named.keys():
+        save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save(folder: Path, family: str) -> Path:
@@ -333,6 +344,7 @@ def save(folder: Path, family: str) -> Path:
         for parameter in model.parameters():  # also those that are made as zeros or ones
             parameter.data += 0.1 * torch.randn_like(parameter)
         model.save_pretrained(folder)
+        _name_dense_layers(folder)
     if family in PIECES:
         return sentencepiece_case.make_tokenizer(folder, vocab=VOCAB, prefix=PIECES[family])
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
