@@ -34,7 +34,9 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-_GRANITE_LAYERS = {"full_attention": "attention", "linear_attention": "mamba"}
+_HYBRIDS = {"granitemoehybrid": "layer_types", "nemotron_h": "layers_block_type"}
+"""Where a family names its layers' kinds, which transformers 5 calls otherwise than the converter expects."""
+_EARLIER_KINDS = {"full_attention": "attention", "linear_attention": "mamba"}
 _PRE_TYPES = {
     ("words to bytes",): "gpt-2",
     ("each digit", "words to bytes"): "smollm",
@@ -104,7 +106,7 @@ def _register_files_of_transformers_5() -> None:
     """Let the converter read what transformers 5 writes in other places and by other names than before.
 
     Next to a sentencepiece file it looks for added tokens in tokenizer_config.json; it wants GPT-2's context as `n_ctx`
-    and Granite's layers as `mamba` and `attention`. Remove when it reads tokenizer.json and today's names.
+    and layers of Granite and Nemotron-H as `mamba` and `attention`. Remove when it reads tokenizer.json and today's names.
     """
     of_pieces: Callable[[Any], Any] = TextModel._create_vocab_sentencepiece
     read_config: Callable[..., dict[str, Any]] = ModelBase.load_hparams
@@ -121,8 +123,8 @@ def _register_files_of_transformers_5() -> None:
         config = read_config(*words, **named)
         if config.get("model_type") == "gpt2":
             config["n_ctx"] = config["n_positions"]
-        if config.get("model_type") == "granitemoehybrid":
-            config["layer_types"] = [_GRANITE_LAYERS.get(kind, kind) for kind in config["layer_types"]]
+        if key := _HYBRIDS.get(config.get("model_type", "")):
+            config[key] = [_EARLIER_KINDS.get(kind, kind) for kind in config[key]]
         return config
 
     TextModel._create_vocab_sentencepiece = create_vocab_sentencepiece
