@@ -308,7 +308,10 @@ RELATIVES: dict[str, dict[str, Any]] = {
 """Classes next to those that are trained too."""
 TOWERS = ("qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llama4")
 """Language models next to a vision tower."""
-PIECES = {"gemma2": False, "gemma3": False, "gemma3_text": False, "gemma4": False, "ernie4_5": False, "phi3": True}
+PIECES = {
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "gemma4", "ernie4_5", "jamba"), False),
+    "phi3": True,
+}
 """Families that come with a sentencepiece file, and whether their text begins with a space."""
 TURNS = {
     "glm4": ["[gMASK]", "<sop>", "<|user|>"],
