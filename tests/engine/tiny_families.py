@@ -147,9 +147,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_config": {**_SMALL, **_rope([8, 4, 4])},
         "vision_config": {**_BLOCKS, "deepstack_visual_indexes": [0]},
     },
-    "gemma2": {**_SMALL, **_SLIDING},
+    "gemma2": {**_SMALL, **_SLIDING, "query_pre_attn_scalar": 32},
     "gemma3": {
-        "text_config": {**_SMALL, **_every(6)},
+        "text_config": {**_SMALL, **_every(6), "query_pre_attn_scalar": 32},
         "vision_config": _SEEN,
         "mm_tokens_per_image": 4,
         **_IMAGE_TOKENS,
@@ -297,7 +297,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """The families of the table that Stoker shows (`stoker models`)."""
 RELATIVES: dict[str, dict[str, Any]] = {
-    "gemma3_text": {**_SMALL, **_every(6)},
+    "gemma3_text": {**_SMALL, **_every(6), "query_pre_attn_scalar": 32},
     "llama4_text": {**_SMALL, **_CHUNKED, "interleave_moe_layer_step": 2},
     "mistral3": {
         "text_config": {**_SMALL, "model_type": "mistral"},

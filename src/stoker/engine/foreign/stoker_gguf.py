@@ -106,7 +106,7 @@ def _register_files_of_transformers_5() -> None:
     """Let the converter read what transformers 5 writes in other places and by other names than before.
 
     Next to a sentencepiece file it looks for added tokens in tokenizer_config.json; it wants GPT-2's context as `n_ctx`
-    and layers of Granite and Nemotron-H as `mamba` and `attention`. Remove when it reads tokenizer.json and these names.
+    and layers of Granite and Nemotron-H as `mamba` and `attention`. Remove when it reads tokenizer.json and new names.
     """
     of_pieces: Callable[[Any], Any] = TextModel._create_vocab_sentencepiece
     read_config: Callable[..., dict[str, Any]] = ModelBase.load_hparams
