@@ -150,7 +150,7 @@ def convert(run_dir: RunDir, kind: str, source: Path, file: Path, facts: Path, e
     run_tool(tools.LLAMACPP, "stoker_gguf.py", run_dir, *words, refusal=facts)
     found = files.read_json(facts)
     if "refused" in found:
-        raise _refusal(found["refused"], found["detail"])
+        raise _refusal(found["refused"], found["detail"], source)
     compare_words(found, expected)
 
 
@@ -161,7 +161,9 @@ def compare_words(found: Event, expected: Event) -> None:
             raise StokerError("STK635", key=key, expected=repr(expected[key]), got=repr(found[key]))
 
 
-def _refusal(what: str, detail: str) -> StokerError:
+def _refusal(what: str, detail: str, source: Path) -> StokerError:
+    if what == "pieces":
+        return StokerError("STK638", folder=source)
     return (
         StokerError("STK632", pre_tokenizer=detail) if what == "pre_tokenizer" else StokerError("STK636", tensor=detail)
     )

@@ -34,6 +34,7 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
+_PIECES = "tokenizer.model"
 _HYBRIDS = {"granitemoehybrid": "layer_types", "nemotron_h": "layers_block_type"}
 """Where a family names its layers' kinds, which transformers 5 calls otherwise than the converter expects."""
 _EARLIER_KINDS = {"full_attention": "attention", "linear_attention": "mamba"}
@@ -164,7 +165,12 @@ def _convert(folder: Path, target: Path, outtype: str, name: str) -> None:
     sys.argv += ["--model-name", name]
     if get_model_class(_config(folder)["architectures"][0]).supports_mtp_export and not _predicts_ahead(folder):
         sys.argv += ["--no-mtp"]
-    convert_hf_to_gguf.main()
+    try:
+        convert_hf_to_gguf.main()
+    except (FileNotFoundError, ValueError) as error:
+        if _PIECES in str(error) and not (folder / _PIECES).exists():
+            raise ConversionRefused("pieces", _PIECES) from error
+        raise
 
 
 def _config(folder: Path) -> dict[str, Any]:
