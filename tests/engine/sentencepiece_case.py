@@ -16,7 +16,7 @@ UNKNOWN = "<unk>"
 SPACE = "▁"
 TURNS = SPECIAL[:2]
 """Of which sentencepiece knows no more than that they are not cut, as of Gemma's `<start_of_turn>`."""
-_NORMAL, _OF_UNKNOWN, _CONTROL, _WHOLE, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _OF_UNKNOWN, _CONTROL, _WHOLE, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTES = [f"<0x{number:02X}>" for number in range(256)]
 Piece = tuple[str, float, int]
 
@@ -54,7 +54,7 @@ def write_json(folder: Path, pieces: list[Piece], *, prefix: bool) -> None:
 
 
 def learned(vocab: int) -> list[Piece]:
-    """Special pieces, all bytes, and pieces learned from the corpus; what was learned first has the highest score."""
+    """Special pieces, all bytes, pieces learned from the corpus (the first has the highest score), and unused ones."""
     core = tokenizers.Tokenizer(models.BPE(unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never")
     fixed = [*SPECIAL, UNKNOWN, *_BYTES]
@@ -68,7 +68,8 @@ def learned(vocab: int) -> list[Piece]:
         UNKNOWN: _OF_UNKNOWN,
         **dict.fromkeys(_BYTES, _BYTE),
     }
-    return [(text, -float(number), kinds.get(text, _NORMAL)) for text, number in ordered]
+    pieces = [(text, -float(number), kinds.get(text, _NORMAL)) for text, number in ordered]
+    return pieces + [(f"<unused{number}>", -float(number), _UNUSED) for number in range(len(pieces), vocab)]
 
 
 def _merges(pieces: list[str]) -> list[tuple[str, str]]:
