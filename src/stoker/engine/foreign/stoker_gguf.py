@@ -110,7 +110,7 @@ def _register_files_of_transformers_5() -> None:
     and layers of Granite and Nemotron-H as `mamba` and `attention`. Remove when it reads tokenizer.json and new names.
     """
     of_pieces: Callable[[Any], Any] = TextModel._create_vocab_sentencepiece
-    read_config: Callable[..., dict[str, Any]] = ModelBase.load_hparams
+    with_config: Callable[..., None] = ModelBase.__init__
 
     def create_vocab_sentencepiece(self: Any) -> Any:
         tokens, scores, types = of_pieces(self)
@@ -120,16 +120,16 @@ def _register_files_of_transformers_5() -> None:
                 types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
         return tokens, scores, types
 
-    def load_hparams(*words: Any, **named: Any) -> dict[str, Any]:
-        config = read_config(*words, **named)
-        if config.get("model_type") == "gpt2":
+    def init(self: Any, *words: Any, **named: Any) -> None:
+        with_config(self, *words, **named)
+        config, family = self.hparams, self.hparams.get("model_type", "")
+        if family == "gpt2":
             config["n_ctx"] = config["n_positions"]
-        if key := _HYBRIDS.get(config.get("model_type", "")):
-            config[key] = [_EARLIER_KINDS.get(kind, kind) for kind in config[key]]
-        return config
+        if family in _HYBRIDS:
+            config[_HYBRIDS[family]] = [_EARLIER_KINDS.get(kind, kind) for kind in config[_HYBRIDS[family]]]
 
     TextModel._create_vocab_sentencepiece = create_vocab_sentencepiece
-    ModelBase.load_hparams = staticmethod(load_hparams)
+    ModelBase.__init__ = init
 
 
 def stated_type(tokenizer: Any) -> str | None:
