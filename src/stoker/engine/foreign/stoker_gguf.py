@@ -32,7 +32,9 @@ from gguf import GGMLQuantizationType as Type  # noqa: E402
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_MARKED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 _PIECES = "tokenizer.model"
 _HYBRIDS = {"granitemoehybrid": "layer_types", "nemotron_h": "layers_block_type"}
@@ -42,6 +44,7 @@ _PRE_TYPES = {
     ("words to bytes",): "gpt-2",
     ("each digit", "words to bytes"): "smollm",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}", "to bytes"): "qwen2",
+    (rf"{_CONTRACTIONS}|{_MARKED}", "to bytes"): "qwen35",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", "to bytes"): "smaug-bpe",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", "to bytes", "whole words"): "llama-bpe",
 }
