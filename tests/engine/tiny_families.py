@@ -278,6 +278,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "num_experts": 4,
         "num_experts_per_token": 2,
+        "first_k_dense_replace": 1,
+        "moe_router_activation_func": "sigmoid",
         "moe_intermediate_size": 32,
         "kv_lora_rank": 32,
         "qk_nope_head_dim": 16,
