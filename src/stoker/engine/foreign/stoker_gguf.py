@@ -109,11 +109,13 @@ def _register(turn_end: int | None) -> None:
 def _register_files_of_transformers_5() -> None:
     """Let the converter read what transformers 5 writes in other places and by other names than before.
 
-    Next to a sentencepiece file it looks for added tokens in tokenizer_config.json; it wants GPT-2's context as `n_ctx`
-    and layers of Granite and Nemotron-H as `mamba` and `attention`. Remove when it reads tokenizer.json and new names.
+    Next to a sentencepiece file it looks for added tokens in tokenizer_config.json, and without one it knows special
+    tokens only by that file's names for them; it wants GPT-2's context as `n_ctx` and layers of Granite and Nemotron-H
+    as `mamba` and `attention`. Remove when it reads tokenizer.json and new names.
     """
     of_pieces: Callable[[Any], Any] = TextModel._create_vocab_sentencepiece
     with_config: Callable[..., None] = ModelBase.__init__
+    with_names: Callable[..., None] = gguf.LlamaHfVocab.__init__
 
     def create_vocab_sentencepiece(self: Any) -> Any:
         tokens, scores, types = of_pieces(self)
@@ -123,7 +125,11 @@ def _register_files_of_transformers_5() -> None:
                 types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
         return tokens, scores, types
 
-    def init(self: Any, *words: Any, **named: Any) -> None:
+    def init_vocab(self: Any, *words: Any, **named: Any) -> None:
+        with_names(self, *words, **named)
+        self.special_ids |= {at for at, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+
+    def init_model(self: Any, *words: Any, **named: Any) -> None:
         with_config(self, *words, **named)
         config, family = self.hparams, self.hparams.get("model_type", "")
         if family == "gpt2":
@@ -132,7 +138,8 @@ def _register_files_of_transformers_5() -> None:
             config[_HYBRIDS[family]] = [_EARLIER_KINDS.get(kind, kind) for kind in config[_HYBRIDS[family]]]
 
     TextModel._create_vocab_sentencepiece = create_vocab_sentencepiece
-    ModelBase.__init__ = init
+    ModelBase.__init__ = init_model
+    gguf.LlamaHfVocab.__init__ = init_vocab
 
 
 def stated_type(tokenizer: Any) -> str | None:
