@@ -56,7 +56,9 @@ def write_json(folder: Path, pieces: list[Piece], *, prefix: bool) -> None:
 def learned(vocab: int) -> list[Piece]:
     """Special pieces, all bytes, pieces learned from the corpus (the first has the highest score), and unused ones."""
     core = tokenizers.Tokenizer(models.BPE(unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never")
+    lines = pre_tokenizers.Split(tokenizers.Regex("\\n+"), behavior="isolated")  # no published piece crosses them
+    words = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never")
+    core.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
     fixed = [*SPECIAL, UNKNOWN, *_BYTES]
     text = [line.encode("ascii", "ignore").decode() for line in CORPUS]  # what is rarer is read as bytes
     trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=fixed, show_progress=False)
