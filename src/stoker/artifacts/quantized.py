@@ -157,7 +157,7 @@ def convert(run_dir: RunDir, kind: str, source: Path, file: Path, facts: Path, e
 def compare_words(found: Event, expected: Event) -> None:
     """Require the tokenizer's own chat template and ids in the file, byte for byte.
 
-    Where the template has no end of turn, llama.cpp may name one of its own (GLM's `<|user|>`) if the model stops there.
+    Where the template has no end of turn, llama.cpp may name its own (GLM's `<|user|>`) if the model stops there.
     """
     for key in ("chat_template", "eos", "turn_end"):
         is_stop = key == "turn_end" and expected[key] is None and found[key] in expected["stops"]
