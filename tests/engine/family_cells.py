@@ -37,7 +37,9 @@ GATE = {"PROMPTS": 12, "LEAST_PROMPTS": 12, "ANSWER_TOKENS": 8, "CORPUS_TOKENS":
 _REFUSALS = ("STK237",)
 """Of commands after training: said before anything is made."""
 _LEAKS = "STK433"
-_OF_AN_ADAPTER = ("packing", "merge", "export", "gguf", "vllm")
+_NO_ADAPTER = "STK233"
+TAUGHT_STEPS = 40
+_OF_AN_ADAPTER = ("packing", "merge", "export", "vllm")
 """Cells that go on from the LoRA run; where that is refused, from the full one."""
 
 
@@ -134,8 +136,17 @@ class Case:
         return self._after("lora", _command("export")) or self._after("full", _command("export")) or self.cell("full")
 
     def _gguf(self) -> Cell:
-        made = _command("quantize", "--gguf", "q8_0")
-        return self._after("lora", made) or self._after("full", made) or self.cell("full")
+        """Of a model that knows its answers: between the near ties of a random one, 8 bits choose otherwise."""
+
+        def planned() -> RunDir:
+            try:
+                return self._planned("taught", "{method: lora, rank: 4}", steps=TAUGHT_STEPS)
+            except StokerError as refused:
+                if refused.code != _NO_ADAPTER:
+                    raise
+                return self._planned("taught-whole", "{method: full}", steps=TAUGHT_STEPS)
+
+        return _tried(planned, lambda run_dir: _train(run_dir) or _command("quantize", "--gguf", "q8_0")(run_dir))
 
     def _vllm(self) -> Cell:
         return self._after("lora", _served) or self._after("full", _served) or self.cell("full")
@@ -157,13 +168,14 @@ class Case:
         model: str = "base",
         data: str = "length: 128, pack: false",
         arrange: str = "auto",
+        steps: int = 2,
     ) -> RunDir:
         """A run directory with its plan and prepared data; raises what planning refuses."""
         where = {"arrange": arrange, "gpus": 0}
         path = self.folder / f"{name}.yaml"
         path.write_text(
             f"model: {model}\ntokenizer: base\ndata: {{train: rows.jsonl, {data}}}\ntune: {tune}\n"
-            f"train: {{batch: 4, steps: 2, learning_rate: 1e-2}}\nwhere: {json.dumps(where)}\n",
+            f"train: {{batch: 4, steps: {steps}, learning_rate: 1e-2}}\nwhere: {json.dumps(where)}\n",
             encoding="utf-8",
         )
         run_file = load.load(str(path))

@@ -36,7 +36,9 @@ MARKED = (
 Runs = list[tuple[str, bool]]
 
 
-def make_tokenizer(folder: Path, template: str | None = CHATML, *, trim: bool = False, **special: str) -> Path:
+def make_tokenizer(
+    folder: Path, template: str | None = CHATML, *, trim: bool = False, more: Sequence[str] = (), **special: str
+) -> Path:
     """A byte-level BPE of a few hundred tokens; by default pad is eos, and eos ends a turn."""
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +49,7 @@ def make_tokenizer(folder: Path, template: str | None = CHATML, *, trim: bool = 
     core.post_processor = processors.ByteLevel(trim_offsets=trim)
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>"],
+        special_tokens=["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", *more],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

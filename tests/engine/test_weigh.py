@@ -86,7 +86,7 @@ def test_fused_experts_are_quantised_and_are_adapted_as_parameters() -> None:
     [
         ("llama", {"full": 2}),
         ("gemma2", {"sliding": 1, "full": 1}),
-        ("qwen3_next", {"linear": 1, "full": 1}),
+        ("qwen3_next", {"linear": 3, "full": 1}),
         ("lfm2", {"conv": 1, "full": 1}),
         ("falcon_h1", {"mamba": 2, "full": 2}),
         ("nemotron_h", {"mamba": 1, "full": 1}),

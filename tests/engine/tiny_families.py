@@ -4,11 +4,14 @@
 it.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import prepare_case
+import sentencepiece_case
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from stoker.engine import models
@@ -50,14 +53,24 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 32,
 }
 _LINEAR: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
 _SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
+
+
+def _every(layers: int) -> dict[str, Any]:
+    """Sliding attention but for the last of so many layers."""
+    kinds = [*["sliding_attention"] * (layers - 1), "full_attention"]
+    return {"num_hidden_layers": layers, "layer_types": kinds, "sliding_window": 32}
+
+
 _CHUNKED: dict[str, Any] = {
+    "num_hidden_layers": 4,
     "num_local_experts": 4,
     "num_experts_per_tok": 1,
     "intermediate_size_mlp": 96,
@@ -117,10 +130,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": _SMALL,
     "ministral3": _SMALL,
     "mixtral": {**_SMALL, **_LOCAL},
-    "qwen2": _SMALL,
-    "qwen2_moe": {**_SMALL, **_SHARED},
+    "qwen2": {**_SMALL, "hidden_size": 128},
+    "qwen2_moe": {**_SMALL, **_SHARED, "hidden_size": 128},
     "qwen3": _SMALL,
-    "qwen3_moe": {**_SMALL, **_ROUTED},
+    "qwen3_moe": {**_SMALL, **_ROUTED, "norm_topk_prob": True},
     "qwen3_next": {**_SMALL, **_SHARED, **_LINEAR},
     "qwen3_5": {
         "text_config": {**_SMALL, **_LINEAR, **_rope([2, 1, 1], partial_rotary_factor=0.25)},
@@ -134,9 +147,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_config": {**_SMALL, **_rope([8, 4, 4])},
         "vision_config": {**_BLOCKS, "deepstack_visual_indexes": [0]},
     },
-    "gemma2": {**_SMALL, **_SLIDING},
+    "gemma2": {**_SMALL, **_SLIDING, "query_pre_attn_scalar": 32},
     "gemma3": {
-        "text_config": {**_SMALL, **_SLIDING},
+        "text_config": {**_SMALL, **_every(6), "query_pre_attn_scalar": 32},
         "vision_config": _SEEN,
         "mm_tokens_per_image": 4,
         **_IMAGE_TOKENS,
@@ -194,13 +207,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_positions": 512,
     },
     "gpt_oss": {**_SMALL, **_LOCAL, **_SLIDING},
-    "deepseek_v3": {**{k: v for k, v in _SMALL.items() if k != "head_dim"}, **_GROUPED, **_LATENT},
-    "glm4": _SMALL,
-    "glm4_moe": {**_SMALL, **_GROUPED},
+    "deepseek_v3": {
+        **{k: v for k, v in _SMALL.items() if k != "head_dim"},
+        **_GROUPED,
+        **_LATENT,
+        "scoring_func": "sigmoid",
+    },
+    "glm4": {**_SMALL, "eos_token_id": [1, 7]},
+    "glm4_moe": {**_SMALL, **_GROUPED, "eos_token_id": [1, 7]},
     "phi3": {**_SMALL, "hidden_size": 128, "original_max_position_embeddings": 512},
     "phimoe": {**_SMALL, **_LOCAL},
     "olmo2": {**_SMALL, "hidden_size": 128},
-    "olmo3": {**_SMALL, **_SLIDING, "hidden_size": 128},
+    "olmo3": {**_SMALL, **_every(4), "hidden_size": 128},
     "smollm3": {**_SMALL, "hidden_size": 128},
     "granite": {**_SMALL, "hidden_size": 128},
     "granitemoehybrid": {
@@ -260,6 +278,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "num_experts": 4,
         "num_experts_per_token": 2,
+        "first_k_dense_replace": 1,
+        "moe_router_activation_func": "sigmoid",
         "moe_intermediate_size": 32,
         "kv_lora_rank": 32,
         "qk_nope_head_dim": 16,
@@ -273,13 +293,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "short_conv_kernel_size": 4,
         },
     },
-    "bloom": {**{k: v for k, v in _PLAIN.items() if k != "num_hidden_layers"}, "n_layer": 2, "n_head": 2},
+    "bloom": {
+        **{k: v for k, v in _PLAIN.items() if k != "num_hidden_layers"},
+        "n_layer": 2,
+        "n_head": 2,
+        "seq_length": 512,
+    },
     "opt": {**_PLAIN, "ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 512},
-    "falcon": _PLAIN,
+    "falcon": {**_PLAIN, "num_kv_heads": 1},
 }
 """The families of the table that Stoker shows (`stoker models`)."""
 RELATIVES: dict[str, dict[str, Any]] = {
-    "gemma3_text": {**_SMALL, **_SLIDING},
+    "gemma3_text": {**_SMALL, **_every(6), "query_pre_attn_scalar": 32},
     "llama4_text": {**_SMALL, **_CHUNKED, "interleave_moe_layer_step": 2},
     "mistral3": {
         "text_config": {**_SMALL, "model_type": "mistral"},
@@ -290,6 +315,17 @@ RELATIVES: dict[str, dict[str, Any]] = {
 """Classes next to those that are trained too."""
 TOWERS = ("qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llama4")
 """Language models next to a vision tower."""
+PIECES = {
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "gemma4", "ernie4_5", "jamba"), False),
+    "phi3": True,
+}
+"""Families that come with a sentencepiece file, and whether their text begins with a space."""
+TURNS = {
+    "glm4": ["[gMASK]", "<sop>", "<|user|>"],
+    "glm4_moe": ["[gMASK]", "<sop>", "<|user|>", "<|observation|>"],
+}
+"""Tokens that a family's own vocabulary has."""
+_DENSE = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj\.)")
 REFUSED = {"gemma3n": "timm"}
 """Families whose class needs a package that Stoker does not install."""
 
@@ -297,6 +333,14 @@ REFUSED = {"gemma3n": "timm"}
 def config(family: str, **changed: Any) -> Any:
     """A family's tiny configuration."""
     return AutoConfig.for_model(family, **{**{**FAMILIES, **RELATIVES}[family], **changed})
+
+
+def _name_dense_layers(folder: Path) -> None:
+    """As Kimi's publisher does; transformers 5.22 saves them by the name of layers with experts."""
+    named = load_file(folder / "model.safetensors")
+    published = {_DENSE.sub(r".mlp.\1", name): tensor for name, tensor in named.items()}
+    if published.keys() != named.keys():
+        save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save(folder: Path, family: str) -> Path:
@@ -310,4 +354,8 @@ def save(folder: Path, family: str) -> Path:
         for parameter in model.parameters():  # also those that are made as zeros or ones
             parameter.data += 0.1 * torch.randn_like(parameter)
         model.save_pretrained(folder)
-    return prepare_case.make_tokenizer(folder, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+        _name_dense_layers(folder)
+    if family in PIECES:
+        return sentencepiece_case.make_tokenizer(folder, vocab=VOCAB, prefix=PIECES[family])
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    return prepare_case.make_tokenizer(folder, more=TURNS.get(family, []), **names)

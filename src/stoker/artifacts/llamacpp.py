@@ -30,6 +30,8 @@ _START_SECONDS = 600.0
 _LOOK_SECONDS = 0.05
 _TOP = 16
 _KNOWN = "TEXT_MODEL_MAP"
+_CRASHES_AT_ONCE = {"GGML_NO_BACKTRACE": "1"}
+"""Where there is a debugger, ggml starts it when it aborts, and that can wait for ever."""
 _FORCE = 1e9
 """A logit bias far above any logit."""
 _EVERY_TOKEN = 1 << 24
@@ -73,7 +75,7 @@ def serving(run_dir: RunDir, model: Path, context: int = CONTEXT_TOKENS) -> Iter
             stdin=subprocess.PIPE,
             stdout=words,
             stderr=subprocess.STDOUT,
-            env=env.child_environment({env.API_TOKEN.name: token}),
+            env=env.child_environment({env.API_TOKEN.name: token, **_CRASHES_AT_ONCE}),
         )
         try:
             yield LlamaCpp(f"{_address(process, address, log)}/v1", token, run_dir.name)

@@ -117,6 +117,7 @@ def words(run_dir: RunDir, source: Path) -> dict[str, Any]:
         "chat_template": tokenizer.get_chat_template() if tokenizer.chat_template else None,
         "eos": tokenizer.eos_token_id,
         "turn_end": next((token for token in ends if token != tokenizer.eos_token_id), None),
+        "stops": generate.end_ids(GenerationConfig.from_pretrained(source), tokenizer),
         "texts": [
             {"text": text, "ids": tokenizer(text, add_special_tokens=False).input_ids}
             for text in _texts(run_dir, tokenizer)

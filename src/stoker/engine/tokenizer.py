@@ -20,6 +20,7 @@ from stoker.errors import StokerError
 from stoker.rundir import inputs
 
 PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SENTENCEPIECE = "tokenizer.model"
 _SPECIAL = [PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN]
 
 CHAT_TEMPLATE = (
@@ -87,8 +88,20 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
     local = Path(inputs.model_path(name, folder))
     opened = _open(name, local if local.is_absolute() else None)
     if not target.exists():
-        _save(target, lambda aside: opened.save_pretrained(aside))
+        _save(target, lambda aside: write(opened, aside))
     return _described(name, opened)
+
+
+def write(opened: Any, folder: Path) -> None:
+    """Write a tokenizer as transformers does, with the sentencepiece file that it came from.
+
+    transformers 5 reads tokenizer.json and saves that alone, but llama.cpp's converter takes the scores of Gemma's,
+    Phi 3's and Llama 2's tokens from `tokenizer.model`. Remove when `save_pretrained` keeps it.
+    """
+    opened.save_pretrained(folder)
+    source = Path(opened.init_kwargs.get("vocab_file") or "")
+    if source.name == SENTENCEPIECE and source.is_file():
+        shutil.copyfile(source, folder / SENTENCEPIECE)
 
 
 def train(texts: Iterable[list[str]], vocab: int, family: str) -> tokenizers.Tokenizer:

@@ -31,7 +31,7 @@ from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, shares, zero
+from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, shares, tokenizer, zero
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.known_rows import KnownRows
@@ -319,7 +319,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
         def write(folder: Path) -> None:
             save_weights(self.model, folder, weights)
-            self.processing_class.save_pretrained(folder)
+            tokenizer.write(self.processing_class, folder)
             checkpoint.save_state(folder, index, tensors)
             state.save_to_json(str(folder / "trainer_state.json"))
             if share is not None:

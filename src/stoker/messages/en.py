@@ -450,6 +450,8 @@ ENGLISH: dict[str, str] = {
     "STK636.hint": "use `--gguf q8_0`, or llama.cpp's own `llama-quantize`",
     "STK637": "`--gptq` is calibrated on the run's prepared data, which `{name}` does not have here",
     "STK637.hint": "copy the run's `data` folder here too, or use `--fp8`, which needs no data",
+    "STK638": "llama.cpp's converter needs the base model's `tokenizer.model`, which is not in {folder}",
+    "STK638.hint": "data prepared by an earlier version was kept without it: copy the base model's there and run the command again",
     "STK640": "`{name}` does not answer like the trained model: prompt {prompt} (ends {text}), token {position}: expected {expected}, got {got}; {agree} of {tokens} tokens agree",
     "STK640.hint": "likely cause: {cause}; all figures are in artifacts/parity.json; the artifact was not accepted",
     "STK641": "`{name}` formats conversations differently from training: its chat template differs at character {position}: expected {expected}, got {got}",

@@ -450,6 +450,8 @@ CHINESE: dict[str, str] = {
     "STK636.hint": "请改用 `--gguf q8_0`，或使用 llama.cpp 自带的 `llama-quantize`",
     "STK637": "`--gptq` 要用该运行准备好的数据来校准，而 `{name}` 在本机没有这些数据",
     "STK637.hint": "请把该运行的 `data` 文件夹也复制过来，或改用不需要数据的 `--fp8`",
+    "STK638": "llama.cpp 的转换器需要基座模型的 `tokenizer.model`，{folder} 里没有",
+    "STK638.hint": "早先版本准备的数据没有保留它：把基座模型的这个文件复制过去，再运行一次",
     "STK640": "`{name}` 的回答与训练得到的模型不同：第 {prompt} 条提示（结尾为 {text}）的第 {position} 个词元应为 {expected}，实际为 {got}；{tokens} 个词元中 {agree} 个一致",
     "STK640.hint": "可能的原因：{cause}；全部数据见 artifacts/parity.json，该产物未被接受",
     "STK641": "`{name}` 的对话格式与训练时不同：对话模板从第 {position} 个字符起不一致，应为 {expected}，实际为 {got}",

@@ -170,6 +170,13 @@ def test_other_words_in_a_gguf_file_are_caught(key: str) -> None:
     assert key in caught.value.what
 
 
+def test_an_end_of_turn_that_only_llama_cpp_names_must_be_one_where_the_model_stops() -> None:
+    expected = {"chat_template": None, "eos": 1, "turn_end": None, "stops": [1, 7]}
+    quantized.compare_words({**expected, "turn_end": 7}, expected)
+    with pytest.raises(StokerError, match="STK635"):
+        quantized.compare_words({**expected, "turn_end": 8}, expected)
+
+
 # ---- transformers and vLLM
 
 

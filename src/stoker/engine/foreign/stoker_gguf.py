@@ -27,17 +27,24 @@ import gguf  # noqa: E402
 import numpy as np  # noqa: E402
 import xllamacpp  # noqa: E402
 from conversion import get_model_class  # noqa: E402
-from conversion.base import TextModel  # noqa: E402
+from conversion.base import ModelBase, TextModel  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_MARKED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
+_PIECES = "tokenizer.model"
+_HYBRIDS = {"granitemoehybrid": "layer_types", "nemotron_h": "layers_block_type"}
+"""Where a family names its layers' kinds, which transformers 5 calls otherwise than the converter expects."""
+_EARLIER_KINDS = {"full_attention": "attention", "linear_attention": "mamba"}
 _PRE_TYPES = {
     ("words to bytes",): "gpt-2",
     ("each digit", "words to bytes"): "smollm",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}", "to bytes"): "qwen2",
+    (rf"{_CONTRACTIONS}|{_MARKED}", "to bytes"): "qwen35",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", "to bytes"): "smaug-bpe",
     (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", "to bytes", "whole words"): "llama-bpe",
 }
@@ -96,6 +103,43 @@ def _register(turn_end: int | None) -> None:
 
     TextModel.get_vocab_base_pre = get_vocab_base_pre
     TextModel.prepare_metadata = prepare_metadata
+    _register_files_of_transformers_5()
+
+
+def _register_files_of_transformers_5() -> None:
+    """Let the converter read what transformers 5 writes in other places and by other names than before.
+
+    Next to a sentencepiece file it looks for added tokens in tokenizer_config.json, and without one it knows special
+    tokens only by that file's names for them; it wants GPT-2's context as `n_ctx` and layers of Granite and Nemotron-H
+    as `mamba` and `attention`. Remove when it reads tokenizer.json and new names.
+    """
+    of_pieces: Callable[[Any], Any] = TextModel._create_vocab_sentencepiece
+    with_config: Callable[..., None] = ModelBase.__init__
+    with_names: Callable[..., None] = gguf.LlamaHfVocab.__init__
+
+    def create_vocab_sentencepiece(self: Any) -> Any:
+        tokens, scores, types = of_pieces(self)
+        for added in _json(self.dir_model / "tokenizer.json")["added_tokens"]:
+            if added["id"] < len(tokens):
+                tokens[added["id"]], scores[added["id"]] = added["content"].encode(), -1000.0
+                types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        return tokens, scores, types
+
+    def init_vocab(self: Any, *words: Any, **named: Any) -> None:
+        with_names(self, *words, **named)
+        self.special_ids |= {at for at, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+
+    def init_model(self: Any, *words: Any, **named: Any) -> None:
+        with_config(self, *words, **named)
+        config, family = self.hparams, self.hparams.get("model_type", "")
+        if family == "gpt2":
+            config["n_ctx"] = config["n_positions"]
+        if family in _HYBRIDS:
+            config[_HYBRIDS[family]] = [_EARLIER_KINDS.get(kind, kind) for kind in config[_HYBRIDS[family]]]
+
+    TextModel._create_vocab_sentencepiece = create_vocab_sentencepiece
+    ModelBase.__init__ = init_model
+    gguf.LlamaHfVocab.__init__ = init_vocab
 
 
 def stated_type(tokenizer: Any) -> str | None:
@@ -131,12 +175,21 @@ def _convert(folder: Path, target: Path, outtype: str, name: str) -> None:
     sys.argv += ["--model-name", name]
     if get_model_class(_config(folder)["architectures"][0]).supports_mtp_export and not _predicts_ahead(folder):
         sys.argv += ["--no-mtp"]
-    convert_hf_to_gguf.main()
+    try:
+        convert_hf_to_gguf.main()
+    except (FileNotFoundError, ValueError) as error:
+        if _PIECES in str(error) and not (folder / _PIECES).exists():
+            raise ConversionRefused("pieces", _PIECES) from error
+        raise
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config
+    return _json(folder / "config.json")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def _predicts_ahead(folder: Path) -> bool:
