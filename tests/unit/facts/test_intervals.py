@@ -38,16 +38,20 @@ def test_the_narrowest_class_speaks_and_cards_that_nobody_measured_have_an_assum
     assert interval("memory", "lora", "single", "older") == intervals.assumed("memory")
 
 
-def test_points_of_one_machine_narrow_an_interval_a_ninth_of_the_way_each() -> None:
+def test_each_proven_machine_narrows_an_interval_a_ninth_of_the_way_however_many_its_points() -> None:
     wide = interval("memory", "full", "single", "consumer")
+    points = [1.0, 1.01, 1.02]
     widths = []
     for count in (0, 1, 6, 9, 12):
-        found = intervals.narrowed(wide, [1.0 + 0.01 * (place % 3) for place in range(count)], "full single RTX4090")
+        found = intervals.narrowed(wide, [points] * count, "full single RTX4090")
         widths.append(found.high / found.low)
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == wide.high / wide.low
     assert widths[3] == pytest.approx(1.02)
-    assert intervals.narrowed(wide, [1.5] * 9, "x").low == pytest.approx(1.5), "a machine that differs moves it"
+    assert intervals.narrowed(wide, [[1.5]] * 9, "x").low == pytest.approx(1.5), "machines that differ move it"
+    few, many = (intervals.narrowed(wide, [points * times], "x") for times in (1, 30))
+    assert (few.low, few.high, few.borrowed) == (many.low, many.high, many.borrowed)
+    assert few.high == pytest.approx(wide.high ** (8 / 9) * 1.02 ** (1 / 9))
 
 
 @pytest.mark.parametrize(
