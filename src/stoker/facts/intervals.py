@@ -22,16 +22,6 @@ ENOUGH_SOURCES = 9
 _TAIL = 0.05
 _AMPERE = 8.0
 
-_STRATEGIES = {
-    "none": "single",
-    "ddp": "replicated",
-    "fsdp": "sharded",
-    "fsdp2": "sharded",
-    "zero1": "sharded",
-    "zero2": "sharded",
-    "zero3": "sharded",
-}
-"""Strategies of a plan as the classes that measurements are grouped by."""
 _ASSUMED = {"memory": (0.7, 1.4), "speed": (0.5, 2.0)}
 
 
@@ -51,9 +41,8 @@ class Interval:
     """Share of the weight that a wider class lends, for want of sources."""
 
 
-def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Interval:
+def interval(figure: Figure, method: str, sharing: str, card_class: str) -> Interval:
     """The interval of the narrowest class; assumed where nobody measured such cards."""
-    sharing = _STRATEGIES.get(strategy, strategy)
     classes = _stored()[figure]
     if not any(name.endswith(f" {card_class}") for name in classes):
         return assumed(figure)
