@@ -212,10 +212,10 @@ def _platforms(found: Found) -> list[str]:
 
 
 def _between(around: Interval, low: str, high: str) -> str:
-    kind = "" if around.sources else ".proven" if around.n else ".none"
+    measured = "explain.between" if around.sources else "explain.between.proven"
     ratios = {"down": f"{around.low:.2f}", "up": f"{around.high:.2f}"}
     fields = {"n": around.n, "sources": around.sources, "group": around.group, "borrowed": f"{around.borrowed:.0%}"}
-    return messages.text(f"explain.between{kind}", low=low, high=high, **fields, **ratios)
+    return messages.text(measured if around.n else "explain.between.none", low=low, high=high, **fields, **ratios)
 
 
 def _sum(sign: str, figure: str, key: str) -> str:

@@ -177,12 +177,12 @@ class Comparison:
         return [one.text for one in remarks.not_planned(self.run, found.way, found.constraints.precision)]
 
     def _data_remark(self) -> list[str]:
-        """That tokens were estimated from files that are not prepared, where they were, and rows that are bad."""
-        said = [row.found.inputs.data.reasons for row in (self.here, *self.rows) if row.found]
-        if not said or not said[0]:
+        """That tokens are declared, or estimated from files that are not prepared, where they are; and bad rows."""
+        data = next((row.found.inputs.data for row in (self.here, *self.rows) if row.found), None)
+        if data is None or not data.estimated:
             return []
-        bad = [one.text for one in said[0] if one.key.startswith("why.data.bad")]
-        return [*plan_page.data_remark(said[0]), *bad]
+        bad = [one.text for one in data.reasons if one.key.startswith("why.data.bad")]
+        return [*plan_page.data_remark(data.reasons), *bad]
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
@@ -22,16 +22,6 @@ ENOUGH_SOURCES = 9
 _TAIL = 0.05
 _AMPERE = 8.0
 
-_STRATEGIES = {
-    "none": "single",
-    "ddp": "replicated",
-    "fsdp": "sharded",
-    "fsdp2": "sharded",
-    "zero1": "sharded",
-    "zero2": "sharded",
-    "zero3": "sharded",
-}
-"""Strategies of a plan as the classes that measurements are grouped by."""
 _ASSUMED = {"memory": (0.7, 1.4), "speed": (0.5, 2.0)}
 
 
@@ -46,15 +36,14 @@ class Interval:
     group: str
     """The class the bounds come from: method, strategy and class of card, `any` where it is a wider one."""
     sources: int = 0
-    """Publishers of those measurements; none where they are points of a proven machine."""
+    """Publishers of those measurements; none where they are points of proven machines."""
     borrowed: float = 0.0
     """Share of the weight that a wider class lends, for want of sources."""
 
 
 @functools.cache
-def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Interval:
+def interval(figure: Figure, method: str, sharing: str, card_class: str) -> Interval:
     """The interval of the narrowest class; assumed where nobody measured such cards."""
-    sharing = _STRATEGIES.get(strategy, strategy)
     classes = _stored()[figure]
     if not any(name.endswith(f" {card_class}") for name in classes):
         return assumed(figure)
@@ -63,18 +52,18 @@ def interval(figure: Figure, method: str, strategy: str, card_class: str) -> Int
     return Interval(group=name, **classes[name])
 
 
-def narrowed(wider: Interval, ratios: Iterable[float], group: str) -> Interval:
-    """An interval from measured / predicted of one kind of machine.
+def narrowed(wider: Interval, machines: Sequence[Sequence[float]], group: str) -> Interval:
+    """An interval from measured / predicted of one kind of machine, by the points of each that was proven.
 
-    Each measured point takes the bounds a ninth of the way from the wider class to what was measured.
+    A machine is a source: each takes the bounds a ninth of the way from the wider class to what was measured.
     """
-    errors = [math.log(ratio) for ratio in ratios]
-    if not errors:
+    weighed = [(math.log(ratio), 1 / len(machines) / len(points)) for points in machines for ratio in points]
+    if not weighed:
         return wider
-    lent = max(0.0, 1 - len(errors) / ENOUGH_SOURCES)
-    own = bounds_of([(error, 1 / len(errors)) for error in errors])
+    lent = max(0.0, 1 - len(machines) / ENOUGH_SOURCES)
+    own = bounds_of(weighed)
     low, high = (far**lent * near ** (1 - lent) for far, near in zip((wider.low, wider.high), own, strict=True))
-    return Interval(low, high, len(errors), group, borrowed=round(lent, 3))
+    return Interval(low, high, len(weighed), group, borrowed=round(lent, 3))
 
 
 def bounds_of(weighed: list[tuple[float, float]]) -> tuple[float, float]:

@@ -80,12 +80,12 @@ def cards_with(check: str) -> list[ProvenRow]:
     return sorted(found.values(), key=lambda row: row.card)
 
 
-def memory_ratios(card: str, version: str) -> list[float]:
-    """Measured over planned memory of every point that this version of Stoker trained on such a card."""
+def memory_ratios(card: str, version: str) -> list[list[float]]:
+    """Measured over planned memory of the points that this version of Stoker trained on such cards, by machine."""
     found = [row for row in rows() if row.card == card and row.stoker.split()[0] == version]
     checked = [row.checks["memory"].figures for row in found if "memory" in row.checks]
-    points = [point for figures in checked for point in figures.get("points", [])]
-    return [ratio for point in points if (ratio := _ratio(point))]
+    machines = [[ratio for point in each.get("points", []) if (ratio := _ratio(point))] for each in checked]
+    return [ratios for ratios in machines if ratios]
 
 
 def _ratio(point: dict[str, Any]) -> float | None:

@@ -290,7 +290,7 @@ def make_plan(inputs: Inputs) -> Plan:
             *(Reason(**vars(one)) for one in proven.said(machine, deterministic=run.train.deterministic)),
             *budget.reasons(run, limits, cost, machine.name, seconds[0]),
             *ending.reasons(run, inputs.platform),
-            *spot.reasons(taken, cost),
+            *spot.reasons(taken, cost, machine, seconds[0], devices),
             *(Reason(about=f"env.{one.serves}", key=one.key, fields=one.fields) for one in inputs.network.choices),
             *inputs.setup,
             *remarks.of_support(machine, supported=found.supported),

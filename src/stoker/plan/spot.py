@@ -5,7 +5,7 @@ import math
 from stoker.config.run import Run
 from stoker.facts import failures, prices
 from stoker.facts.machine import Machine
-from stoker.plan import save_interval
+from stoker.plan import money, save_interval
 from stoker.plan.plan import Cost, Reason, Spot
 
 PLACE = "sky"
@@ -24,6 +24,7 @@ def compare(
     offer = prices.cheapest_spot(machine.name, devices // machine.nodes, cost.currency)
     if offer is None or offer.spot_price_per_hour is None:
         return None
+    demand = on_demand(offer.currency, cost, machine, seconds, devices)
     between = failures.seconds_between(PLACE, devices)
     lasts = expected_seconds(seconds, between, failures.restart_seconds(), checkpoint_bytes / _WRITE_BYTES_PER_SECOND)
     amount = lasts / 3600 * offer.spot_price_per_hour * offer.billed(devices, machine.nodes)
@@ -34,8 +35,18 @@ def compare(
         time_seconds=lasts,
         restarts=round(lasts / between, 2),
         source=f"{offer.cloud} {offer.date.isoformat()}",
-        cheaper=amount * prices.usd(offer.currency) < cost.amount * prices.usd(cost.currency),
+        cheaper=amount < demand.amount,
     )
+
+
+def on_demand(currency: str, cost: Cost, machine: Machine, seconds: float, devices: int) -> Cost:
+    """The cost on demand in the currency of a spot price: whoever has a card as spot has it on demand, too."""
+    if cost.currency == currency:
+        return cost
+    offer = prices.cheapest(machine.name, devices // machine.nodes, currency)
+    found = money.cost((seconds, seconds, seconds), devices, offer, machine.nodes)
+    assert found is not None
+    return found
 
 
 def expected_seconds(seconds: float, between: float, restart: float, save: float) -> float:
@@ -52,13 +63,14 @@ def expected_seconds(seconds: float, between: float, restart: float, save: float
     return between * math.exp(restart / between) * math.expm1((every + save) / between) * seconds / every
 
 
-def reasons(found: Spot | None, cost: Cost | None) -> list[Reason]:
-    """Both figures, and which is lower."""
+def reasons(found: Spot | None, cost: Cost | None, machine: Machine, seconds: float, devices: int) -> list[Reason]:
+    """Both figures in one currency, and which is lower."""
     if found is None or cost is None:
         return []
+    demand = on_demand(found.currency, cost, machine, seconds, devices)
     fields = {
         "spot": f"{found.amount:,.2f} {found.currency}",
-        "demand": f"{cost.amount:,.2f} {cost.currency}",
+        "demand": f"{demand.amount:,.2f} {demand.currency}",
         "hours": f"{found.time_seconds / 3600:.1f}",
         "restarts": f"{found.restarts:.1f}",
         "source": found.source,

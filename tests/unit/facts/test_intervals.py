@@ -7,14 +7,14 @@ import pytest
 from stoker.facts import cards, intervals
 from stoker.facts.intervals import interval
 
-METHODS, STRATEGIES = ("full", "lora", "qlora"), ("single", "ddp", "fsdp2", "zero2", "zero3", "replicated", "sharded")
+METHODS, SHARING = ("full", "lora", "qlora"), ("single", "replicated", "sharded", "sharded-offload")
 CLASSES = ("datacenter", "workstation", "consumer", "older", "apple", "processor")
 
 
 @pytest.mark.parametrize("figure", ["memory", "speed"])
 def test_every_kind_of_run_has_an_interval_around_its_prediction(figure: intervals.Figure) -> None:
-    for method, strategy, card_class in itertools.product(METHODS, STRATEGIES, CLASSES):
-        found = interval(figure, method, strategy, card_class)
+    for method, sharing, card_class in itertools.product(METHODS, SHARING, CLASSES):
+        found = interval(figure, method, sharing, card_class)
         assert 0.2 < found.low < 1.1, found
         assert 0.9 < found.high < 5, found
         assert found.n == 0 or found.sources >= 9 or found.borrowed == pytest.approx(1 - found.sources / 9, abs=1e-3)
@@ -27,27 +27,26 @@ def test_what_was_not_measured_says_so(figure: intervals.Figure) -> None:
     assert found.low < 1 < found.high
 
 
-def test_a_plans_strategies_belong_to_the_measured_classes() -> None:
-    assert interval("speed", "lora", "fsdp2", "datacenter") == interval("speed", "lora", "sharded", "datacenter")
-    assert interval("speed", "lora", "ddp", "datacenter") == interval("speed", "lora", "replicated", "datacenter")
-
-
 def test_the_narrowest_class_speaks_and_cards_that_nobody_measured_have_an_assumed_one() -> None:
     assert interval("memory", "lora", "single", "datacenter").group == "lora single datacenter"
     assert interval("memory", "full", "replicated", "datacenter").group == "any replicated any"
     assert interval("memory", "lora", "single", "older") == intervals.assumed("memory")
 
 
-def test_points_of_one_machine_narrow_an_interval_a_ninth_of_the_way_each() -> None:
+def test_each_proven_machine_narrows_an_interval_a_ninth_of_the_way_however_many_its_points() -> None:
     wide = interval("memory", "full", "single", "consumer")
+    points = [1.0, 1.01, 1.02]
     widths = []
     for count in (0, 1, 6, 9, 12):
-        found = intervals.narrowed(wide, [1.0 + 0.01 * (place % 3) for place in range(count)], "full single RTX4090")
+        found = intervals.narrowed(wide, [points] * count, "full single RTX4090")
         widths.append(found.high / found.low)
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == wide.high / wide.low
     assert widths[3] == pytest.approx(1.02)
-    assert intervals.narrowed(wide, [1.5] * 9, "x").low == pytest.approx(1.5), "a machine that differs moves it"
+    assert intervals.narrowed(wide, [[1.5]] * 9, "x").low == pytest.approx(1.5), "machines that differ move it"
+    few, many = (intervals.narrowed(wide, [points * times], "x") for times in (1, 30))
+    assert (few.low, few.high, few.borrowed) == (many.low, many.high, many.borrowed)
+    assert few.high == pytest.approx(wide.high ** (8 / 9) * 1.02 ** (1 / 9))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,20 @@ def test_both_costs_are_said() -> None:
     assert why.key == ("why.spot.cheaper" if cheaper else "why.spot.dearer")
 
 
+def test_a_spot_price_is_compared_with_a_price_on_demand_in_the_same_currency() -> None:
+    """Nobody has spot machines for CNY here: what they are paid in is what they are compared in."""
+    own, on = prices.stated("where.price", 9.0, "CNY"), machine("A100-80-SXM4")
+    made = plan("where: {spot: true}", on, offer=own, tokens=10_000_000_000)
+    dollars = plan("", on, offer=prices.cheapest("A100-80-SXM4", 1, "USD"), tokens=10_000_000_000).cost
+    (why,) = [one for one in made.reasons if one.about == "spot"]
+    assert made.cost is not None
+    assert made.spot is not None
+    assert dollars is not None
+    assert (made.cost.currency, made.spot.currency) == ("CNY", "USD")
+    assert why.fields["demand"] == f"{dollars.amount:,.2f} USD"
+    assert made.spot.cheaper == (made.spot.amount < dollars.amount)
+
+
 def test_the_expected_time_follows_dalys_formula() -> None:
     """Against a simulation of the same thing, told apart from the formula: work, saves, ends at random, restarts."""
     from random import Random

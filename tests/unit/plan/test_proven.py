@@ -97,15 +97,16 @@ def spread(step: Step, card: str = "RTX4090") -> float:
     return around.high / around.low
 
 
-def test_points_proven_on_the_same_card_and_version_narrow_the_interval_of_memory_at_once(
+def test_a_machine_proven_with_the_same_card_and_version_narrows_memory_a_ninth_of_the_way_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = Step(shape=shapes.shipped()["01-ai/Yi-9B"], micro=1, length=512)
     before, other_card = spread(step), spread(step, "A100-80")
-    with_rows(monkeypatch, measured(1.0, 1.01, 0.99, 1.02, 1.0, 1.01))
-    assert spread(step) < 0.75 * before, "six points of one proof"
-    with_rows(monkeypatch, measured(1.0, 1.01, 0.99, 1.02, 1.0, 1.01), measured(1.0, 0.99, 1.01))
-    assert spread(step) == pytest.approx(1.02 / 0.99), "nine points need no other machine"
+    one = measured(1.0, 1.01, 0.99, 1.02, 1.0, 1.01)
+    with_rows(monkeypatch, one)
+    assert spread(step) == pytest.approx(before ** (8 / 9) * (1.02 / 0.99) ** (1 / 9)), "six points of one machine"
+    with_rows(monkeypatch, *[one] * 9)
+    assert spread(step) == pytest.approx(1.02 / 0.99), "nine machines need no other source"
     assert spread(step, "A100-80") == other_card
     with_rows(monkeypatch, measured(1.0, 1.01, 0.99, version="0.0.1"))
     assert spread(step) == before, "another version of Stoker counted otherwise"
@@ -115,5 +116,5 @@ def test_the_arithmetic_counts_points_of_a_machine_and_no_sources(monkeypatch: p
     step = Step(shape=shapes.shipped()["01-ai/Yi-9B"], micro=1, length=512)
     with_rows(monkeypatch, measured(1.0, 1.01, 0.99))
     line = arithmetic._between(ranges.of("memory", step, cards.find("RTX4090")), "19.0", "23.0 GiB")
-    assert "by 3 points that `stoker prove` measured (group: full single RTX4090; 67% borrowed" in line
+    assert "by 3 points that `stoker prove` measured (group: full single RTX4090; 89% borrowed" in line
     assert "source" not in line

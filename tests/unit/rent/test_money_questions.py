@@ -210,6 +210,10 @@ def test_an_answer_that_may_go_beyond_what_was_asked_says_so() -> None:
     assert "may reach" not in ask(budget="2USD", by="5h").answer_sentence()
 
 
+def test_a_table_of_declared_tokens_says_that_they_are_not_counted() -> None:
+    assert messages.text("plan.data_estimated") in ask().sentences()
+
+
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
     """Two T4 are expected to hold a copy each, and up to 18.5 GiB are possible; one has a way that surely fits."""
     found = ask(budget="0USD")
