@@ -27,7 +27,7 @@ SURE = 2.0
 RUN = """\
 model: {shape: llama, layers: 4, width: 256, heads: 4, tied: false}
 tokenizer: {train: bpe, vocab: 2048}
-data: {train: "recipe:text/shakespeare.txt", eval: 5%, length: 256}
+data: {train: "recipe:text/shakespeare.txt", eval: 5%, length: 256, rows: 1, tokens: 85000}
 train: {objective: pretrain, epochs: 12, batch: 16, learning_rate: 1e-3, warmup: 10%}
 save: {every: epoch}
 """

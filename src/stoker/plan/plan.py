@@ -14,7 +14,7 @@ FORMAT = 1
 
 class _PlanPart(BaseModel):
     # Read leniently: a plan written by another version stays readable.
-    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
 class BatchSplit(_PlanPart):

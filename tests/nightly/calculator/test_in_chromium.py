@@ -179,7 +179,7 @@ def measured(browser: Chromium, address: str, turn: int) -> dict[str, tuple[floa
         "another card": lambda: browser.evaluate(f"stoker.ask({json.dumps(ANOTHER_CARD)})"),
         "another budget": lambda: change(browser, "budget", 30 + turn),
         "more rows": lambda: change(browser, "rows", 30_000 + turn),
-        "another batch": lambda: change(browser, "batch", 24 + turn),
+        "another batch": lambda: change(browser, "batch", (24, 32, 48)[turn]),
     }
     found = {}
     for what, act in asked.items():
