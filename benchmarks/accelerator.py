@@ -74,8 +74,9 @@ def _run(folder: Path, base: Path, kind: str, name: str, device: str) -> dict[st
         found["outcome"] = "caught" if cell.outcome == "fails" else "missed"
     elif cell.outcome != "fails" and cell.code != wanted:
         found |= {"outcome": "fails", "why": f"refused by {cell.code!r}, not by {wanted!r}"}
-    if "why" in found:
-        found["why"] = found["why"].replace(str(folder), "").replace(str(ROOT), "")[-_WORDS:]
+    if "why" in found:  # without the lines of a traceback, which name files of this machine
+        lines = [line for line in found["why"].splitlines() if not line.startswith("  ")]
+        found["why"] = " ".join(lines).replace(str(folder), "").replace(str(ROOT), "")[-_WORDS:]
     code = campaign.code()
     commit = str(code["commit"])[:12] + ("" if code["clean"] else " and changes")
     found |= {"date": _today(), "torch": version("torch"), "commit": commit}
