@@ -62,7 +62,7 @@ def test_spot_is_compared_only_where_it_is_allowed_and_has_a_price() -> None:
 
 
 def test_both_costs_are_said() -> None:
-    offer = prices.cheapest("A100-80-SXM4")
+    offer = prices.cheapest("A100-80-SXM4", 1, "USD")
     made = plan("where: {spot: true}", machine("A100-80-SXM4"), offer=offer, tokens=10_000_000_000)
     assert made.cost is not None
     (why,) = [one for one in made.reasons if one.about == "spot"]
