@@ -2,7 +2,7 @@
 
 Without a line of Stoker, so that the Python of another tool can run it. FOLDER/given.json says what to train; what was
 measured is left beside it, as `overhead.note` writes it. Unsloth and LLaMA-Factory have not been run here: the calls
-follow their sources.
+follow their documentation as it was, and may need a look.
 """
 
 import json

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker.facts.intervals import ANY, ENOUGH_SOURCES, Interval, bounds_of
+from stoker.facts.intervals import ANY, ENOUGH_SOURCES, Interval, bounds_of, middle_of
 
 Group = tuple[str, str, str]
 LEVELS: tuple[Callable[[Group], Group], ...] = (
@@ -71,7 +71,8 @@ def without_each(pairs: list[Any]) -> dict[str, Bounds]:
 def write(path: Path, bounds: Bounds) -> None:
     about = (
         "Bounds of measured / predicted, per method, strategy and class of card: nine in ten of the weight of sources, "
-        "each left out when it was predicted. `borrowed` is the share of that weight which the next wider class lends."
+        "each left out when it was predicted. `borrowed` is the share of that weight which the next wider class lends; "
+        "half of it lies above `middle`, which the search asks for the risk of running out of memory."
     )
     made = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     by = "python benchmarks/planner.py --intervals"
@@ -84,7 +85,9 @@ def _classes(pairs: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for group in sorted({level(pair.group) for pair in pairs}):
             kin = [[pair for pair in pairs if wider(pair.group) == wider(group)] for wider in LEVELS[depth::-1]]
             sources = len({pair.of.source for pair in kin[0]})
-            low, high = bounds_of(_weighed(kin))
+            weighed = _weighed(kin)
+            low, high = bounds_of(weighed)
+            middle = {"middle": round(middle_of(weighed), 4)} if pairs[0].figure == "memory" else {}
             yield (
                 " ".join(group),
                 {
@@ -93,6 +96,7 @@ def _classes(pairs: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                     "n": len(kin[0]),
                     "sources": sources,
                     "borrowed": round(max(0.0, 1 - sources / ENOUGH_SOURCES), 3) if depth else 0.0,
+                    **middle,
                 },
             )
 

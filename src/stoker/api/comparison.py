@@ -17,8 +17,9 @@ from stoker.plan import clocks, remarks
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Plan, Resume
+from stoker.plan.search import Way
 from stoker.rent import compare
-from stoker.rent.bill import Bill
+from stoker.rent.bill import Bill, in_safe_way
 from stoker.rent.compare import Advice, Change, Goal, Row, Terms
 
 _SHOWN = 12
@@ -118,7 +119,10 @@ class Comparison:
     def answer_sentence(self) -> str:
         """What to take, in one line."""
         said = self._advice_sentence()
-        if self.answer is None or self.answer.bill is None or not self.answer.kept:
+        if self.answer is None or not self.answer.kept:
+            return said
+        said = _likely(said, self.answer)
+        if self.answer.bill is None:
             return said
         reach = _beyond(self.terms, self.answer.bill)
         return messages.text("compare.may_reach", said=said, most=reach) if reach else said
@@ -345,6 +349,19 @@ def _offered(row: Row, bill: Bill | None) -> str:
     return messages.text(key, provider=_whose(bill), days=bill.cost.age_days, **fields)
 
 
+def _likely(said: str, found: Advice) -> str:
+    """An answer with what happens if it does not fit as planned, where that may be."""
+    decided = found.row.found
+    if decided is None or decided.way.safe is None:
+        return said
+    seconds, amount = in_safe_way(decided, decided.way.safe, found.bill)
+    time = figures.duration(seconds)
+    if amount is None or found.bill is None:
+        return messages.text("compare.likely", said=said, time=time)
+    paid = f"{amount:,.2f} {found.bill.cost.currency}"
+    return messages.text("compare.likely.paid", said=said, time=time, amount=paid)
+
+
 def _whose(bill: Bill) -> str:
     """The provider; a price that the user stated is marked."""
     return f"{bill.provider} ({messages.text('compare.own_price')})" if bill.own_price else bill.provider
@@ -462,9 +479,23 @@ def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
         "micro": found.way.micro,
         "accumulation": found.way.step.accumulation,
         "gradient_checkpointing": found.way.checkpointing,
+        "safe": _safe_json(found, found.way.safe, row.bill) if found.way.safe else None,
         "precision": found.constraints.precision,
         "disk_bytes": sum(found.disk.values()),
         "platforms": [_stay_json(stay) for stay in row.stays],
+    }
+
+
+def _safe_json(found: Found, way: Way, bill: Bill | None) -> dict[str, Any]:
+    """The way that is taken after out-of-memory; its money is of the whole stay, the failed attempt included."""
+    seconds, amount = in_safe_way(found, way, bill)
+    return {
+        "strategy": way.strategy,
+        "micro": way.micro,
+        "gradient_checkpointing": way.checkpointing,
+        "memory_bytes_range": way.memory_range,
+        "time_seconds": seconds,
+        "cost": amount,
     }
 
 

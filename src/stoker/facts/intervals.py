@@ -20,6 +20,8 @@ ANY = "any"
 ENOUGH_SOURCES = 9
 """Of fewer, one that was not seen lies above all of them more often than one time in ten."""
 _TAIL = 0.05
+_TWENTIETH = 1.645
+"""Standard deviations above which a normal distribution has 5 %."""
 _AMPERE = 8.0
 
 _ASSUMED = {"memory": (0.7, 1.4), "speed": (0.5, 2.0)}
@@ -39,6 +41,13 @@ class Interval:
     """Publishers of those measurements; none where they are points of proven machines."""
     borrowed: float = 0.0
     """Share of the weight that a wider class lends, for want of sources."""
+    middle: float = 1.0
+    """Half of the weight lies above; of memory only."""
+
+    def above(self, ratio: float) -> float:
+        """Chance of more than `ratio`: log-normal from the middle up, a twentieth above the upper bound."""
+        side, far = (math.log(each / self.middle) for each in (self.high, ratio))
+        return 0.5 * math.erfc(_TWENTIETH * far / side / math.sqrt(2)) if side > 0 else float(ratio < self.high)
 
 
 @functools.cache
@@ -61,9 +70,15 @@ def narrowed(wider: Interval, machines: Sequence[Sequence[float]], group: str) -
     if not weighed:
         return wider
     lent = max(0.0, 1 - len(machines) / ENOUGH_SOURCES)
-    own = bounds_of(weighed)
-    low, high = (far**lent * near ** (1 - lent) for far, near in zip((wider.low, wider.high), own, strict=True))
-    return Interval(low, high, len(weighed), group, borrowed=round(lent, 3))
+    (least, most), half = bounds_of(weighed), middle_of(weighed)
+    ends = (wider.low, least), (wider.high, most), (wider.middle, half)
+    low, high, middle = (far**lent * near ** (1 - lent) for far, near in ends)
+    return Interval(low, high, len(weighed), group, borrowed=round(lent, 3), middle=middle)
+
+
+def middle_of(weighed: list[tuple[float, float]]) -> float:
+    """The ratio that half of the weight of these logarithms lies above."""
+    return math.exp(_end(sorted(weighed), 0.5))
 
 
 def bounds_of(weighed: list[tuple[float, float]]) -> tuple[float, float]:
@@ -72,11 +87,11 @@ def bounds_of(weighed: list[tuple[float, float]]) -> tuple[float, float]:
     return math.exp(_end(ranked)), math.exp(_end(ranked[::-1]))
 
 
-def _end(ranked: list[tuple[float, float]]) -> float:
+def _end(ranked: list[tuple[float, float]], left: float = _TAIL) -> float:
     passed = 0.0
     for error, weight in ranked:
         passed += weight
-        if passed > _TAIL + 1e-9:
+        if passed > left + 1e-9:
             return error
     return ranked[-1][0]
 

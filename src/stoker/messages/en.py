@@ -917,6 +917,8 @@ ENGLISH: dict[str, str] = {
     "compare.no_price": "no price known",
     "compare.one_price": "Your price of {price} is counted for this machine only",
     "compare.over": "Nothing keeps to {asked}; the nearest is {offer}",
+    "compare.likely": "{said}. It is likely to fit as planned; if it does not, training goes on in a way that surely does: {time}",
+    "compare.likely.paid": "{said}. It is likely to fit as planned; if it does not, training goes on in a way that surely does: {time}, {amount} in all",
     "compare.may_reach": "{said}. It may reach {most}, beyond what was asked",
     "compare.faster": "At least twice as fast: {offer}",
     "compare.spot": "As spot, which may be taken away and then resumes elsewhere ({restarts} interruptions expected): {offer}",

@@ -917,6 +917,8 @@ CHINESE: dict[str, str] = {
     "compare.no_price": "没有报价",
     "compare.one_price": "你的价格 {price} 只用于本机",
     "compare.over": "没有方案满足 {asked}；最接近的是 {offer}",
+    "compare.likely": "{said}。按计划多半放得下；放不下就改用一定放得下的方案：训练 {time}",
+    "compare.likely.paid": "{said}。按计划多半放得下；放不下就改用一定放得下的方案：训练 {time}，共 {amount}",
     "compare.may_reach": "{said}。最多可能到 {most}，超出要求",
     "compare.faster": "至少快一倍：{offer}",
     "compare.spot": "抢占式，可能被收回，之后在别处继续（预计中断 {restarts} 次）：{offer}",

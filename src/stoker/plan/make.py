@@ -128,7 +128,7 @@ class Found:
     @property
     def tokens(self) -> float:
         """Tokens of the whole run."""
-        return self.inputs.data.tokens / self.steps.per_epoch * self.steps.total
+        return self.constraints.tokens
 
     @functools.cached_property
     def seconds(self) -> tuple[float, float, float]:
@@ -169,12 +169,14 @@ def find(inputs: Inputs) -> Found:
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)
+    steps = _steps(run, data)
     constraints = Constraints(
         run=run,
         machine=machine,
         shape=inputs.shape.shape,
         longest=data.longest,
         mean=data.tokens / data.sequences,
+        tokens=data.tokens / steps.per_epoch * steps.total,
         precision=precision.value,
         attention=attention.value,
         arrange=arrange.value,
@@ -203,7 +205,7 @@ def find(inputs: Inputs) -> Found:
             background=background.value,
             evaluate=run.train.eval_every if data.has_eval else "never",
         ),
-        steps=_steps(run, data),
+        steps=steps,
     )
 
 

@@ -2,7 +2,8 @@
 
 The order is law 1's ladder: larger micro batches first, then gradient checkpointing, then sharding, and activations in
 main memory only where nothing else fits. Of equally fast ways the first of the ladder is taken, and one that surely
-fits before one that is only expected to (ADR 0034).
+fits before one that is only expected to. How fast a way is includes the chance that it runs out of memory and another
+is taken instead (ADR 0034).
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from stoker.estimate import layers, memory, ranges, speed
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
 from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
+from stoker.facts import setup_times
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
@@ -48,6 +50,8 @@ class Constraints:
     """Tokens of the longest sequence."""
     mean: float
     """Tokens of a mean sequence."""
+    tokens: float
+    """Of the whole run."""
     precision: str
     attention: str
     arrange: str
@@ -105,10 +109,18 @@ class Way:
         """Nine in ten runs lie between."""
         return int(self.memory.device * self.around.low), int(self.memory.device * self.around.high)
 
+    @property
+    def least(self) -> int:
+        """Bytes of the tensors alone: more is reserved for them, but that costs a replay."""
+        return self.memory.allocated + self.memory.runtime
+
     def may_fit(self, *, surely: bool = False) -> bool:
-        """Whether the tensors alone fit, or surely do: more than they take is reserved, but that costs a replay."""
-        least = self.memory.allocated + self.memory.runtime
-        return least * (self.around.high if surely else 1.0) <= self.room
+        """Whether the tensors alone fit, or surely do."""
+        return self.least * (self.around.high if surely else 1.0) <= self.room
+
+    def risk(self, needed: float) -> float:
+        """Chance of running out of memory where so many bytes are predicted."""
+        return self.around.above(self.room / needed)
 
     @functools.cached_property
     def verdict(self) -> Fits:
@@ -121,9 +133,9 @@ class Way:
 
 
 def find(constraints: Constraints) -> Way:
-    """The fastest way that is expected to fit, with the fastest that surely does; else the smallest.
+    """The way of the least expected time, with the fastest that surely fits; else the smallest.
 
-    The rehearsal tries it in the first minute, and the ladder takes the next: that costs less than hours of a smaller
+    The rehearsal tries it in the first minute, and the ladder takes the next: over hours that costs less than a smaller
     one. A way that keeps the bits of an earlier attempt comes before all others; then one that keeps its micro batch:
     random streams are numbered by micro batch.
     """
@@ -142,7 +154,45 @@ def _expected(constraints: Constraints, ways: list[Way]) -> Way:
             sure = found if found.verdict == "yes" else _fastest(kept, surely=True)
             if sure and sure.pace.tokens_per_second >= _AS_FAST * found.pace.tokens_per_second:
                 return sure
-            return dataclasses.replace(found, safe=sure or _fastest(ways, surely=True))
+            safe = sure or _fastest(ways, surely=True)
+            taken = _worth_trying(kept, sure, safe or _smallest(ways), constraints.tokens)
+            return taken if taken is sure else dataclasses.replace(taken, safe=safe)
+    return _smallest(ways)
+
+
+def _worth_trying(ways: list[Way], sure: Way | None, otherwise: Way, tokens: float) -> Way:
+    """The way of the least expected time, if that is shorter by 1 % than with the sure one.
+
+    Args:
+        ways: Some of them may fit.
+        sure: The fastest of them that surely fits.
+        otherwise: What is taken after out-of-memory.
+        tokens: Of the whole run.
+    """
+    instead = tokens / otherwise.pace.tokens_per_second
+    failed = restart_seconds(otherwise) + instead
+    best, least = sure, _AS_FAST * instead if sure else math.inf
+    for way in sorted((way for way in ways if way.may_fit()), key=lambda way: -way.pace.tokens_per_second):
+        seconds = tokens / way.pace.tokens_per_second
+        if seconds >= least:
+            break
+        # The tensors alone tell most that are not worth it; what is reserved for them costs a replay.
+        if way.risk(way.least) * (failed - seconds) + seconds >= least or way.verdict == "no":
+            continue
+        expected = way.risk(way.memory.device) * (failed - seconds) + seconds
+        if expected < least:
+            best, least = way, expected
+    assert best is not None
+    return best
+
+
+def restart_seconds(way: Way) -> float:
+    """What an attempt takes until the rehearsal has tried the longest batch: start, load, one step."""
+    load = memory.whole_weight_bytes(way.step) / setup_times.figure("load").value
+    return setup_times.figure("start").value + load + way.pace.step_seconds
+
+
+def _smallest(ways: list[Way]) -> Way:
     return min(ways, key=lambda way: way.memory.allocated)
 
 

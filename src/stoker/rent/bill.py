@@ -9,10 +9,11 @@ from stoker.estimate import memory
 from stoker.facts import failures, platforms, setup_times
 from stoker.facts.prices import Offer
 from stoker.facts.setup_times import Billing
-from stoker.plan import clocks, money, save_interval, spot
+from stoker.plan import clocks, money, save_interval, search, spot
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
+from stoker.plan.search import Way
 from stoker.rundir.inputs import eval_share
 
 Span = tuple[float, float, float]
@@ -63,7 +64,7 @@ def on_demand(found: Found, offer: Offer) -> Bill:
     """What an offer costs for the whole stay, in the provider's units; a machine of one's own is on already."""
     provider = setup_times.LOCAL if offer.cloud == money.OWN else offer.cloud
     parts = setup(found, provider, offer.region)
-    seconds = span(found.seconds, parts)
+    seconds = span(training(found), parts)
     return Bill(
         kind="demand", provider=provider, setup=parts, seconds=seconds, **_paid(found, offer, provider, seconds)
     )
@@ -74,7 +75,7 @@ def on_spot(found: Found, offer: Offer) -> Bill:
     between = failures.seconds_between(spot.PLACE, found.constraints.devices)
     save = memory.checkpoint_bytes(found.way.step) / setup_times.figure("save").value
     expected, least, most = (
-        spot.expected_seconds(each, between, failures.restart_seconds(), save) for each in found.seconds
+        spot.expected_seconds(each, between, failures.restart_seconds(), save) for each in training(found)
     )
     parts = setup(found, offer.cloud, offer.region)
     seconds = span((expected, least, most), parts)
@@ -91,7 +92,7 @@ def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
         if nodes > 1 or not any(one.free and one.card == card and one.count >= devices for one in platform.cards):
             continue
         parts = setup(found, platform.name)
-        once = span(found.seconds, parts)
+        once = span(training(found), parts)
         (stay,) = (
             one for one in clocks.stays(card, devices, once, found.disk, nodes) if one.platform == platform.title
         )
@@ -118,10 +119,31 @@ def free_of_charge(found: Found, card: str, currency: str) -> list[Bill]:
     return bills
 
 
-def span(training: Span, parts: dict[str, float]) -> Span:
+def training(found: Found) -> Span:
+    """Training as planned; at most, out of memory at first and then in the safe way."""
+    expected, least, most = found.seconds
+    if found.way.safe is None:
+        return found.seconds
+    return expected, least, search.restart_seconds(found.way) + most * _slower(found.way, found.way.safe)
+
+
+def in_safe_way(found: Found, safe: Way, bill: Bill | None) -> tuple[float, float | None]:
+    """Training seconds of the safe way, and what a stay with it costs; None where nothing is paid."""
+    seconds = found.seconds[0] * _slower(found.way, safe)
+    if bill is None or not bill.billed_seconds:
+        return seconds, None
+    stay = bill.seconds[0] + search.restart_seconds(found.way) + seconds - found.seconds[0]
+    return seconds, bill.cost.amount * _units(stay, setup_times.billing(bill.provider)) / bill.billed_seconds
+
+
+def _slower(way: Way, safe: Way) -> float:
+    return way.pace.tokens_per_second / safe.pace.tokens_per_second
+
+
+def span(trained: Span, parts: dict[str, float]) -> Span:
     """Training and setup together."""
     around = math.fsum(parts.values())
-    expected, least, most = training
+    expected, least, most = trained
     return expected + around, least + around / _UNSURE, most + around * _UNSURE
 
 

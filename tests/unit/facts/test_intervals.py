@@ -49,6 +49,16 @@ def test_each_proven_machine_narrows_an_interval_a_ninth_of_the_way_however_many
     assert few.high == pytest.approx(wide.high ** (8 / 9) * 1.02 ** (1 / 9))
 
 
+def test_the_chance_of_more_is_a_half_at_the_middle_and_a_twentieth_at_the_upper_bound() -> None:
+    around = intervals.Interval(0.5, 1.3, 39, "any sharded any", middle=1.07)
+    assert [around.above(ratio) for ratio in (1.07, 1.3)] == pytest.approx([0.5, 0.05], abs=1e-3)
+    falling = [around.above(ratio) for ratio in (0.9, 1.0, 1.1, 1.2, 1.4)]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[1] > 0.6, "what is predicted too small in the median is likelier not to fit than to fit"
+    exact = intervals.Interval(1.2, 1.2, 9, "nine machines that agree", middle=1.2)
+    assert (exact.above(1.1), exact.above(1.2)) == (1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("card", "kind"),
     [

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from plan_case import SEVEN, machine, plan, processor, reason
+from plan_case import SEVEN, inputs, machine, plan, processor, reason
 
 from stoker import messages
 from stoker.api import plan_page
@@ -12,7 +12,7 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts import prices
 from stoker.launch import plan_inputs
-from stoker.plan import search
+from stoker.plan import make, search
 from stoker.plan.plan import Rung
 
 QLORA = "tune: {method: qlora}"
@@ -25,7 +25,7 @@ def test_one_device_needs_no_strategy() -> None:
 
 
 def test_the_whole_model_stays_on_each_device_while_it_fits() -> None:
-    made = plan("", machine("RTX4090", 4))
+    made = plan("tune: {method: lora}", machine("RTX4090", 4))
     assert (made.strategy, made.batch.devices, reason(made, "strategy")) == ("ddp", 4, "why.strategy.ddp")
     assert made.argv[:2] == ["-m", "torch.distributed.run"]
     assert made.argv[made.argv.index("--nproc-per-node") + 1] == "4"
@@ -41,11 +41,34 @@ def test_what_does_not_fit_on_one_is_shared_out() -> None:
     assert together.memory.optimizer_bytes == alone.memory.optimizer_bytes // 8
 
 
+LONG = 100_000_000
+"""Tokens of a run so long that a few minutes at its start are worth the attempt."""
+
+
+def test_a_way_that_may_not_fit_is_tried_only_where_the_expected_gain_is_more_than_a_lost_start() -> None:
+    """A full 7B on eight A100s: micro 4 fills 78.1 of 78.4 GiB, an eighth faster than micro 2, which surely fits."""
+    text, eight = "tune: {method: full}\ntrain: {batch: 64}", machine("A100-80G-SXM", 8)
+    short, long = (plan(text, eight, model=SEVEN, sizes="length: 2048", tokens=each) for each in (LONG // 20, LONG))
+    assert (short.fits, short.safe, short.batch.micro) == ("yes", None, 2)
+    assert (long.fits, long.batch.micro) == ("tight", 4)
+    assert long.safe is not None
+    assert long.safe.micro == 2
+    # With a pencil: what is gained where it fits against a start, 31 GB from disk and a step where it does not.
+    way = search.find(make.find(inputs(text, eight, model=SEVEN, sizes="length: 2048", tokens=LONG)).constraints)
+    risk = way.risk(way.memory.device)
+    assert 0.5 < risk < 0.9
+    lost = 15 + 30.6 + way.pace.step_seconds
+    assert search.restart_seconds(way) == pytest.approx(lost, rel=0.01)
+    saved = long.safe.time_seconds - long.time_seconds
+    assert (1 - risk) * saved > risk * lost
+    assert (1 - risk) * saved / 20 < risk * lost
+
+
 def test_the_fastest_that_is_expected_to_fit_is_planned_and_the_safe_way_is_named_with_its_money() -> None:
     """A full 7B on eight A100s: micro 4 is expected to fit; micro 2 surely fits and costs a seventh more."""
     text = "tune: {method: full}\ntrain: {batch: 64}"
     eight, offer = machine("A100-80G-SXM", 8), prices.maintained("A100-80-SXM4")[0]
-    made = plan(text, eight, model=SEVEN, sizes="length: 2048", offer=offer)
+    made = plan(text, eight, model=SEVEN, sizes="length: 2048", tokens=LONG, offer=offer)
     room = search.USABLE_SHARE * made.memory.available_bytes
     assert (made.fits, made.strategy, made.batch.micro, made.gradient_checkpointing) == ("tight", "fsdp2", 4, False)
     assert made.memory.peak_device_bytes <= room < made.memory.device_bytes_range[1]
@@ -54,7 +77,7 @@ def test_the_fastest_that_is_expected_to_fit_is_planned_and_the_safe_way_is_name
     assert (safe.strategy, safe.micro, safe.gradient_checkpointing) == ("fsdp2", 2, False)
     assert safe.device_bytes_range[1] <= room
     # Asked for by name, it is what was said: it surely fits, and takes that time and that money.
-    alone = plan(f"{text}\nwhere: {{micro: 2}}", eight, model=SEVEN, sizes="length: 2048", offer=offer)
+    alone = plan(f"{text}\nwhere: {{micro: 2}}", eight, model=SEVEN, sizes="length: 2048", tokens=LONG, offer=offer)
     assert (alone.fits, alone.safe) == ("yes", None)
     assert alone.memory.device_bytes_range == safe.device_bytes_range
     assert alone.time_seconds == pytest.approx(safe.time_seconds)
@@ -70,9 +93,9 @@ def test_the_fastest_that_is_expected_to_fit_is_planned_and_the_safe_way_is_name
 def test_what_surely_fits_is_planned_where_it_is_as_fast() -> None:
     """A larger micro batch comes first in the ladder and is expected to fit, but a Mac gains nothing by it."""
     text, mac = "tune: {method: lora}\ntrain: {batch: 64}\n", machine("Apple M2 Max")
-    made = plan(text, mac, sizes="length: 2048")
+    made = plan(text, mac, sizes="length: 2048", tokens=LONG)
     assert (made.fits, made.safe) == ("yes", None)
-    larger = plan(f"{text}where: {{micro: {2 * made.batch.micro}}}", mac, sizes="length: 2048")
+    larger = plan(f"{text}where: {{micro: {2 * made.batch.micro}}}", mac, sizes="length: 2048", tokens=LONG)
     assert larger.fits == "tight"
     assert larger.speed.tokens_per_second == pytest.approx(made.speed.tokens_per_second)
 
@@ -80,9 +103,9 @@ def test_what_surely_fits_is_planned_where_it_is_as_fast() -> None:
 def test_after_out_of_memory_the_ladder_goes_below_the_way_that_was_only_likely() -> None:
     text = "tune: {method: full}\ntrain: {batch: 64}"
     eight = machine("A100-80G-SXM", 8)
-    likely = plan(text, eight, model=SEVEN, sizes="length: 2048")
+    likely = plan(text, eight, model=SEVEN, sizes="length: 2048", tokens=LONG)
     failed = Rung(strategy="fsdp2", micro=4, gradient_checkpointing=False, card=eight.name, step=0)
-    then = plan(text, eight, model=SEVEN, sizes="length: 2048", out_of_memory=(failed,))
+    then = plan(text, eight, model=SEVEN, sizes="length: 2048", tokens=LONG, out_of_memory=(failed,))
     assert likely.safe is not None
     assert (then.fits, then.strategy, then.batch.micro) == ("yes", likely.safe.strategy, likely.safe.micro)
 
@@ -90,14 +113,14 @@ def test_after_out_of_memory_the_ladder_goes_below_the_way_that_was_only_likely(
 def test_after_out_of_memory_the_named_way_is_taken_and_not_a_slower_one_of_the_ladder() -> None:
     """On four A100s the safe way recomputes 16 rows; the ladder's next, one row without, is a sixth slower."""
     text, four = "tune: {method: full}\ntrain: {batch: 64}", machine("A100-80G-SXM", 4)
-    likely = plan(text, four, model=SEVEN, sizes="length: 2048")
+    likely = plan(text, four, model=SEVEN, sizes="length: 2048", tokens=LONG)
     assert (likely.fits, likely.batch.micro, likely.gradient_checkpointing) == ("tight", 2, False)
     assert likely.safe is not None
     failed = Rung(strategy="fsdp2", micro=2, gradient_checkpointing=False, card=four.name, step=0)
-    then = plan(text, four, model=SEVEN, sizes="length: 2048", out_of_memory=(failed,))
+    then = plan(text, four, model=SEVEN, sizes="length: 2048", tokens=LONG, out_of_memory=(failed,))
     assert (then.fits, then.batch.micro, then.gradient_checkpointing) == ("yes", likely.safe.micro, True)
     assert then.time_seconds == pytest.approx(likely.safe.time_seconds)
-    slower = plan(f"{text}\nwhere: {{micro: 1}}", four, model=SEVEN, sizes="length: 2048")
+    slower = plan(f"{text}\nwhere: {{micro: 1}}", four, model=SEVEN, sizes="length: 2048", tokens=LONG)
     assert slower.time_seconds > 1.1 * then.time_seconds
 
 

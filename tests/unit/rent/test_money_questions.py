@@ -33,12 +33,14 @@ from stoker.errors import StokerError
 from stoker.facts import cards, prices, shapes
 from stoker.facts.machine import Machine
 from stoker.facts.prices import Offer
-from stoker.plan import data, money
+from stoker.plan import data, money, search
 from stoker.plan.make import Found, Inputs
 from stoker.rent import bill, compare
 from stoker.rent.compare import Row
 
 HOURS = {"RTX4090": 4.0, "A100-80-SXM4": 2.0, "H100-SXM": 1.0, "T4": 10.0}
+LORA = "tune: {method: lora}\n"
+"""It surely fits as planned."""
 SETUP = {"boot": 600.0, "environment": 1200.0}
 TODAY = datetime.datetime.now(datetime.timezone.utc).date()
 
@@ -180,7 +182,7 @@ def test_an_old_price_is_said_in_words() -> None:
 
 
 def test_the_answer_says_training_setup_and_what_is_billed_apart() -> None:
-    assert ask().answer_sentence() == (
+    assert ask(LORA).answer_sentence() == (
         "Use 1 x RTX4090 from runpod: 1.80 USD (1.70 to 2.00); training 4 h 00 min + setup 30 min 00 s, "
         "billed 4 h 30 min"
     )
@@ -201,13 +203,39 @@ def test_what_nothing_keeps_to_is_said_with_the_nearest() -> None:
 
 def test_an_answer_that_may_go_beyond_what_was_asked_says_so() -> None:
     """Setup takes half to twice as long: 4.25 to 5 h at 0.40 are 1.70 to 2.00, so 1.90 may not do, and 2.00 does."""
-    assert ask(budget="1.9USD").answer_sentence().endswith(". It may reach 2.00 USD, beyond what was asked")
+    assert ask(LORA, budget="1.9USD").answer_sentence().endswith(". It may reach 2.00 USD, beyond what was asked")
     assert (
-        ask(budget="1.9USD", by="4.75h")
+        ask(LORA, budget="1.9USD", by="4.75h")
         .answer_sentence()
         .endswith("may reach 2.00 USD, 5 h 00 min, beyond what was asked")
     )
-    assert "may reach" not in ask(budget="2USD", by="5h").answer_sentence()
+    assert "may reach" not in ask(LORA, budget="2USD", by="5h").answer_sentence()
+
+
+def test_an_answer_that_is_only_likely_to_fit_says_what_the_safe_way_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 h as planned. Else half an hour is lost and 8 h at half the pace follow: 9 h at 0.40 are 3.60, at most 3.80."""
+    find = search.find
+
+    def likely(constraints: search.Constraints) -> search.Way:
+        way = find(constraints)
+        safe = dataclasses.replace(way)
+        safe.__dict__["pace"] = dataclasses.replace(way.pace, tokens_per_second=way.pace.tokens_per_second / 2)
+        found = dataclasses.replace(way, safe=safe)
+        found.__dict__["verdict"] = "tight"
+        return found
+
+    monkeypatch.setattr(search, "find", likely)
+    monkeypatch.setattr(search, "restart_seconds", lambda way: 1800.0)
+    found = ask(LORA, budget="3.7USD")
+    assert found.answer_sentence().endswith(
+        "billed 4 h 30 min. It is likely to fit as planned; if it does not, training goes on in a way that surely "
+        "does: 8 h 00 min, 3.60 USD in all. It may reach 3.80 USD, beyond what was asked"
+    )
+    assert "may reach" not in ask(LORA, budget="3.8USD").answer_sentence()
+    row = found.to_json()["recommended"]
+    assert (row["fits"], row["sure"]) == ("tight", True)
+    assert (row["safe"]["time_seconds"], row["safe"]["cost"]) == (8 * 3600, pytest.approx(3.60))
+    assert (row["safe"]["micro"], row["safe"]["strategy"]) == (row["micro"], row["strategy"])
 
 
 def test_a_table_of_declared_tokens_says_that_they_are_not_counted() -> None:
@@ -215,12 +243,12 @@ def test_a_table_of_declared_tokens_says_that_they_are_not_counted() -> None:
 
 
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
-    """Two T4 are expected to hold a copy each, and up to 18.5 GiB are possible; one has a way that surely fits."""
+    """Two T4 are expected to hold a copy each, up to 15.4 GiB are possible; one surely fits in a way of 12 h and more."""
     found = ask(budget="0USD")
     assert found.answer_sentence().startswith(
-        "Nothing on demand keeps to 0 USD. Free of charge: 1 x T4, 10 h 30 min in all; one Colab session of 12 h"
+        "Nothing on demand keeps to 0 USD. Free of charge: 1 x T4, 10 h 30 min in all; 1-2 Colab sessions of 12 h"
     )
-    perhaps = "Free of charge, if it fits (up to 18.5 of 15.0 GiB): 2 x T4, 5 h 30 min in all"
+    perhaps = "Free of charge, if it fits (up to 15.4 of 15.0 GiB): 2 x T4, 5 h 30 min in all"
     assert any(line.startswith(perhaps) and "one Kaggle session of 8.5 h" in line for line in found.sentences())
     assert not any("Free" in line for line in ask(by="2h").sentences())
 
