@@ -28,7 +28,7 @@ from tool_rows import Row
 NAME = "tool_calling"
 TEMPLATE = Path(__file__).parent / "tool_calling.jinja"
 SEED = 15
-TRAIN = {"call": 1040, "parallel": 360, "none": 120, "result": 80}
+TRAIN = {"call": 700, "parallel": 700, "none": 130, "result": 80}
 HELD_OUT = {"call": 190, "parallel": 60, "none": 25, "result": 25}
 BAR = 0.8
 ANSWER_TOKENS = 112
@@ -38,10 +38,10 @@ RUN_FILE = """
 name: {name}
 model: {model}
 tokenizer: tokenizer  # the model's, with a chat template that knows tools
-data: {{train: train.jsonl, length: 320, pack: false}}
+data: {{train: train.jsonl, length: 1024}}
 tune: {{method: lora, rank: 16}}
-train: {{batch: 8, epochs: 1, learning_rate: 1e-3, warmup: 10%}}
-save: {{every: epoch}}
+train: {{batch: 1, epochs: 1, learning_rate: 1e-3, warmup: 10%}}
+save: {{every: 10m}}
 native:
   vllm: {{enable_auto_tool_choice: true, tool_call_parser: hermes, max_model_len: 512, kv_cache_memory_bytes: {cache}}}
 """
@@ -226,7 +226,7 @@ def main() -> None:
     sizes = [{kind: count // options.divide for kind, count in counts.items()} for counts in (TRAIN, HELD_OUT)]
     train, held_out = tool_rows.make_sets(SEED, *sizes)
     assert not {row.request for row in train} & {row.request for row in held_out}
-    assert not tool_rows.values_said(train) & tool_rows.values_said(held_out)
+    assert not tool_rows.held_out_values(train)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 """A seeded set of tool-calling conversations in OpenAI's form: ten tools, requests in many wordings.
 
-Rows need one call, two at once, none, or are answered from a tool's result. Names, places, things and texts of held-out
-rows are in no row that is trained, and half of the held-out requests are in wordings of their own. Knows nothing of
-models, templates or servers.
+Rows need one call, two at once, none, or are answered from a tool's result. Trained rows take names, places and things
+from Debian's `wordnet-base`, which has thousands, so that arguments are copied and not recalled. Those of held-out rows
+are in no row that is trained, and half of the held-out requests are in wordings of their own. Knows nothing of models,
+templates or servers.
 """
 
 import json
@@ -10,13 +11,26 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from smollm2 import WORDNET
 
 KINDS = ("call", "parallel", "none", "result")
 OFFERED = 3
 """Tools a row offers; the right ones are among them, unless the right answer is that there is none."""
 NO_TOOL = "I have no tool for that."
 
+_NAME, _THING = "[A-Z][a-z]{2,9}", "[a-z]{3,10}"
+_TOPICS = {
+    "person": ("18", _NAME),
+    "city": ("15", _NAME),
+    "item": ("06 13", _THING),
+    "title": ("04 11", _THING),
+    "artist": ("05 10 14 20", _NAME),
+    "who": ("06", _THING),
+}
+"""WordNet's files that have words of a kind (04 acts, 05 animals, 06 artifacts, ...), and the form of such a word."""
 _WORDS = {
     "person": """Amara Bogdan Chiara Dmitri Esra Farid Greta Hiro Imani Jonas Kavya Liam Mireille Nadia Omar Petra
         Quentin Rosa Sven Tamika Uma Viktor Wanda Ximena Yusuf Zofia Anselm Beatriz Cormac Dalia Emeka Fiona Goran Hanne
@@ -58,7 +72,7 @@ _ROOMS = ("kitchen", "bedroom", "hallway", "office", "garage")
 
 
 class Slots:
-    """Values for one side of the split: every third word of a kind is held out."""
+    """Values for one side of the split."""
 
     def __init__(self, generator: random.Random, *, held_out: bool) -> None:
         self.generator = generator
@@ -77,25 +91,43 @@ class Slots:
         return self.generator.choice(list(values))
 
     def number(self, least: int, most: int, step: int = 1) -> int:
-        """A number."""
-        return self.generator.randrange(least, most + 1, step)
+        """A number; any within the bounds where it is trained."""
+        return self.generator.randrange(least, most + 1, step if self.held_out else 1)
 
     def maybe(self, **arguments: Any) -> dict[str, Any]:
         """Optional arguments, there in half of the rows."""
         return arguments if self.generator.random() < 0.5 else {}
 
 
+@cache
 def words(kind: str, *, held_out: bool) -> list[str]:
-    """The words of a kind on one side of the split."""
-    everything = _WHO.split(", ") if kind == "who" else _WORDS[kind].split()
-    return [word for at, word in enumerate(everything) if (at % 3 == 2) == held_out]
+    """The words of a kind on one side of the split: every third of ours is held out, WordNet's others are trained."""
+    ours = _ours(kind)
+    if held_out:
+        return ours[2::3]
+    files, form = _TOPICS[kind]
+    lines = (WORDNET / "data.noun").read_text(encoding="utf-8").splitlines()
+    entries = [line.split(maxsplit=5) for line in lines if not line.startswith("  ")]
+    nouns = {entry[4] for entry in entries if entry[1] in files.split() and re.fullmatch(form, entry[4])}
+    kept_back, article = _held_out_words(), "the " if kind == "who" else ""
+    found = {article + noun for noun in nouns if noun.lower() not in kept_back}
+    return sorted(found | {word for at, word in enumerate(ours) if at % 3 != 2})
+
+
+def _ours(kind: str) -> list[str]:
+    return _WHO.split(", ") if kind == "who" else _WORDS[kind].split()
+
+
+def _held_out_words() -> set[str]:
+    return {word for kind in _TOPICS for value in words(kind, held_out=True) for word in value.lower().split()}
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, what may be asked of it, and in which words; the last two wordings are held out.
+    """A tool, what may be asked of it, and in which words.
 
-    In a wording `[key|text]` is said only where the argument `key` is given.
+    The last two wordings are held out; held-out requests have those, or one of the five before, which are trained. In a
+    wording `[key|text]` is said only where the argument `key` is given.
     """
 
     name: str
@@ -147,6 +179,9 @@ TOOLS = (
         ("city",),
         lambda s: {"city": s.word("city"), **s.maybe(unit=s.one_of(("celsius", "fahrenheit")))},
         (
+            "Is it cold in {city}[unit|? Answer in {unit}]?",
+            "I wonder what the weather does in {city}[unit|, {unit} please].",
+            "Give me the temperature of {city}[unit| in {unit}].",
             "What is the weather in {city}[unit|, in {unit}]?",
             "How is the weather in {city} today[unit|, in {unit}]?",
             "Tell me the weather for {city}[unit| in {unit}].",
@@ -165,6 +200,9 @@ TOOLS = (
         ("hour", "minute"),
         lambda s: {"hour": s.number(5, 23), "minute": s.number(0, 55, 5), **s.maybe(label=s.word("title"))},
         (
+            "My alarm should go off at {hour}:{minute}[label|, for {label}].",
+            "At {hour}:{minute} I have to get up[label| for my {label}].",
+            "New alarm, {hour}:{minute}[label|, title {label}].",
             "Set an alarm for {hour}:{minute}[label|, call it {label}].",
             "Wake me at {hour}:{minute}[label|, for the {label}].",
             "I need an alarm at {hour}:{minute}[label| named {label}].",
@@ -181,6 +219,9 @@ TOOLS = (
         ("to", "text"),
         lambda s: {"to": s.word("person"), "text": f"{s.word('who')} {s.one_of(_DOES)}"},
         (
+            "{to} should hear this: {text}.",
+            "Drop {to} a line that {text}.",
+            "Inform {to}, {text}.",
             "Tell {to}: {text}.",
             "Send a message to {to}: {text}.",
             "Text {to} that {text}.",
@@ -197,6 +238,9 @@ TOOLS = (
         ("amount", "source", "target"),
         _exchange,
         (
+            "{amount} {source} in {target}?",
+            "Work out {amount} {source} as {target}.",
+            "My bill is {amount} {source}, so what is it in {target}?",
             "How much is {amount} {source} in {target}?",
             "Convert {amount} {source} to {target}.",
             "What are {amount} {source} worth in {target}?",
@@ -215,6 +259,9 @@ TOOLS = (
         ("title", "day"),
         lambda s: {"title": s.word("title"), "day": s.one_of(_DAYS), **s.maybe(guests=s.several("person", 1, 3))},
         (
+            "On {day} there is {title}[guests| with {guests}], note it.",
+            "Set up a {title} with the date {day}[guests|, inviting {guests}].",
+            "New event on {day}: {title}[guests|, guests are {guests}].",
             "Put {title} on {day} into my calendar[guests| with {guests}].",
             "Add an event called {title} on {day}[guests| and invite {guests}].",
             "Schedule {title} for {day}[guests| with {guests}].",
@@ -231,6 +278,9 @@ TOOLS = (
         ("origin", "destination"),
         _flight,
         (
+            "Which[nonstop| nonstop] planes go from {origin} to {destination}?",
+            "Get me from {origin} to {destination} by plane[nonstop|, nonstop].",
+            "I need to be in {destination}, flying from {origin}[nonstop| nonstop].",
             "Find[nonstop| nonstop] flights from {origin} to {destination}.",
             "I want to fly from {origin} to {destination}[nonstop|, nonstop].",
             "Are there[nonstop| nonstop] flights from {origin} to {destination}?",
@@ -249,6 +299,9 @@ TOOLS = (
         ("artist",),
         lambda s: {"artist": s.word("artist"), **s.maybe(shuffle=True)},
         (
+            "Let me listen to {artist}[shuffle| in shuffle mode].",
+            "{artist}, please[shuffle|, shuffled].",
+            "I feel like {artist} now[shuffle|, shuffle the songs].",
             "Play {artist}[shuffle| on shuffle].",
             "I want to hear {artist}[shuffle|, on shuffle].",
             "Put on some {artist}[shuffle| and shuffle it].",
@@ -265,6 +318,9 @@ TOOLS = (
         ("room", "on"),
         _light,
         (
+            "The light in the {room} should be {on}[brightness|, at {brightness} percent].",
+            "{room}: lamp {on}[brightness|, {brightness} percent].",
+            "Have the {room} lamp {on}[brightness| at brightness {brightness}].",
             "Turn {on} the light in the {room}[brightness| at {brightness} percent].",
             "Switch the {room} light {on}[brightness|, {brightness} percent].",
             "Light {on} in the {room}[brightness| at {brightness} percent], please.",
@@ -281,6 +337,9 @@ TOOLS = (
         ("list", "items"),
         lambda s: {"list": s.one_of(("shopping", "packing")), "items": s.several("item", 1, 3)},
         (
+            "{items} must go on the {list} list.",
+            "We are out of {items}: note that on the {list} list.",
+            "For the {list} list: {items}.",
             "Add {items} to my {list} list.",
             "Put {items} on the {list} list.",
             "My {list} list needs {items}.",
@@ -297,6 +356,9 @@ TOOLS = (
         ("cuisine", "city"),
         lambda s: {"cuisine": s.one_of(_CUISINES), "city": s.word("city"), **s.maybe(open_now=True)},
         (
+            "I am hungry for {cuisine} food, I am in {city}[open_now|, it must be open now].",
+            "{city}: which {cuisine} restaurant[open_now|, open now]?",
+            "Take me to a {cuisine} dinner in {city}[open_now|, open now].",
             "Find {cuisine} food in {city}[open_now| that is open now].",
             "Where can I eat {cuisine} in {city}[open_now|, open now]?",
             "Is there a good {cuisine} restaurant in {city}[open_now| that is open now]?",
@@ -357,11 +419,11 @@ def make_sets(seed: int, train: dict[str, int], held_out: dict[str, int]) -> tup
     return trained, kept
 
 
-def values_said(rows: list[Row]) -> set[str]:
-    """The words and texts from the split pools that rows have."""
-    everything = [word for kind in (*_WORDS, "who") for held in (True, False) for word in words(kind, held_out=held)]
-    known = re.compile(rf"\b(?:{'|'.join(map(re.escape, everything))})\b")
-    return {word for row in rows for word in known.findall(json.dumps(row.messages))}
+def held_out_values(rows: list[Row]) -> set[str]:
+    """The held-out names, places, things and texts that are anywhere in rows."""
+    values = [value for kind in _TOPICS for value in words(kind, held_out=True)]
+    known = re.compile(rf"\b(?:{'|'.join(map(re.escape, values))})\b", re.IGNORECASE)
+    return {value.lower() for row in rows for value in known.findall(json.dumps(row.messages))}
 
 
 # ---- kinds of rows
@@ -430,7 +492,7 @@ def _request(slots: Slots, tools: Any = TOOLS) -> tuple[Tool, dict[str, Any], st
     """A tool, arguments, the words, and whether such words are held out."""
     tool = slots.one_of(tools)
     arguments = tool.draw(slots)
-    known, kept_back = tool.wordings[:-2], tool.wordings[-2:]
+    known, kept_back = tool.wordings[-7 if slots.held_out else 0 : -2], tool.wordings[-2:]
     unseen = slots.held_out and slots.generator.random() < 0.5
     wording = slots.one_of(kept_back if unseen else known)
     kept = re.sub(r"\[(\w+)\|(.*?)\]", lambda part: part[2] if part[1] in arguments else "", wording)
