@@ -8,16 +8,14 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from stoker import messages
-from stoker.api import figures, html_tables, plan_page
+from stoker.api import comparison_json, figures, html_tables, plan_page
 from stoker.api.html_tables import Cell
 from stoker.config.run import Run
 from stoker.facts import prices, setup_times
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import clocks, remarks
-from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Plan, Resume
-from stoker.plan.search import Way
 from stoker.rent import compare
 from stoker.rent.bill import Bill, in_safe_way
 from stoker.rent.compare import Advice, Change, Goal, Row, Terms
@@ -204,7 +202,7 @@ class Comparison:
                 "by_seconds": self.terms.by_seconds,
                 **vars(self.terms.market),
             },
-            "answer": _answer_json(self.answer, self.answer_sentence()),
+            "answer": comparison_json.of_answer(self.answer, self.answer_sentence()),
             "recommended": _row_json(advised, self.frontier) if advised else None,
             "here": _row_json(self.here, []),
             "rows": [_row_json(row, self.frontier) for row in self.rows],
@@ -234,6 +232,10 @@ def plan_json(made: Plan, changes: Sequence[Change]) -> dict[str, Any]:
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
     """What would fit."""
     return [{"kind": change.kind, "method": change.method, "row": _row_json(change.row, [])} for change in changes]
+
+
+def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
+    return comparison_json.of_row(row, _why(row), marked)
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:
@@ -420,92 +422,3 @@ def _change(change: Change) -> str:
     time = figures.time_range(row.found.seconds)
     said = messages.text("change.figures", used=f"{used:.1f}", there=f"{there:.0f}", time=time, money=paid)
     return messages.text(f"change.{change.kind}", method=change.method, count=row.devices, card=row.card, figures=said)
-
-
-# ---- JSON
-
-
-def _answer_json(found: Advice | None, said: str) -> dict[str, Any]:
-    if found is None:
-        return {"text": said, "kept": False, "card": None}
-    named = {"card": found.row.card, "devices": found.row.devices}
-    return {"text": said, "kept": found.kept, **named, "bill": _bill_json(found.bill) if found.bill else None}
-
-
-def _bill_json(bill: Bill) -> dict[str, Any]:
-    return {
-        "kind": bill.kind,
-        "provider": bill.provider,
-        "setup_seconds": bill.setup,
-        "stay_seconds": bill.seconds,
-        "billed_seconds": bill.billed_seconds,
-        "own_price": bill.own_price,
-        "cost": bill.cost.model_dump(),
-        "restarts": bill.restarts,
-        "session": _stay_json(bill.stay) if bill.stay else None,
-    }
-
-
-def _row_json(row: Row, marked: list[Row]) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "card": row.card,
-        "devices": row.devices,
-        "fits": row.fits,
-        "sure": row.sure,
-        "why": _why(row),
-    }
-    out["frontier"] = any(row is one for one in marked)
-    out["refused"] = row.refused.to_json() if row.refused else None
-    found = row.found
-    if found is None:
-        return out
-    pace, slowest, fastest = found.tokens_per_second
-    seconds, least, most = found.seconds
-    return out | {
-        "memory_bytes": found.way.memory.device,
-        "memory_bytes_range": found.way.memory_range,
-        "available_bytes": found.inputs.machine.memory_per_device,
-        "moment": found.way.memory.moment,
-        "tokens_per_second": pace,
-        "tokens_per_second_range": (slowest, fastest),
-        "time_seconds": seconds,
-        "time_seconds_range": (least, most),
-        "setup_seconds": row.setup,
-        "stay_seconds": row.seconds if row.fits != "no" else None,
-        "cost": row.cost.model_dump() if row.cost else None,
-        "spot": _bill_json(row.spot) if row.spot else None,
-        "free": [_bill_json(one) for one in row.free],
-        "strategy": found.way.strategy,
-        "micro": found.way.micro,
-        "accumulation": found.way.step.accumulation,
-        "gradient_checkpointing": found.way.checkpointing,
-        "safe": _safe_json(found, found.way.safe, row.bill) if found.way.safe else None,
-        "precision": found.constraints.precision,
-        "disk_bytes": sum(found.disk.values()),
-        "platforms": [_stay_json(stay) for stay in row.stays],
-    }
-
-
-def _safe_json(found: Found, way: Way, bill: Bill | None) -> dict[str, Any]:
-    """The way that is taken after out-of-memory; its money is of the whole stay, the failed attempt included."""
-    seconds, amount = in_safe_way(found, way, bill)
-    return {
-        "strategy": way.strategy,
-        "micro": way.micro,
-        "gradient_checkpointing": way.checkpointing,
-        "memory_bytes_range": way.memory_range,
-        "time_seconds": seconds,
-        "cost": amount,
-    }
-
-
-def _stay_json(stay: Stay) -> dict[str, Any]:
-    return {
-        "platform": stay.platform,
-        "free": stay.free,
-        "session_hours": stay.session_hours,
-        "sessions": stay.sessions,
-        "weekly_hours": stay.weekly_hours,
-        "weeks": stay.weeks,
-        "disk_too_small": stay.disk.path if stay.disk else None,
-    }
