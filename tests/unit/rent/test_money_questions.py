@@ -243,7 +243,7 @@ def test_a_table_of_declared_tokens_says_that_they_are_not_counted() -> None:
 
 
 def test_free_cards_are_counted_in_sessions_and_hours() -> None:
-    """Two T4 may hold a copy each, up to 15.4 GiB are possible; one surely fits in a way of 12 h and more."""
+    """Two T4 are expected to hold a copy each, up to 15.4 GiB are possible; one surely fits in a way of over 12 h."""
     found = ask(budget="0USD")
     assert found.answer_sentence().startswith(
         "Nothing on demand keeps to 0 USD. Free of charge: 1 x T4, 10 h 30 min in all; 1-2 Colab sessions of 12 h"
