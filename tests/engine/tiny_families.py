@@ -269,7 +269,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
-    "hunyuan_v1_dense": _SMALL,
+    "hunyuan_v1_dense": {**_SMALL, "eod_token_id": 1},
     "ernie4_5": _SMALL,
     "seed_oss": _SMALL,
     "minimax": {**_SMALL, **_LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},

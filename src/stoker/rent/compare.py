@@ -368,7 +368,7 @@ def _methods(run: Run) -> Iterator[Run]:
 
 
 def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """The run with each key that needs less memory, and its words: the loss, the optimizer's states, the length."""
+    """The run with each key that needs less memory, and its words: loss, optimizer states, weights, length."""
     run = inputs.run
     if run.where.loss == "plain":
         where = run.where.model_copy(update={"loss": "fused"})
@@ -377,6 +377,9 @@ def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
         train = run.train.model_copy(update={"optimizer": _SMALL_STATES})
         words = f"train.optimizer: {_SMALL_STATES}"
         yield words, dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
+    if run.tune.method == "full" and run.train.optimizer == "adamw" and run.train.precision == "fp32":
+        train = run.train.model_copy(update={"precision": "bf16"})
+        yield "train.precision: bf16", dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
     length = run.data.length // 2
     rows = inputs.data.sequences * (2 if run.data.pack else 1)
     data = run.data.model_copy(update={"length": length})

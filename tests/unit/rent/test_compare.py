@@ -194,10 +194,10 @@ def test_the_row_of_this_machine_is_made_like_any_other() -> None:
     assert set(same.setup) - set(row.setup) == {"boot", "environment"}
 
 
-def test_what_would_fit_names_the_optimizer_s_states_and_the_length() -> None:
+def test_what_would_fit_names_the_optimizer_s_states_the_weights_and_the_length() -> None:
     full = inputs("tune: {method: full}\ntrain: {batch: 16}\n", SMALL, "length: 8192")
     tried = dict(compare._keys(full))
-    assert list(tried) == ["train.optimizer: adamw_8bit", "data.length: 4096"]
+    assert list(tried) == ["train.optimizer: adamw_8bit", "train.precision: bf16", "data.length: 4096"]
     card = cards.find("A100-80-SXM4")
     whole = compare.on(full, card, 1).found
     assert whole is not None
