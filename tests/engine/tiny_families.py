@@ -316,8 +316,8 @@ RELATIVES: dict[str, dict[str, Any]] = {
 TOWERS = ("qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llama4")
 """Language models next to a vision tower."""
 PIECES = {
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "gemma4", "ernie4_5", "jamba"), False),
-    "phi3": True,
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "gemma4", "ernie4_5"), False),
+    **dict.fromkeys(("phi3", "jamba"), True),
 }
 """Families that come with a sentencepiece file, and whether their text begins with a space."""
 TURNS = {
