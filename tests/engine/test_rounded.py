@@ -8,6 +8,7 @@ import tiny_run
 import torch
 from safetensors import safe_open
 from torchao.optim import AdamW8bit
+from torchao.optim.adam import single_param_adam
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from stoker.engine import checkpoint, rounded
@@ -55,6 +56,15 @@ def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, 
 
 def state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> checkpoint.TrainingState:
     return checkpoint.TrainingState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0), None)
+
+
+def test_a_compiled_update_takes_any_number_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch compiles a function eight times and then gives up, unless it is told not to."""
+    update = torch.compile(single_param_adam, fullgraph=True, dynamic=False, backend="eager")
+    monkeypatch.setattr(rounded, "_is_compiled", lambda _: True)
+    monkeypatch.setattr(rounded, "_adam", lambda compiled: update)
+    model = torch.nn.ParameterList([torch.ones(size).bfloat16() for size in range(8, 18)])
+    steps(model, optimizer(model), 0, 2)
 
 
 def test_an_update_is_torchaos(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -368,8 +368,8 @@ class Where(_Section):
     loss: Literal["auto", "fused", "plain"] = "auto"
     """How the loss is computed: a few rows of logits at a time, or from all of them at once, which takes memory."""
     kernels: Literal["auto", "liger", "plain"] = "auto"
-    """What computes norms, rotary positions and gated activations: Liger's kernels or PyTorch's operations. `auto`:
-    Liger's on CUDA if `liger-kernel` is installed there, the family is one of those, and no resume has to be EXACT."""
+    """What computes norms, rotary positions and gated activations: Liger's kernels (0.8.5 or newer, on CUDA) or
+    PyTorch's operations. `auto`: PyTorch's, until somebody has proven Liger's on a card."""
     compile: Literal["off", "on"] = "off"
     """Compile the model by `torch.compile`: faster steps, after minutes at the start of every attempt. A resume is at
     most SAMPLE-EXACT. With it the loss is the plain one."""

@@ -70,6 +70,8 @@ def build(
         return _new(run, plan, folder, checkpoint, base)
 
     model = build_once(make, ranks) if _is_shared(plan) else make()
+    if plan.kernels == "liger":
+        _require_its_gate(model)
     model.config.use_cache = False
     _without_balancing(model)
     if run.tune.method == "full":
@@ -192,6 +194,13 @@ def is_other_base(fingerprint: Mapping[str, str], run: Run, folder: Path) -> boo
     path = Path(inputs.model_path(run.model, folder))
     large = (file.stat().st_size > _SAMPLED_BYTES for file in safetensors_headers.digested(path))
     return "code" in fingerprint or not any(large)
+
+
+def _require_its_gate(model: Any) -> None:
+    """Liger computes every gate as SiLU, whatever the configuration says, and says nothing."""
+    gate = getattr(model.config.get_text_config(), "hidden_act", "silu")
+    if gate not in ("silu", "swish"):
+        raise StokerError("STK248", reason=f"`hidden_act: {gate}`")
 
 
 def _from_shape(plan: Plan) -> Any:

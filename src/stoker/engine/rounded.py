@@ -7,6 +7,7 @@ arithmetic works on plain states, with a stream for each weight and update, and 
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,10 +37,13 @@ class RoundedAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         loss = None if closure is None else closure()
-        every = ((group, one) for group in self.param_groups for one in group["params"])
-        for place, (group, parameter) in enumerate(every):
-            if parameter.grad is not None:
-                self._update(place, group, parameter)
+        every = [(group, one) for group in self.param_groups for one in group["params"]]
+        # Every shape is compiled once, however many a model has.
+        compiled = any(_is_compiled(parameter) for _, parameter in every)
+        with torch._dynamo.utils.disable_cache_limit() if compiled else nullcontext():
+            for place, (group, parameter) in enumerate(every):
+                if parameter.grad is not None:
+                    self._update(place, group, parameter)
         return loss
 
     def _update(self, place: int, group: dict[str, Any], parameter: torch.Tensor) -> None:
@@ -51,7 +55,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         weight, gradient = parameter.detach().view(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
         rate, (first, second) = torch.tensor(group["lr"], dtype=torch.float32), group["betas"]
         rounds = parameter.dtype is torch.bfloat16
-        adam = _adam(compiled=parameter.is_cuda)
+        adam = _adam(compiled=_is_compiled(parameter))
         for start in range(0, len(weight), ROUNDED_AT_ONCE):
             part = slice(start, start + ROUNDED_AT_ONCE)
             averages = (_average(state, name, part) for name in _AVERAGES)
@@ -62,6 +66,10 @@ class RoundedAdamW(torch.optim.Optimizer):
                 IS_ADAMW=True,
                 BF16_STOCHASTIC_ROUND=rounds,
             )
+
+
+def _is_compiled(parameter: torch.Tensor) -> bool:
+    return parameter.is_cuda
 
 
 @functools.cache

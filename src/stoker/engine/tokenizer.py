@@ -99,9 +99,12 @@ def write(opened: Any, folder: Path) -> None:
     Phi 3's and Llama 2's tokens from `tokenizer.model`. Remove when `save_pretrained` keeps it.
     """
     opened.save_pretrained(folder)
-    source = Path(opened.init_kwargs.get("vocab_file") or "")
-    if source.name == SENTENCEPIECE and source.is_file():
-        shutil.copyfile(source, folder / SENTENCEPIECE)
+    named = Path(opened.init_kwargs.get("vocab_file") or "")
+    beside = Path(opened.name_or_path) / SENTENCEPIECE  # Gemma's class names no such file
+    for source in (named, beside):
+        if source.name == SENTENCEPIECE and source.is_file() and source.parent != folder:
+            shutil.copyfile(source, folder / SENTENCEPIECE)
+            return
 
 
 def train(texts: Iterable[list[str]], vocab: int, family: str) -> tokenizers.Tokenizer:

@@ -11,6 +11,7 @@ from stoker.estimate.step import Attention
 from stoker.facts import families
 from stoker.facts.machine import Device, Machine
 from stoker.facts.shapes import ModelShape
+from stoker.facts.tested import version_key
 from stoker.plan import moves, strategy
 from stoker.plan.plan import Reason
 from stoker.plan.save_interval import OVERHEAD_CAP
@@ -28,6 +29,8 @@ KERNELS = ("eager", "sdpa", "flash_attention_2", "efficient", "native")
 for the card: cuDNN's, flash attention 3."""
 _FLASH_CAPABILITY = 8.0
 
+_OLDEST_LIGER = (0, 8, 5)
+"""Before it, positions that rotate a part of a head (Phi 4 mini) were computed wrongly, and nothing said so."""
 _LIGER_FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 """Dense families for which liger-kernel 0.8.5 has all three kernels (`monkey_patch.py`)."""
 HEADS = ("lm_head", "embed_out", "output_layer")
@@ -236,18 +239,12 @@ def _hinders_fusing(run: Run, shape: ModelShape) -> str:
 
 def kernels(run: Run, machine: Machine, shape: ModelShape) -> Choice[str]:
     """Whether Liger's kernels compute norms, rotary positions and gated activations."""
-    asked, hinders = run.where.kernels, _hinders_liger(run, machine, shape)
-    if asked == "liger" and hinders:
+    asked = run.where.kernels
+    if asked == "auto":
+        return _because("plain", "kernels", "why.kernels.plain")
+    if asked == "liger" and (hinders := _hinders_liger(run, machine, shape)):
         raise StokerError("STK248", reason=hinders)
-    if asked != "auto":
-        return _because(asked, "kernels", "why.asked", word="where.kernels")
-    if not hinders and run.train.deterministic:
-        hinders = "`train.deterministic`"
-    if not hinders and "liger_kernel" not in machine.packages:
-        return _because("plain", "kernels", "why.kernels.missing")
-    if hinders:
-        return _because("plain", "kernels", "why.kernels.plain", reason=hinders)
-    return _because("liger", "kernels", "why.kernels.liger")
+    return _because(asked, "kernels", "why.asked", word="where.kernels")
 
 
 def _hinders_liger(run: Run, machine: Machine, shape: ModelShape) -> str:
@@ -256,8 +253,11 @@ def _hinders_liger(run: Run, machine: Machine, shape: ModelShape) -> str:
         return machine.name
     if shape.family not in _LIGER_FAMILIES:
         return f"`{shape.family}`"
-    if run.native.trainer.get("use_liger_kernel"):
-        return "`native.trainer.use_liger_kernel`"
+    installed = machine.packages.get("liger_kernel", "")
+    if installed and version_key(installed) < _OLDEST_LIGER:
+        return f"liger-kernel {installed}"
+    if own := [name for name in ("use_liger_kernel", "liger_kernel_config") if run.native.trainer.get(name)]:
+        return f"`native.trainer.{own[0]}`"
     return "`where.compile: on`" if moves.compiled(run) else ""
 
 

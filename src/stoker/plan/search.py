@@ -287,7 +287,8 @@ def _asked(run: Run) -> tuple[_Kept, ...]:
 def _last_ways(constraints: Constraints) -> list[Way]:
     """Ways that keep activations in main memory: slower than all others, so tried where nothing else fits."""
     machine = constraints.machine
-    if constraints.run.where.gradient_checkpointing != "auto" or machine.kind != "cuda":
+    run = constraints.run
+    if run.where.gradient_checkpointing != "auto" or machine.kind != "cuda" or moves.compiled(run):
         return []
     ways = _ways(constraints, _Kept(away=True))
     room = machine.memory_bytes if machine.examined else math.inf

@@ -15,20 +15,19 @@ def card(name: str = "A100-80-SXM4", **packages: str) -> Machine:
     return machine(name, examined=True, memory_bytes=256 << 30, packages={**INSTALLED, **packages})
 
 
-def test_they_are_taken_where_they_are_installed_and_leave_the_loss_alone() -> None:
-    made = plan("", card(), model=SEVEN)
-    assert (made.kernels, reason(made, "kernels"), made.loss) == ("liger", "why.kernels.liger", "fused")
+def test_they_are_taken_where_they_are_asked_for_and_leave_the_loss_alone() -> None:
+    made = plan("where: {kernels: liger}\n", card(), model=SEVEN)
+    assert (made.kernels, reason(made, "kernels"), made.loss) == ("liger", "why.asked", "fused")
     config = made.native.trainer["liger_kernel_config"]
     assert [name for name, on in config.items() if on] == ["rope", "rms_norm", "swiglu"]
     assert not config["fused_linear_cross_entropy"]
-    assert "Not yet run on a GPU" in next(one.text for one in made.reasons if one.about == "kernels")
     assert "liger_kernel" in moves.libraries(made)
 
 
-def test_a_card_of_the_catalogue_has_them_only_where_they_are_asked_for() -> None:
-    without, asked = (plan(words, machine("A100-80-SXM4"), model=SEVEN) for words in ("", "where: {kernels: liger}\n"))
-    assert (without.kernels, reason(without, "kernels")) == ("plain", "why.kernels.missing")
-    assert (asked.kernels, reason(asked, "kernels")) == ("liger", "why.asked")
+def test_nobody_has_them_unasked() -> None:
+    for there in (machine("A100-80-SXM4"), card(), processor(packages=INSTALLED)):
+        made = plan("", there, model=SEVEN if there.kind == "cuda" else "Qwen/Qwen2.5-0.5B")
+        assert (made.kernels, reason(made, "kernels")) == ("plain", "why.kernels.plain")
     run = load.parse("model: a/b\ndata: {train: a.jsonl}\nwhere: {kernels: liger}\n", "run.yaml")
     assert checks.extra_packages(run) == ("liger-kernel",)
 
@@ -44,22 +43,24 @@ def test_they_save_traffic_and_activations_of_norms_and_gates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "model", "named"),
+    ("words", "model", "version", "named"),
     [
-        ("", "google/gemma-2-27b", "gemma2"),
-        ("where: {compile: on}\n", SEVEN, "where.compile"),
-        ("native: {trainer: {use_liger_kernel: true}}\n", SEVEN, "use_liger_kernel"),
-        ("train: {deterministic: true}\n", SEVEN, "train.deterministic"),
+        ("where: {kernels: liger}\n", "google/gemma-2-27b", "0.8.5", "gemma2"),
+        ("where: {kernels: liger, compile: on}\n", SEVEN, "0.8.5", "where.compile"),
+        ("where: {kernels: liger}\nnative: {trainer: {use_liger_kernel: true}}\n", SEVEN, "0.8.5", "use_liger_kernel"),
+        (
+            "where: {kernels: liger}\nnative: {trainer: {liger_kernel_config: {rope: false}}}\n",
+            *(SEVEN, "0.8.5", "liger_kernel_config"),
+        ),
+        ("where: {kernels: liger}\n", SEVEN, "0.8.4", "liger-kernel 0.8.4"),
     ],
 )
-def test_what_keeps_them_away_is_named(words: str, model: str, named: str) -> None:
-    made = plan(f"tune: {{method: lora}}\n{words}", card(), model=model)
-    assert (made.kernels, reason(made, "kernels")) == ("plain", "why.kernels.plain")
-    assert named in next(one.text for one in made.reasons if one.about == "kernels")
+def test_what_keeps_them_away_is_named(words: str, model: str, version: str, named: str) -> None:
+    with pytest.raises(StokerError, match=rf"{named}.*STK248"):
+        plan(f"tune: {{method: lora}}\n{words}", card(liger_kernel=version), model=model)
 
 
 def test_a_processor_has_no_triton() -> None:
-    assert reason(plan("", processor(packages=INSTALLED)), "kernels") == "why.kernels.plain"
     with pytest.raises(StokerError, match="STK248"):
         plan("where: {kernels: liger}\n", processor())
     there = machine("A100-80-SXM4", examined=True, memory_bytes=256 << 30, packages={"torch": "2.13"})

@@ -121,8 +121,10 @@ def _register_files_of_transformers_5() -> None:
         tokens, scores, types = of_pieces(self)
         for added in _json(self.dir_model / "tokenizer.json")["added_tokens"]:
             if added["id"] < len(tokens):
-                tokens[added["id"]], scores[added["id"]] = added["content"].encode(), -1000.0
-                types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+                special = added["special"] or self.does_token_look_special(added["content"])
+                word = added["content"] if special else added["content"].replace("\u2581", " ")
+                tokens[added["id"]], scores[added["id"]] = word.encode(), -1000.0
+                types[added["id"]] = gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
         return tokens, scores, types
 
     def init_vocab(self: Any, *words: Any, **named: Any) -> None:
