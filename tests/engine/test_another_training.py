@@ -28,6 +28,7 @@ NO_BITS = {
     "spread": "copies of files",
     "tasks": "tasks",
     "template_limits": "bounds of chat templates",
+    "tokenizer": "files of a tokenizer; tokens are prepared",
     "trained_on": "which base: its digest is in the fingerprint",
     "writers": "orders between ranks; what they write is engine/shares",
 }

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from stoker.config import load
+from stoker.launch import tools
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -208,6 +209,17 @@ def _custom_layers() -> bool:
     return parameters(LoraConfig._register_custom_module) == ["self", "mapping"]
 
 
+def _recompilations() -> bool:
+    return callable(torch._dynamo.utils.disable_cache_limit)
+
+
+def _pieces_of_the_converter() -> bool:
+    """Looked at where llama.cpp's tools are installed: by night."""
+    python = tools.find(tools.LLAMACPP)
+    found = [*python.parent.parent.rglob("conversion/base.py")] if python else []
+    return all("def _create_vocab_sentencepiece(self):" in path.read_text(encoding="utf-8") for path in found)
+
+
 ATTENTION = {
     "_scaled_dot_product_flash_attention": ["query", "key", "value"],
     "_scaled_dot_product_flash_attention_for_cpu": ["query", "key", "value"],
@@ -219,6 +231,8 @@ ATTENTION = {
 
 CONTRACTS: dict[str, Callable[[], bool]] = {
     "_prepare_inputs": _prepare_inputs,
+    "_dynamo": _recompilations,
+    "_create_vocab_sentencepiece": _pieces_of_the_converter,
     "_is_stateful": _states_of_layers,
     "_untyped_storage": _memory_of_storages,
     "_make_subclass": _parameters_of_a_class,

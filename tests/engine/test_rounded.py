@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from stoker.engine import checkpoint, rounded
 from stoker.engine.writers import Writers
-from stoker.estimate import memory, optimizer_state
+from stoker.estimate import memory, rounding
 from stoker.estimate.step import Step
 from stoker.facts import shapes
 from stoker.plan.order import stream_seed
@@ -131,7 +131,7 @@ def test_the_plan_counts_the_bytes_of_its_states() -> None:
     tensors = [one for some in update.state.values() for key, one in some.items() if key != "step"]
     real = sum(one.nbytes for one in tensors)
     assert abs(memory.optimizer_bytes(step) - real) <= 512 * len(tensors), "each tensor rounded up to 512 bytes"
-    assert optimizer_state.ROUNDED_AT_ONCE % optimizer_state.STATE_BLOCK == 0
+    assert rounding.ROUNDED_AT_ONCE % rounding.STATE_BLOCK == 0
 
 
 def test_the_trainer_makes_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stoker.estimate import layers, operations, optimizer_state
+from stoker.estimate import layers, operations, optimizer_state, rounding
 from stoker.estimate.fragmentation import Tensors, lost_bytes
 from stoker.estimate.layers import Linear as Linear
 from stoker.estimate.layers import Parameter
@@ -375,7 +375,7 @@ def _scratch_tensors(step: Step) -> list[int]:
     if step.optimizer == "muon":
         return _orthogonalised(trained)
     if step.optimizer == "adamw_rounded":
-        return [_ROUNDED_WORDS * min(optimizer_state.ROUNDED_AT_ONCE, largest.elements) * _FP32]
+        return [_ROUNDED_WORDS * min(rounding.ROUNDED_AT_ONCE, largest.elements) * _FP32]
     if step.gradient_sets == 0:
         trained = (dataclasses.replace(largest, count=1),)
     return _parts(step, trained) if optimizer_state.KEPT[step.optimizer].temporaries else []

@@ -7,13 +7,9 @@ from their formulas, not measured.
 from dataclasses import dataclass
 
 from stoker.estimate.layers import Parameter
+from stoker.estimate.rounding import FULL_STATE_BELOW, STATE_BLOCK
 
-FULL_STATE_BELOW = 4096
-"""Elements up to which an 8-bit optimizer keeps fp32 states."""
 _PAGED_FROM = 100_000
-STATE_BLOCK = 256
-ROUNDED_AT_ONCE = 1 << 22
-"""Elements of a weight that `engine.rounded` updates at once."""
 _FP32 = 4
 
 
