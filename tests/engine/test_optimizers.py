@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from transformers.training_args import OptimizerNames
 
 from stoker.config.run import Full, Native, OptimizerName, Train
-from stoker.engine import checkpoint, muon, paged
+from stoker.engine import checkpoint, optimizer_factory, paged
 from stoker.engine.writers import Writers
 from stoker.estimate import memory
 from stoker.estimate.step import Step
@@ -50,7 +50,7 @@ def _optimizer(name: str, model: Any, folder: Path, **trainer: Any) -> torch.opt
     """As the Trainer makes it."""
     options = {"optim": optimizers.trainer_name(_run(name), "cpu"), "weight_decay": 0.1, **trainer}
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], learning_rate=1e-3, **options)
-    factory = muon.for_trainer(arguments) if name == "muon" else None
+    factory = optimizer_factory.with_muon(arguments) if name == "muon" else None
     trainer = Trainer(model=model, args=arguments, optimizer_cls_and_kwargs=factory)
     return trainer.create_optimizer()
 

@@ -11,7 +11,7 @@ from torchao.optim import AdamW8bit
 from torchao.optim.adam import single_param_adam
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-from stoker.engine import checkpoint, rounded
+from stoker.engine import checkpoint, optimizer_factory, rounded
 from stoker.engine.writers import Writers
 from stoker.estimate import memory, rounding
 from stoker.estimate.step import Step
@@ -136,7 +136,7 @@ def test_the_plan_counts_the_bytes_of_its_states() -> None:
 
 def test_the_trainer_makes_it(tmp_path: Path) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], optim="adamw_torch_8bit")
-    make, options = rounded.for_trainer(arguments)
+    make, options = optimizer_factory.rounding(arguments)
     assert isinstance(make()(Weights(), **options), rounded.RoundedAdamW)
 
 

@@ -66,17 +66,6 @@ def over(model: torch.nn.Module, *, weight_decay: float, **options: Any) -> Muon
     return MuonAdamW(matrices, others, **options)
 
 
-def for_trainer(arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """The Trainer's `optimizer_cls_and_kwargs`, from its other arguments."""
-    return lambda: over, {  # transformers calls it once, and what it returns with the model
-        "lr": arguments.learning_rate,
-        "weight_decay": arguments.weight_decay,
-        "betas": (arguments.adam_beta1, arguments.adam_beta2),
-        "eps": arguments.adam_epsilon,
-        "fused": not arguments.use_cpu,
-    }
-
-
 def _tables(model: torch.nn.Module) -> set[int]:
     """Embeddings, and the output layer over the vocabulary."""
     found = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]

@@ -125,14 +125,3 @@ def over(model: torch.nn.Module, *, weight_decay: float, **options: Any) -> Roun
             groups.setdefault(parameter.dim() > 1, []).append(parameter)
     decayed = [{"params": some, "weight_decay": weight_decay * matrix} for matrix, some in groups.items()]
     return RoundedAdamW(decayed, **options)
-
-
-def for_trainer(arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """The Trainer's `optimizer_cls_and_kwargs`, from its other arguments."""
-    return lambda: over, {  # transformers calls it once, and what it returns with the model
-        "lr": arguments.learning_rate,
-        "weight_decay": arguments.weight_decay,
-        "betas": (arguments.adam_beta1, arguments.adam_beta2),
-        "eps": arguments.adam_epsilon,
-        "seed": arguments.seed,
-    }
