@@ -26,8 +26,8 @@ def _batch(found: Found) -> list[str]:
     way, run = found.way, found.inputs.run
     fields = {"effective": run.train.batch, "micro": way.micro, "accumulation": way.step.accumulation}
     said = [messages.text("why.batch", devices=found.constraints.devices, **fields)]
-    recompute = messages.text("explain.recompute.on" if way.checkpointing else "explain.recompute.off")
-    recompute = messages.text("explain.recompute.away") if way.step.kept_away else recompute
+    kept = "explain.recompute.on" if way.checkpointing else "explain.recompute.off"
+    recompute = messages.text("explain.recompute.away" if way.step.kept_away else kept)
     said.append(
         messages.text(
             "explain.way",

@@ -396,10 +396,12 @@ def _state_tensors(step: Step) -> list[int]:
         return _parts(step, trained) * (moments + (1 if step.foreign.master else 0) if moments else 0)
     if kept.paged:
         return []
-    wide = (kept.bits == 32 or (one.embedding and step.optimizer != "adamw_rounded") for one in trained)
-    sizes = (one.elements * (_FP32 if so else 1) // step.state_parts for one, so in zip(trained, wide, strict=True))
-    counted = zip(sizes, trained, strict=True)
-    return kept.moments * [size for size, one in counted for _ in range(one.count)]
+
+    def size(one: Parameter) -> int:
+        wide = kept.bits == 32 or (one.embedding and not kept.torchao)
+        return one.elements * (_FP32 if wide else 1) // step.state_parts
+
+    return kept.moments * [size(one) for one in trained for _ in range(one.count)]
 
 
 def _parts(step: Step, trained: Iterable[Parameter]) -> list[int]:

@@ -29,6 +29,8 @@ class Kept:
     """Whether a step makes one more copy of the gradients."""
     matrix_moments: int | None = None
     """Values for each weight of a hidden matrix, where it is fewer."""
+    torchao: bool = False
+    """Whether torchao makes it: 8 bits in full blocks only, of embeddings too, for which bitsandbytes keeps 32."""
 
 
 KEPT = {
@@ -40,7 +42,7 @@ KEPT = {
     "adafactor": Kept(0, 17.0),
     "muon": Kept(2, 14.0, matrix_moments=1),
     "adamw_8bit": Kept(2, 7.0, 8),
-    "adamw_rounded": Kept(2, 10.0, 8),
+    "adamw_rounded": Kept(2, 10.0, 8, torchao=True),
     "paged_adamw_8bit": Kept(2, 7.0, 8, paged=True),
     "paged_adamw_32bit": Kept(2, 10.0, 32, paged=True),
     "ademamix": Kept(3, 12.0, 32),
@@ -73,8 +75,7 @@ def state_tensors(name: str, one: Parameter, width: int, extra: int = 0, *, on_d
     if kept.bits == 0:
         return [one.elements * width] * moments
     paged = kept.paged and one.elements >= _PAGED_FROM and not on_disk
-    # The Trainer asks bitsandbytes for fp32 states of every embedding; torchao has no blocks that are not full.
-    wide = one.elements % STATE_BLOCK > 0 if name == "adamw_rounded" else one.embedding
+    wide = one.elements % STATE_BLOCK > 0 if kept.torchao else one.embedding
     if kept.bits == 32 or one.elements < FULL_STATE_BELOW or wide:
         return [] if paged else [one.elements * _FP32] * moments
     scales = [-(-one.elements // STATE_BLOCK) * _FP32] * moments

@@ -95,4 +95,4 @@ def extra_moments(run: Run) -> int:
 def of_bitsandbytes(run: Run) -> bool:
     """Whether bitsandbytes makes it."""
     name = step_name(run)
-    return name in KEPT and KEPT[name].bits > 0 and not rounds(run)
+    return name in KEPT and KEPT[name].bits > 0 and not KEPT[name].torchao

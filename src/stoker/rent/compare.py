@@ -370,16 +370,17 @@ def _methods(run: Run) -> Iterator[Run]:
 def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """The run with each key that needs less memory, and its words: loss, optimizer states, weights, length."""
     run = inputs.run
+
+    def changed(section: Literal["where", "train"], key: str, value: str) -> tuple[str, Inputs]:
+        part = getattr(run, section).model_copy(update={key: value})
+        return f"{section}.{key}: {value}", dataclasses.replace(inputs, run=run.model_copy(update={section: part}))
+
     if run.where.loss == "plain":
-        where = run.where.model_copy(update={"loss": "fused"})
-        yield "where.loss: fused", dataclasses.replace(inputs, run=run.model_copy(update={"where": where}))
+        yield changed("where", "loss", "fused")
     if run.train.optimizer in _WHOLE_STATES:
-        train = run.train.model_copy(update={"optimizer": _SMALL_STATES})
-        words = f"train.optimizer: {_SMALL_STATES}"
-        yield words, dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
+        yield changed("train", "optimizer", _SMALL_STATES)
     if run.tune.method == "full" and run.train.optimizer == "adamw" and run.train.precision == "fp32":
-        train = run.train.model_copy(update={"precision": "bf16"})
-        yield "train.precision: bf16", dataclasses.replace(inputs, run=run.model_copy(update={"train": train}))
+        yield changed("train", "precision", "bf16")
     length = run.data.length // 2
     rows = inputs.data.sequences * (2 if run.data.pack else 1)
     data = run.data.model_copy(update={"length": length})

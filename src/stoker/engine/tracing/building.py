@@ -275,5 +275,7 @@ def optimizer(
         rest = [one for one in parameters if all(one is not other for other in hidden)]
         groups = [[{"params": some}] if some else [] for some in (hidden, rest)]
         return muon.MuonAdamW(*groups, lr=1e-4, fused=True)
-    kept, wide = KEPT[step.optimizer], () if step.optimizer == "adamw_rounded" else embeddings
-    return Fake8bit(parameters, wide, paged=kept.paged, moments=kept.moments, bits=kept.bits)
+    kept = KEPT[step.optimizer]
+    return Fake8bit(
+        parameters, () if kept.torchao else embeddings, paged=kept.paged, moments=kept.moments, bits=kept.bits
+    )
