@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engine import sampling
-from stoker.engine.prepare import split
+from stoker.engine.tokenise import split
 from stoker.rows import packing
 
 pytestmark = pytest.mark.filterwarnings("default")

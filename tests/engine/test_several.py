@@ -15,7 +15,7 @@ import pytest
 
 from stoker.rundir import events
 
-STEPS = 40
+STEPS = 120
 COMMAND = [
     "train",
     "scratch_tiny",

@@ -1,15 +1,16 @@
 """The preparing program: `python -m stoker.engine.prepare RUN_DIR`. Reads like a pass: open, read, finish.
 
-Rows become documents, documents tokens, tokens packed shards; memory stays bounded whatever the corpus' size. Started
-again after a kill it keeps the shards that were finished; with everything prepared it returns at once.
+Rows become documents, documents tokens, tokens packed shards; memory stays bounded whatever the corpus' size. This
+process reads and writes, in order; others tokenise (`tokenise.py`). Started again after a kill it keeps the shards that
+were finished; with everything prepared it returns at once.
 """
 
-import itertools
 import json
 import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -22,14 +23,15 @@ from pydantic import BaseModel, ConfigDict
 from stoker import messages
 from stoker.config import values
 from stoker.config.run import Run
-from stoker.engine import _compat, program, sampling, shards, sources, tokenizer
-from stoker.engine.rendering import Renderer
+from stoker.engine import _compat, program, sampling, shards, sources, tokenise, tokenizer
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch
+from stoker.engine.tokenise import Rows, Tokenised, Tokeniser, Unit
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import EXIT_DONE, StokerError, StokerErrors
+from stoker.facts import machine
 from stoker.rows import formats, row_files
-from stoker.rows.formats import Document, Layout, Text
+from stoker.rows.formats import Layout
 from stoker.rows.row_files import File
 from stoker.rows.row_values import BadRow
 from stoker.rundir import files, in_place, inputs, prepared
@@ -39,6 +41,9 @@ from stoker.rundir.prepared import Report
 
 SHARD_TOKENS = 1 << 26
 """A shard is closed at this many tokens: bounds memory, and the work a kill can lose."""
+
+_SEVERAL_BYTES = 4 << 20
+"""Sources from which on several processes are worth starting."""
 
 _TOKENIZER_CHARACTERS = 1 << 30
 """Largest text a tokenizer is trained on; a larger corpus is sampled evenly with a seed."""
@@ -102,7 +107,9 @@ class PreparePass:
     state: PassState
     inputs: list[Input]
     tokenizer: Tokenizer
-    renderer: Renderer
+    tokeniser: Tokeniser
+    workers: int
+    """Processes that tokenise; of their number the set does not depend."""
     writers: dict[str, ShardWriter]
     bad: "BadRows"
     progress: "PassProgress"
@@ -167,16 +174,19 @@ def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> Prep
         split: ShardWriter(data, split, run.data.length, done, pack=run.data.pack)
         for split, done in (("train", state.train), ("eval", state.eval))
     }
+    size_bytes = sum(file.size_bytes for one in inputs_ for file in one.files)
+    remote = any(file.path is None for one in inputs_ for file in one.files)
     return PreparePass(
         run=run,
         data=data,
         state=state,
         inputs=inputs_,
         tokenizer=made,
-        renderer=Renderer(made, run.train.objective),
+        tokeniser=Tokeniser(made, run.train.objective, run.data.length),
+        workers=machine.cpu_count() if remote or size_bytes >= _SEVERAL_BYTES else 1,
         writers=writers,
         bad=BadRows(_bad_rows_file(data), state.bad_bytes, stop=run.data.on_bad_row == "stop"),
-        progress=PassProgress(events, sum(f.size_bytes for one in inputs_ for f in one.files)),
+        progress=PassProgress(events, size_bytes),
     )
 
 
@@ -194,9 +204,10 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
     for file in train:
         layout: Layout | None = None
         for batch in sources.batches(file, run.data.length):
-            layout = layout or row_files.layout(run.data.format, file, batch.rows)
+            layout = layout or row_files.layout(run.data.format, file, row_files.values(batch.rows))
             if sampling.taken(number, share, run.train.seed, _TEXT):
-                documents = (formats.document(value, layout, has_template=True) for _, value in batch.rows)
+                rows = row_files.values(batch.rows)
+                documents = (formats.document(value, layout, has_template=True) for _, value in rows)
                 yield [text for document in documents for text in formats.words(document)]
             number += 1
 
@@ -204,85 +215,93 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
 # ---- read
 
 
+@dataclass(frozen=True)
+class Read:
+    """A batch and its place in the pass, or why its file cannot be read on."""
+
+    source: int
+    file: int
+    batch: Batch
+    rows: Rows
+    problem: StokerError | None = None
+
+
 def _read_all(job: PreparePass) -> None:
-    state = job.state
-    while state.source < len(job.inputs):
-        one = job.inputs[state.source]
-        while state.file < len(one.files):
-            _read_file(job, one, one.files[state.file])
-            state.file, state.rows, state.layout = state.file + 1, 0, None
-        state.source, state.file, state.unit = state.source + 1, 0, 0
+    ahead = deque[Read]()
+    with closing(tokenise.in_order(job.tokeniser, _remembered(_batches(job), ahead), job.workers)) as made:
+        for tokenised in made:
+            _take(job, ahead.popleft(), tokenised)
+    for one in ahead:
+        assert one.problem, "tokenised, and not taken"
+        raise one.problem
 
 
-def _read_file(job: PreparePass, one: Input, file: File) -> None:
+def _remembered(batches: Iterator[Read], ahead: deque[Read]) -> Iterator[Rows]:
+    """What is to be tokenised; `ahead` has what was read of it. A problem waits until all before it is taken."""
+    for one in batches:
+        ahead.append(one)
+        if not one.problem:
+            yield one.rows
+
+
+def _batches(job: PreparePass) -> Iterator[Read]:
+    """All batches from the position of the pass on; ends with the first problem."""
     state = job.state
-    layout = Layout(**state.layout) if state.layout else None
+    begin, skip, layout = (state.source, state.file), state.rows, Layout(**state.layout) if state.layout else None
+    places = [(number, at, file) for number, one in enumerate(job.inputs) for at, file in enumerate(one.files)]
+    for number, at, file in places:
+        if (number, at) < begin:
+            continue
+        try:
+            for batch in sources.batches(file, job.run.data.length, skip):
+                layout = layout or row_files.layout(job.run.data.format, file, row_files.values(batch.rows))
+                if layout and layout.needs_template and not job.tokenizer.template:
+                    raise StokerError("STK306", file.label)
+                yield Read(number, at, batch, Rows(batch.rows, layout, file.is_text))
+        except StokerError as problem:
+            yield Read(number, at, Batch([], 1.0, last=True), Rows([], None, file.is_text), problem)
+            return
+        skip, layout = 0, None
+
+
+def _take(job: PreparePass, read: Read, made: Tokenised) -> None:
+    """Count what was made of a batch, give it to its split, and move the position of the pass."""
+    state, one, layout = job.state, job.inputs[read.source], read.rows.layout
+    file = one.files[read.file]
     job.bad.open_file(file.label)
-    for batch in sources.batches(file, job.run.data.length, skip=state.rows):
-        layout = layout or row_files.layout(job.run.data.format, file, batch.rows)
-        if layout and layout.needs_template and not job.tokenizer.template:
-            raise StokerError("STK306", file.label)
-        detected = _detected(state, one.path, layout, has_template=job.tokenizer.template is not None)
-        detected["files"] += state.rows == 0
-        _read_batch(job, one, file, batch, layout, detected)
-        state.rows += len(batch.rows)
-        state.layout = asdict(layout) if layout else None
-        job.bad.stop_if_due(last=batch.last)
-        job.progress.show(job, file, batch)
-        if job.writers["train"].pending_tokens >= SHARD_TOKENS:
-            job.commit()
+    detected = _detected(state, one.path, layout, has_template=job.tokenizer.template is not None)
+    detected["files"] += state.rows == 0
+    state.context_answers += made.context_answers
+    for unit in made.units:
+        _take_unit(job, one, file, unit, detected)
+    state.rows += len(read.batch.rows)
+    state.layout = asdict(layout) if layout else None
+    job.bad.stop_if_due(last=read.batch.last)
+    job.progress.show(job, file, read.batch)
+    if read.batch.last:
+        state.file, state.rows, state.layout = read.file + 1, 0, None
+    if state.file == len(one.files):
+        state.source, state.file, state.unit = read.source + 1, 0, 0
+    if job.writers["train"].pending_tokens >= SHARD_TOKENS:
+        job.commit()
 
 
-def _read_batch(
-    job: PreparePass, one: Input, file: File, batch: Batch, layout: Layout | None, detected: dict[str, Any]
-) -> None:
-    has_template = job.tokenizer.template is not None
-    numbers = [number for number, _ in batch.rows]
-    documents = [formats.document(value, layout, has_template=has_template) for _, value in batch.rows]
-    known = job.renderer.context_answers
-    found = job.renderer.tokens(documents)
-    job.state.context_answers += job.renderer.context_answers - known
-    if file.is_text and len(found) > 1:
-        # Blocks of one text: joined again, so that only the last piece of a batch is short.
-        blocks = [tokens for tokens in found if not isinstance(tokens, BadRow)]
-        numbers, documents, found = numbers[:1], documents[:1], [np.concatenate(blocks)]
-    for number, document, tokens in zip(numbers, documents, found, strict=True):
-        is_row = not isinstance(document, Text) or document.opens
-        job.state.rows_read += is_row
-        detected["rows"] += is_row
-        segments = tokens if isinstance(tokens, BadRow) else _segments(job, document, tokens)
-        if isinstance(segments, BadRow):
-            job.state.bad_rows += 1
-            job.state.bad_reasons[segments.reason] = job.state.bad_reasons.get(segments.reason, 0) + 1
-            job.state.unit += not file.is_text
-            detected["bad_rows"] += 1
-            job.bad.add(number, segments)
-        elif file.is_text:
-            for segment in segments:
-                _route(job, one, [segment])
-        else:
-            _route(job, one, segments)
-
-
-def _segments(job: PreparePass, document: Document | BadRow, tokens: np.ndarray) -> list[np.ndarray] | BadRow:
-    """A document's tokens within the length: text is split, anything else truncated and counted."""
-    length = job.run.data.length
-    if isinstance(document, Text) or job.run.train.objective == "pretrain":
-        pieces = split(tokens, length)
+def _take_unit(job: PreparePass, one: Input, file: File, unit: Unit, detected: dict[str, Any]) -> None:
+    state, segments = job.state, unit.segments
+    state.rows_read += unit.is_row
+    detected["rows"] += unit.is_row
+    state.truncated_rows += unit.truncated
+    if isinstance(segments, BadRow):
+        state.bad_rows += 1
+        state.bad_reasons[segments.reason] = state.bad_reasons.get(segments.reason, 0) + 1
+        state.unit += not file.is_text
+        detected["bad_rows"] += 1
+        job.bad.add(unit.number, segments)
+    elif file.is_text:
+        for segment in segments:
+            _route(job, one, [segment])
     else:
-        pieces = [tokens[:length]]
-    if not (pieces[0][1:] >= 0).any():
-        return BadRow("row.no_trained", length=length)
-    job.state.truncated_rows += len(pieces) == 1 and len(tokens) > length
-    return pieces
-
-
-def split(tokens: np.ndarray, length: int) -> list[np.ndarray]:
-    """Pieces of `length` tokens. The last is shorter, but never a single token, which has nothing to train."""
-    edges = [*range(0, max(1, len(tokens)), length), len(tokens)]
-    if len(edges) > 2 and edges[-1] - edges[-2] == 1:
-        edges[-2] -= 1
-    return [tokens[start:end] for start, end in itertools.pairwise(edges)]
+        _route(job, one, segments)
 
 
 def _route(job: PreparePass, one: Input, segments: list[np.ndarray]) -> None:

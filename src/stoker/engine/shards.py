@@ -5,8 +5,10 @@ is there is whole.
 """
 
 import hashlib
+import itertools
 import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from stoker.rows import packing
 from stoker.rundir import files
 from stoker.rundir.prepared import SHARD_FILES, Split
 
-_WRITE_SEGMENTS = 1 << 16
+_WRITE_TOKENS = 1 << 20
+"""Tokens that are copied at a time: beside a shard that is written there is no second one in memory."""
 
 
 class ShardWriter:
@@ -44,11 +47,9 @@ class ShardWriter:
         return sum(shard["tokens"] for shard in self.done) + self.pending_tokens
 
     def add(self, segment: np.ndarray) -> None:
-        """Add one segment; its first token is stored as untrained."""
+        """Add one segment; its first token is untrained."""
         assert 0 < len(segment) <= self._length
-        if segment[0] >= 0:
-            segment = segment.copy()
-            segment[0] = ~segment[0]
+        assert segment[0] < 0
         self._segments.append(segment)
         self.pending_tokens += len(segment)
 
@@ -75,10 +76,14 @@ class ShardWriter:
         trained = np.array([np.count_nonzero(segment >= 0) for segment in self._segments], dtype=np.int64)[order]
         row_trained = np.add.reduceat(trained, rows[:-1])
         row_tokens = np.add.reduceat(lengths[order], rows[:-1])
-        ordered = [self._segments[segment] for segment in order.tolist()]
-        chunks = (np.concatenate(ordered[i : i + _WRITE_SEGMENTS]) for i in range(0, len(ordered), _WRITE_SEGMENTS))
+        edges = [0, *(np.flatnonzero(np.diff(segments // _WRITE_TOKENS)) + 1).tolist(), len(order)]
+        chunks = (
+            np.concatenate([self._segments[segment] for segment in order[start:end]])
+            for start, end in itertools.pairwise(edges)
+            if start < end
+        )
         arrays = {
-            "tokens.bin": (chunk.astype("<i4") for chunk in chunks),
+            "tokens.bin": (chunk.astype("<i4", copy=False) for chunk in chunks),
             "segments.bin": [segments.astype("<i8")],
             "rows.bin": [rows.astype("<i8")],
             "trained.bin": [row_trained.astype("<i4")],
@@ -113,9 +118,8 @@ def _write_array(path: Path, chunks: Any) -> str:
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for chunk in chunks:
-            content = chunk.tobytes()
-            digest.update(content)
-            file.write(content)
+            digest.update(chunk)
+            file.write(chunk)
     files.sync_file(path)
     return digest.hexdigest()
 
@@ -153,9 +157,9 @@ def statistics(data: Path, split: Split, vocab: int) -> Statistics:
     highest = 0
     for name in split.shards:
         folder = data / "train" / name
-        tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")
-        counts += np.bincount(tokens[tokens >= 0], minlength=vocab)
-        highest = max(highest, _highest(tokens))
+        for tokens in _chunks(np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")):
+            counts += np.bincount(tokens[tokens >= 0], minlength=vocab)
+            highest = max(highest, _highest(tokens))
         sizes = np.diff(np.memmap(folder / "segments.bin", dtype="<i8", mode="r"))
         lengths += np.bincount(np.searchsorted(2 ** np.arange(63), sizes), minlength=64)
     histogram = {str(2**power): int(count) for power, count in enumerate(lengths) if count}
@@ -165,6 +169,10 @@ def statistics(data: Path, split: Split, vocab: int) -> Statistics:
 def highest_token(folder: Path, split: Split) -> int:
     """The largest token id of a split's shards, trained or not."""
     return max(_highest(np.memmap(folder / name / "tokens.bin", dtype="<i4", mode="r")) for name in split.shards)
+
+
+def _chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    return (tokens[start : start + _WRITE_TOKENS] for start in range(0, len(tokens), _WRITE_TOKENS))
 
 
 def _highest(tokens: np.ndarray) -> int:

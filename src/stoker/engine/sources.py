@@ -18,7 +18,8 @@ from stoker.rows.row_values import BadRow
 from stoker.rundir import inputs
 
 BATCH_ROWS = 2048
-_BATCH_CHARACTERS = 1 << 22
+_BATCH_CHARACTERS = 1 << 20
+_TEXT_CHARACTERS = 1 << 22
 _CHARACTERS_PER_TOKEN = 8
 """A batch of text holds a full sequence even where tokens are this long."""
 
@@ -39,7 +40,7 @@ def batches(file: File, length: int, skip: int = 0) -> Iterator[Batch]:
         rows = itertools.islice(opened.rows, skip, None)
         batch: list[Numbered] = []
         characters = 0
-        most = max(_BATCH_CHARACTERS, _CHARACTERS_PER_TOKEN * length) if file.is_text else _BATCH_CHARACTERS
+        most = max(_TEXT_CHARACTERS, _CHARACTERS_PER_TOKEN * length) if file.is_text else _BATCH_CHARACTERS
         for row in rows:
             if len(batch) == BATCH_ROWS or characters >= most:
                 yield Batch(batch, opened.share(), last=False)
@@ -128,8 +129,8 @@ def _first_line(error: Exception) -> str:
 
 def _characters(value: Any) -> int:
     """About how much text a row holds, to bound a batch."""
-    if isinstance(value, Text):
-        return len(value.text)
+    if isinstance(value, Text | str):
+        return len(value.text if isinstance(value, Text) else value)
     if isinstance(value, dict):
         return sum(len(inner) if isinstance(inner, str) else 100 for inner in value.values())
     return 100

@@ -106,7 +106,8 @@ def _samples(run: Run, folder: Path) -> Iterator[_Sample]:
 
 def _read(run: Run, sample: _Sample, most: int, *, has_template: bool) -> None:
     file, layout = sample.file, None
-    for part, rows in enumerate(_parts(sample, most)):
+    for part, found in enumerate(_parts(sample, most)):
+        rows = list(row_files.values(found))
         layout = layout or row_files.layout(run.data.format, file, rows)
         if layout and layout.needs_template and not has_template:
             raise StokerError("STK306", file.label)
@@ -151,7 +152,7 @@ def _window(file: File, number: int, length: int) -> list[Numbered]:
     text = taken.getvalue().decode("utf-8", "replace")
     if file.is_text:
         return [(1, Text(text))] if text.strip() else []
-    return list(row_files.parsed(enumerate(text.split("\n"), 1)))
+    return list(row_files.lines(enumerate(text.split("\n"), 1)))
 
 
 def _take(sample: _Sample, part: int, rows: Iterable[Numbered], layout: Layout | None, *, has_template: bool) -> None:

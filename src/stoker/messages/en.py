@@ -1144,6 +1144,7 @@ ENGLISH: dict[str, str] = {
     "prepare.truncated": "{count} {count:row was|rows were} longer than {length} tokens and {count:was|were} truncated",
     "prepare.context_answers": "{count} earlier answer{count:|s} {count:is|are} context only: the chat template drops {count:its|their} thinking",
     "prepare.lengths": "tokens per document:",
+    "prepare.alone": "a process that tokenised was ended from outside; the rest is tokenised by one process",
     "prepare.bad_rows": "{count} bad {count:row was|rows were} skipped; {count:it is|they are} listed in {path}",
     "prepare.row": "sequence {number}, documents: {count}",
     "prepare.marks": "trained: {{+text+}}",

@@ -1144,6 +1144,7 @@ CHINESE: dict[str, str] = {
     "prepare.truncated": "{count} 行超过 {length} 个词元，已截断",
     "prepare.context_answers": "{count} 条较早的回答只作上下文：对话模板去掉了其中的思考",
     "prepare.lengths": "文档的词元数分布：",
+    "prepare.alone": "一个分词进程被外部结束，其余部分由单个进程分词",
     "prepare.bad_rows": "跳过了 {count} 个坏行，列在 {path}",
     "prepare.row": "序列 {number}，文档数：{count}",
     "prepare.marks": "训练部分：{{+文本+}}",

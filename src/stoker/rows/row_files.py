@@ -8,6 +8,7 @@ passes through bounded memory and all processors.
 import csv
 import gzip
 import io
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -51,8 +52,14 @@ class Record(int):
     """The number of a row where it is no line: the place in a list or a table."""
 
 
+class Line(str):
+    """A row of a jsonl file as it is written there; `value` makes a row of it, in any process."""
+
+    __slots__ = ()
+
+
 Numbered = tuple[int, Any]
-"""A row with its number: a mapping of keys, a `Text`, or a `BadRow`."""
+"""A row with its number: a mapping of keys, a `Text`, a `BadRow`, or before `value` a `Line`."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ def layout(format_: str, file: File, rows: Iterable[Numbered]) -> Layout | None:
         return Layout("text", "detect.text_file")
     if format_ != layouts.AUTO:
         return formats.forced(format_)
-    first = [(number, row) for number, row in rows if isinstance(row, dict)][:_DETECTION_ROWS]
+    readable = ((number, row) for number, row in rows if isinstance(row, dict))
+    first = list(itertools.islice(readable, _DETECTION_ROWS))
     found = formats.detect([row for _, row in first])
     if first and not found:
         raise _unrecognised(first[0][1], place(file.label, first[0][0]))
@@ -132,7 +140,7 @@ class OpenedFile:
 
 @contextmanager
 def opened(file: File) -> Iterator[OpenedFile]:
-    """The rows of a text file."""
+    """The rows of a text file; those of a jsonl file as lines."""
     assert file.path is not None
     kind = inputs.kind(file.path)
     with file.path.open("rb") as raw:
@@ -180,14 +188,17 @@ def _first_bad_byte(file: File) -> int:
 
 
 def _jsonl_rows(text: TextIO) -> Iterator[Numbered]:
-    return parsed(enumerate(text, 1))
+    return lines(enumerate(text, 1))
 
 
-def parsed(numbered: Iterable[tuple[int, str]]) -> Iterator[Numbered]:
-    """Numbered lines of JSON as rows; empty ones are none."""
-    for number, line in numbered:
-        if line.strip():
-            yield number, _json(line.rstrip())
+def lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Numbered]:
+    """Numbered lines of JSON; empty ones are none."""
+    return ((number, Line(line)) for number, line in numbered if line and not line.isspace())
+
+
+def values(rows: Iterable[Numbered]) -> Iterator[Numbered]:
+    """The same rows, with lines read as JSON."""
+    return ((number, _json(row.rstrip()) if isinstance(row, Line) else row) for number, row in rows)
 
 
 def _json(line: str) -> Any:
@@ -215,7 +226,7 @@ def _json_rows(text: TextIO) -> Iterator[Numbered]:
         value = json.loads(content)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and content.lstrip().startswith("{"):
-            yield from parsed(enumerate(content.split("\n"), 1))
+            yield from lines(enumerate(content.split("\n"), 1))
         else:
             yield error.lineno, _not_json(error)
         return

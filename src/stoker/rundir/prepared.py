@@ -26,7 +26,7 @@ from stoker.rundir import checkpoints, files, inputs, layout
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
-ROWS = 3
+ROWS = 4
 """How rows are read: a set prepared by earlier rules is prepared again, unless it was trained on."""
 TOKENIZER_NAME = "tokenizer"
 SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
