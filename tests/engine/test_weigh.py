@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import tiny_families
+import torch
 from transformers import AutoConfig
 from weighed_family import RANK, counted, stable
 
 from stoker.config import load
-from stoker.engine import weigh
+from stoker.engine import adapters, models, weigh
 from stoker.errors import StokerError
 from stoker.estimate import layers, memory
 from stoker.estimate.step import Adapter
@@ -39,6 +40,19 @@ def test_weights_quantised_and_adapted_equal_those_of_the_loaded_model(family: s
     assert parts.quantised_parameters == loaded.quantised
     assert parts.parameters - parts.quantised_parameters == loaded.unquantised
     assert shapes.from_parts(parts).parameters() == loaded.full
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "llama4"])
+def test_what_is_trained_in_full_is_what_the_engine_leaves_unfrozen(family: str) -> None:
+    """Without towers of other modalities: text gives them no gradient."""
+    config = tiny_families.config(family)
+    with torch.device("meta"):
+        model = models.auto_class(config).from_config(config)
+    adapters.freeze_towers(model)
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    shape = shapes.from_parts(weigh.weigh(config))
+    assert memory.trainable_parameters(shape, None) == trained < shape.parameters()
+    assert sum(one.elements * one.count for one in layers.trained(shape, None)) == trained
 
 
 @pytest.mark.parametrize("family", _DENSE)

@@ -173,7 +173,7 @@ def _time(found: Found) -> list[str]:
 
 def _money(found: Found) -> list[str]:
     offer = found.inputs.offer
-    cost = money.cost(found.seconds, found.constraints.devices, offer, found.inputs.machine.nodes)
+    cost = money.cost(found.seconds, found.billed_devices, offer, found.inputs.machine.nodes)
     if offer is None or cost is None:
         return [messages.text("compare.no_price")]
     return [

@@ -55,5 +55,5 @@ def calibrate(name: str, run_file: RunFile, on_step: Callable[[int], None]) -> C
     left = found.tokens * (found.steps.total - done) / found.steps.total
     slowest, fastest = measured.tokens_per_second_range
     seconds = left / measured.tokens_per_second, left / fastest, left / slowest
-    cost = money.cost(seconds, found.constraints.devices, found.inputs.offer)
+    cost = money.cost(seconds, found.billed_devices, found.inputs.offer, found.inputs.machine.nodes)
     return Calibration(found, measured, done, seconds, cost, bill.setup(found, setup_times.LOCAL))

@@ -144,9 +144,10 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
         by_seconds = values.duration_seconds(asked.by)
     price = values.price(run.where.price)[1] if run.where.price else None
     market = _market(asked, budget[1] if budget else price, flags)
-    if asked.budget is not None and budget and budget[1] != market.currency:
-        example = f"`{flags}budget 50{market.currency}`"
-        raise StokerError("STK226", f"{flags}budget", given=budget[1], paid=market.currency, example=example)
+    if budget and budget[1] != market.currency and (asked.budget is not None or not prices.has_rate(budget[1])):
+        where = f"{flags}budget" if asked.budget is not None else "budget.money"
+        example = f"`{where} 50{market.currency}`" if asked.budget is not None else f"`{where}: 50 {market.currency}`"
+        raise StokerError("STK226", where, given=budget[1], paid=market.currency, example=example)
     return Terms(goal=own.goal, budget=budget, by_seconds=by_seconds, market=market)
 
 

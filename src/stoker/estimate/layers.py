@@ -129,9 +129,14 @@ def expert_copies(shape: ModelShape, adapter: Adapter, *, packed: bool) -> tuple
 def trainable_parameters(shape: ModelShape, adapter: Adapter | None) -> int:
     """Weights that get a gradient."""
     if adapter is None:
-        return shape.parameters()
+        return shape.parameters() - sum(one.elements * one.count for one in _towers(shape))
     low_rank = sum(adapter.rank * one.ranks * (one.inputs + one.outputs) * one.count for one in adapted(shape, adapter))
     return low_rank + len({"embed_tokens", "lm_head"} & set(adapter.whole)) * shape.vocab * shape.hidden
+
+
+def _towers(shape: ModelShape) -> list[WeightGroup]:
+    """Weights beside the language model: rows of text leave them as they are."""
+    return [one for one in shape.parts.groups if one.tower != TEXT] if shape.parts else []
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,7 @@ def trained(shape: ModelShape, adapter: Adapter | None) -> tuple[Parameter, ...]
             found += [Parameter(rank, one.inputs, one.count), Parameter(one.outputs, rank, one.count)]
         return tuple(found)
     if shape.parts:
-        return tuple(_parameter(one) for one in shape.parts.groups)
+        return tuple(_parameter(one) for one in shape.parts.groups if one.tower == TEXT)
     if shape.learned_positions:
         found.append(Parameter(shape.learned_positions, shape.hidden, 1, table=True, embedding=True))
     for one in linear_layers(shape):

@@ -205,7 +205,9 @@ class _Sizes:
         self.linear_weights = sum(one.inputs * one.outputs * one.count for one in self.linears) / self.parts
         self.packed = layers.quantised(shape) if self.quantised else []
         self.packed_weights = sum(one.weights * one.count for one in self.packed) / self.parts
-        self.trained = layers.trainable_parameters(shape, adapter) / self.parts if adapter else self.held
+        untrained = 0 if adapter else shape.parameters() - layers.trainable_parameters(shape, None)
+        low_rank = layers.trainable_parameters(shape, adapter) / self.parts
+        self.trained = low_rank if adapter else self.held - untrained / self.parts
         self.trained_width = BYTES[adapter.dtype] if adapter else 4 if step.weights == "fp32" else 2
 
     @property
@@ -214,7 +216,7 @@ class _Sizes:
         if self.step.adapter:
             return 2 * sum(one.count for one in self.adapted) / self.parts
         if self.shape.parts:
-            return sum(one.count for one in self.shape.parts.groups)
+            return sum(one.count for one in layers.trained(self.shape, None))
         named = sum(min(one.count, self.shape.layers) for one in self.linears)
         return (named + self.shape.layers * self.shape.norms_per_layer + 2) / self.step.foreign.pipeline_parallel
 

@@ -215,6 +215,11 @@ def usd(currency: str) -> float:
     return _usd_per_unit().get(currency, 1.0)
 
 
+def has_rate(currency: str) -> bool:
+    """Whether amounts in a currency can be put in order with others."""
+    return currency in _usd_per_unit()
+
+
 def _spot_in_usd(offer: Offer) -> float:
     return (offer.spot_price_per_hour or 0.0) * usd(offer.currency)
 

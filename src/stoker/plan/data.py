@@ -54,6 +54,7 @@ def declared(run: Run) -> DataFacts:
         sequences = math.ceil(tokens / (data.length * _PACK_EFFICIENCY))
     elif data.rows is not None:
         sequences = max(1, round(data.rows * kept))
+        tokens = min(tokens, sequences * data.length)  # longer rows are cut
     else:
         sequences = math.ceil(tokens / data.length)
     return DataFacts(

@@ -118,6 +118,12 @@ class Found:
         """Whether it surely runs there: as planned, or in the safe way, once the ladder is there."""
         return self.supported and (self.way.verdict == "yes" or self.way.safe is not None)
 
+    @property
+    def billed_devices(self) -> int:
+        """What a price is for: devices; of machines without one, machines, whatever their processes."""
+        machine = self.inputs.machine
+        return machine.nodes if machine.kind == "cpu" else self.constraints.devices
+
     @functools.cached_property
     def tokens_per_second(self) -> tuple[float, float, float]:
         """Over all devices: expected, lowest, highest."""
@@ -232,7 +238,7 @@ def make_plan(inputs: Inputs) -> Plan:
         strategy=way.strategy,
     )
     seconds = found.seconds
-    cost = money.cost(seconds, devices, inputs.offer, machine.nodes)
+    cost = money.cost(seconds, found.billed_devices, inputs.offer, machine.nodes)
     limits = budget.limits(run, cost, inputs.deadline)
     taken = spot.compare(run, machine, seconds[0], cost, memory.checkpoint_bytes(way.step), devices)
     made = Plan(
@@ -354,8 +360,8 @@ def _memory(way: Way, machine: Machine) -> Memory:
 
 def _safe(found: Found, way: Way) -> SafeWay:
     seconds = found.tokens / way.pace.tokens_per_second
-    inputs, devices = found.inputs, found.constraints.devices
-    cost = money.cost((seconds, seconds, seconds), devices, inputs.offer, inputs.machine.nodes)
+    inputs = found.inputs
+    cost = money.cost((seconds, seconds, seconds), found.billed_devices, inputs.offer, inputs.machine.nodes)
     return SafeWay(
         strategy=way.strategy,
         gradient_checkpointing=way.checkpointing,

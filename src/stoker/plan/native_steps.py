@@ -1,11 +1,14 @@
 """What native options make of a step, and which of them the figures do not know. Pure."""
 
+import re
 from typing import Any
 
 from stoker import messages
 from stoker.config import native_figures
 from stoker.config.run import Run
+from stoker.estimate import layers
 from stoker.estimate.step import Offload
+from stoker.facts.shapes import ModelShape
 from stoker.plan import choices, optimizers
 
 TABLES = {"embed_tokens": ("embed_tokens", "wte", "embed_in", "word_embeddings"), "lm_head": choices.HEADS}
@@ -50,7 +53,7 @@ def single_quantisation(run: Run) -> bool:
     return run.native.quantization.get("bnb_4bit_use_double_quant") is False
 
 
-def not_planned(run: Run, strategy: str, precision: str) -> list[str]:
+def not_planned(run: Run, strategy: str, precision: str, shape: ModelShape) -> list[str]:
     """Options that change memory or speed and are in no figure."""
     blocks = ["trainer", "model"]
     blocks += ["lora"] if run.tune.method != "full" else []
@@ -61,13 +64,24 @@ def not_planned(run: Run, strategy: str, precision: str) -> list[str]:
         names = [one for one in names if one not in ("native.fsdp.param_dtype", "native.fsdp.reduce_dtype")]
     if run.native.quantization.get("bnb_4bit_compute_dtype") == _DTYPES.get(precision, "float32"):
         names = [one for one in names if one != "native.quantization.bnb_4bit_compute_dtype"]
-    return [f"`{one}`" for one in names] + _partly(run, strategy)
+    return [f"`{one}`" for one in names] + _partly(run, strategy, shape)
 
 
-def _partly(run: Run, strategy: str) -> list[str]:
+def targets(run: Run, shape: ModelShape) -> tuple[list[str], list[str]]:
+    """Names of layers that an adapter's targets are of all blocks, and the targets that are something else."""
+    if run.tune.method == "full" or isinstance(run.tune.targets, str):
+        return [], []
+    names = layers.adaptable(shape)
+    last = {one: one.rpartition(".")[2] for one in run.tune.targets}
+    known = [one for one, name in last.items() if name in names and not re.search(r"\d", one.removesuffix(name))]
+    return [last[one] for one in known], [one for one in last if one not in known]
+
+
+def _partly(run: Run, strategy: str, shape: ModelShape) -> list[str]:
     """Options of which a part is counted."""
     found = [messages.text("not_planned.liger")] if run.native.trainer.get("use_liger_kernel") else []
     known = tuple(name for names in TABLES.values() for name in names)
+    found += [f"`tune.targets: {one}`" for one in targets(run, shape)[1]]
     if run.tune.method != "full":
         saved = run.native.lora.get("modules_to_save") or ()
         found += [f"`native.lora.modules_to_save: {one}`" for one in saved if not one.endswith(known)]

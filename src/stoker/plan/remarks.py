@@ -137,5 +137,5 @@ def of_network(machine: Machine, way: Way) -> list[Reason]:
 
 def not_planned(run: Run, way: Way, precision: str) -> list[Reason]:
     """Options that change memory or speed and that no figure of the plan knows."""
-    options = native_steps.not_planned(run, way.strategy, precision)
+    options = native_steps.not_planned(run, way.strategy, precision, way.step.shape)
     return [Reason(about="native", key="why.not_planned", fields={"options": options})] if options else []

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.estimate import layers, memory, ranges, speed
+from stoker.estimate import memory, ranges, speed
 from stoker.estimate.memory import Estimate
 from stoker.estimate.speed import Hardware, Pace
 from stoker.estimate.step import Adapter, Attention, Dtype, Loss, Step, Strategy
@@ -387,10 +387,7 @@ def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
     tune = run.tune
     if tune.method == "full":
         return None
-    targets: tuple[str, ...] = ()
-    if not isinstance(tune.targets, str):
-        names = layers.adaptable(shape)
-        targets = tuple(name for name in tune.targets if name in names)
+    targets = tuple(native_steps.targets(run, shape)[0])
     return Adapter(rank=tune.rank, targets=targets, dropout=tune.dropout > 0, whole=_whole(run))
 
 

@@ -150,7 +150,7 @@ def span(trained: Span, parts: dict[str, float]) -> Span:
 def _paid(found: Found, offer: Offer, provider: str, seconds: Span) -> dict[str, Any]:
     """What is billed for a stay."""
     expected, least, most = (_units(each, setup_times.billing(provider)) for each in seconds)
-    cost = money.cost((expected, least, most), found.constraints.devices, offer, found.inputs.machine.nodes)
+    cost = money.cost((expected, least, most), found.billed_devices, offer, found.inputs.machine.nodes)
     return {"billed_seconds": expected, "cost": cost, "own_price": offer.own}
 
 

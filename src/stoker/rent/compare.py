@@ -363,8 +363,9 @@ def _methods(run: Run) -> Iterator[Run]:
         tunes.append(Lora(method="lora"))
     kept = run.tune.model_dump(exclude={"method"}) if run.tune.method == "lora" else {}
     tunes.append(Qlora(method="qlora", **kept))
+    train = run.train.model_copy(update={"precision": "fp32"})  # of all weights; an adapter is in fp32
     for tune in tunes:
-        yield run.model_copy(update={"tune": tune})
+        yield run.model_copy(update={"tune": tune, "train": train})
 
 
 def _keys(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:

@@ -41,6 +41,11 @@ def test_declared_sequences(words: str, sequences: int) -> None:
     assert facts.has_eval is ("eval" in words)
 
 
+def test_rows_that_are_cut_have_no_more_tokens_than_their_length() -> None:
+    assert declared("tokens: 5M, rows: 1000, length: 1024, pack: false").tokens == 1000 * 1024
+    assert declared("tokens: 5M, rows: 1000, length: 1024").tokens == 5_000_000
+
+
 @pytest.mark.parametrize("share", ["100%", "'100% '", "100.0%"])
 def test_a_share_that_leaves_nothing_is_refused(share: str) -> None:
     with pytest.raises(StokerError) as caught:

@@ -92,6 +92,13 @@ def test_money_lasts_by_the_plans_price_and_devices() -> None:
     assert why.key == "why.limit.money"
 
 
+def test_a_machine_without_a_card_is_billed_once_whatever_its_processes() -> None:
+    words = "budget: {money: 10 CNY}\ntrain: {batch: 16}\nwhere: {gpus: 0, processes: 2, price: 1 CNY/h}"
+    made = plan(words, processor(), offer=prices.stated("where.price", 1.0, "CNY"))
+    assert made.batch.devices == 2
+    assert made.limits.money_seconds == pytest.approx(10 * 3600)
+
+
 def test_money_without_a_price_in_its_currency_is_no_limit() -> None:
     offer = prices.cheapest("RTX4090", 1, "CNY")
     assert plan("budget: {money: 50 EUR}", offer=offer).limits.money_seconds is None

@@ -119,6 +119,22 @@ def test_what_no_figure_knows_is_named(words: str, named: list[str]) -> None:
     assert missing(plan(QLORA + f"native: {{{words}}}\n", ONE, model=SEVEN)) == named
 
 
+@pytest.mark.parametrize(
+    ("targets", "counted", "named"),
+    [
+        ("[q_proj, self_attn.v_proj]", "[q_proj, v_proj]", []),
+        ("[q_proj, lm_head]", "[q_proj]", ["`tune.targets: lm_head`"]),
+        ("[q_proj, layers.0.self_attn.v_proj]", "[q_proj]", ["`tune.targets: layers.0.self_attn.v_proj`"]),
+    ],
+)
+def test_a_target_that_is_no_layer_of_every_block_is_named(targets: str, counted: str, named: list[str]) -> None:
+    made, expected = (
+        plan(f"tune: {{method: lora, rank: 8, targets: {one}}}\n", ONE, model=SEVEN) for one in (targets, counted)
+    )
+    assert made.model.trainable_parameters == expected.model.trainable_parameters
+    assert missing(made) == named
+
+
 def test_an_option_of_deepspeed_that_nobody_looked_at_is_named() -> None:
     words = "native: {deepspeed: {steps_per_print: 5, zero_optimization: {overlap_comm: false, stage: 3}}}\n"
     assert missing(plan(ZERO + words, EIGHT, model=SEVEN)) == ["`native.deepspeed.zero_optimization.overlap_comm`"]

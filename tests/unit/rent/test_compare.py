@@ -177,6 +177,16 @@ def test_a_card_beyond_the_budget_is_proposed_where_none_is_within() -> None:
     assert change.row.sure
 
 
+def test_an_adapter_is_proposed_to_who_trains_all_weights_in_bf16() -> None:
+    full = inputs("tune: {method: full}\ntrain: {batch: 16, precision: bf16}\n", SMALL)
+    methods = {run.tune.method for run in compare._methods(full.run)}
+    rows = [
+        compare.on(dataclasses.replace(full, run=run), cards.find("RTX4090"), 1) for run in compare._methods(full.run)
+    ]
+    assert methods == {"lora", "qlora"}
+    assert [row.refused for row in rows] == [None, None]
+
+
 def test_a_model_from_scratch_has_no_milder_method() -> None:
     shape = "{shape: llama, layers: 96, width: 12288, heads: 96, vocab: 32000}"
     scratch = inputs("tokenizer: {train: bpe, vocab: 32000}\ntrain: {batch: 8}\n", shape)

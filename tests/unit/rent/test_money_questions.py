@@ -175,6 +175,14 @@ def test_a_budget_that_buys_nothing_there_is_refused(paid: dict[str, str]) -> No
     assert ask(budget="0CNY", provider="kaggle").recommended
 
 
+def test_a_budget_of_the_run_in_money_that_has_no_rate_is_refused() -> None:
+    """5,000 yen are not 5,000 dollars."""
+    with pytest.raises(StokerError, match="STK226") as caught:
+        ask("budget: {money: 5000 JPY}\n")
+    assert caught.value.where == "budget.money"
+    assert ask("budget: {money: 50 CNY}\n").recommended
+
+
 def test_an_old_price_is_said_in_words() -> None:
     said = ask(goal="speed").answer_sentence()
     assert "15.20 USD (9.20 to 27.20) at a price of 170 days ago, so look it up" in said
