@@ -1,4 +1,4 @@
-"""`native.trainer.label_smoothing_factor`: every model learns to predict the next token, compiled ones and towers too."""
+"""`native.trainer.label_smoothing_factor`: all models learn to predict the next token, compiled ones and towers too."""
 
 from pathlib import Path
 
