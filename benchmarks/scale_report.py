@@ -24,6 +24,12 @@ WORDS = {
     "rows": "按行",
     "grouped": "按长度分组",
     "tree": "求和树",
+    "sequences": "序列",
+    "shards": "分片",
+    "opened in": "打开",
+    "first step": "第一步",
+    "slowest of 51 steps": "51 步中最慢",
+    "memory": "内存",
     "checkpoint": "检查点",
     "training stands still": "训练停顿",
     "write and commit": "写入并提交",
@@ -77,6 +83,7 @@ def _blocks(told: dict[str, Any], say: Say) -> dict[str, str]:
     made = {
         "control": _control,
         "items": _items,
+        "index": _index,
         "checkpoint": _checkpoint,
         "published": _published,
         "planner": _planner,
@@ -120,6 +127,13 @@ def _items(told: dict[str, Any], say: Say) -> str:
     kinds = ("rows", "grouped", "tree")
     rows = [[f"{batch:,}", *(f"{1000 * told[f'{kind} {batch}']:.1f} ms" for kind in kinds)] for batch in batches]
     return table([say("batch"), *map(say, kinds)], rows)
+
+
+def _index(told: dict[str, Any], say: Say) -> str:
+    seconds = [f"{told[key]:.2f} s" for key in ("open_seconds", "first_step_seconds", "slowest_step_seconds")]
+    cells = [f"{told['sequences']:,}", f"{told['shards']:,}", *seconds, f"{told['megabytes']:.0f} MB"]
+    heads = ("sequences", "shards", "opened in", "first step", "slowest of 51 steps", "memory")
+    return table([say(word) for word in heads], [cells])
 
 
 def _checkpoint(told: list[dict[str, Any]], say: Say) -> str:

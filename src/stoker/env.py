@@ -88,6 +88,11 @@ DNNL_DEFAULT_FPMATH_MODE = Variable(
     "The older name of `ONEDNN_DEFAULT_FPMATH_MODE`, which oneDNN reads too.",
     "`ONEDNN_DEFAULT_FPMATH_MODE` 的旧名字，oneDNN 也会读取。",
 )
+TOKENIZERS_PARALLELISM = Variable(
+    "TOKENIZERS_PARALLELISM",
+    "Set by Stoker to `false` for processes of which several tokenise at once.",
+    "由 Stoker 设为 `false`：同时有几个进程分词时，每个进程只用一个线程。",
+)
 TENSORBOARD_LOGGING_DIR = Variable(
     "TENSORBOARD_LOGGING_DIR",
     "Set by Stoker for the trainer, so that TensorBoard files are in the run directory.",
@@ -300,6 +305,7 @@ VARIABLES: tuple[Variable, ...] = (
     ONEDNN_DEFAULT_FPMATH_MODE,
     DNNL_DEFAULT_FPMATH_MODE,
     TENSORBOARD_LOGGING_DIR,
+    TOKENIZERS_PARALLELISM,
     TOOLS,
     RENDEZVOUS,
     STORE,

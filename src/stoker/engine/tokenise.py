@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stoker import messages
+from stoker import env, messages
 from stoker.engine import _compat
 from stoker.engine.rendering import Renderer
 from stoker.engine.tokenizer import Tokenizer
@@ -153,7 +153,7 @@ _tokeniser: Tokeniser
 def _start(tokeniser: Tokeniser) -> None:
     global _tokeniser  # one for each process, as the pool's initialisers have it
     _tokeniser = tokeniser
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each
+    env.put(env.TOKENIZERS_PARALLELISM, "false")  # one thread each
     if sys.platform != "linux":
         _compat.hide_torch()  # a new interpreter
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -83,16 +83,12 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             kwargs: The Trainer's.
         """
         super().__init__(*args, train_dataset=steps, data_collator=single, **kwargs)
-        if self.label_smoother is not None:
-            # The Trainer shifts labels by the name of the model's class, and has none of compiled models or of those
-            # with a vision tower; every model here predicts the next token.
+        if self.label_smoother is not None:  # it would not shift where it does not know the model's class by its name
             self.compute_loss_func = functools.partial(self.label_smoother, shift_labels=True)
         # The Trainer's flag for a model that is sharded already: accelerate must not wrap it.
         self.is_distributed_loading_by_transformers = plan.strategy == "fsdp2"
-        self._steps = steps
-        self._start_step = start_step
-        self._plan = plan
-        self._ranks = ranks
+        self._steps, self._start_step = steps, start_step
+        self._plan, self._ranks = plan, ranks
         self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
