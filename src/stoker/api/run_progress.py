@@ -185,11 +185,12 @@ class RunProgress:
 
     @property
     def spent(self) -> Spent | None:
-        """Money so far and at the end; None where no price is known."""
+        """Money so far, and at the end where the time left is known; None where no price is known."""
         if self.price is None:
             return None
         running = self.state == "running"
-        return spending.spent(self.run_dir, self.price, self.seconds_left if running else 0.0, running=running)
+        left = 0.0 if self.state == "done" else self.seconds_left if running and self.recent else None
+        return spending.spent(self.run_dir, self.price, left, running=running)
 
     @property
     def input_bound(self) -> bool:

@@ -1037,6 +1037,7 @@ ENGLISH: dict[str, str] = {
     "progress.resuming": "step {step}/{total} · resuming",
     "progress.input_bound": "input-bound: training is waiting for the data loader",
     "progress.save_failed": "the save of step {step} failed: {reason}",
+    "progress.money_so_far": "{so_far} {currency} so far",
     "progress.money": "{so_far} {currency} so far, {at_end} {currency} expected in total",
     "train.detached": "Training runs in process {pid}. Follow it with `stoker watch {name}`",
     "train.stopping": "Stopping: finishing the current step and committing a checkpoint",

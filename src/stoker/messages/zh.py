@@ -1037,6 +1037,7 @@ CHINESE: dict[str, str] = {
     "progress.resuming": "第 {step}/{total} 步 · 正在从检查点继续",
     "progress.input_bound": "数据读取是瓶颈：训练在等数据",
     "progress.save_failed": "第 {step} 步保存失败：{reason}",
+    "progress.money_so_far": "已花费 {so_far} {currency}",
     "progress.money": "已花费 {so_far} {currency}，完成时约 {at_end} {currency}",
     "train.detached": "训练已在后台运行（进程 {pid}）。查看进度：`stoker watch {name}`",
     "train.stopping": "正在停止：先完成当前步并提交检查点",

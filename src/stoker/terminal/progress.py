@@ -50,6 +50,8 @@ def progress_line(progress: RunProgress) -> str:
 
 
 def spent_text(spent: Spent) -> str:
-    """`3.10 CNY so far, 12.4 at the end`."""
-    fields = {"so_far": money(spent.so_far), "at_end": money(spent.at_end), "currency": spent.currency}
-    return messages.text("progress.money", **fields)
+    """`3.10 CNY so far, 12.4 at the end`; only the first where the end is not known."""
+    fields = {"so_far": money(spent.so_far), "currency": spent.currency}
+    if spent.at_end is None:
+        return messages.text("progress.money_so_far", **fields)
+    return messages.text("progress.money", at_end=money(spent.at_end), **fields)
