@@ -10,7 +10,7 @@ from stoker.api import comparison, figures, loading
 from stoker.api.comparison import Comparison
 from stoker.api.loading import RunSource
 from stoker.api.plan_page import PlanPage
-from stoker.config import values
+from stoker.config import problems, values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError, closest
@@ -136,11 +136,11 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
     if asked.budget is not None:
         if not values.is_money(asked.budget):
             example = "`50CNY`" if messages.language() == "zh" else "`30USD`"
-            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example=example)
+            raise problems.unparsable(f"{flags}budget", asked.budget, example, values.is_money)
         budget = values.money(asked.budget)
     if asked.by is not None:
         if not values.is_duration(asked.by):
-            raise StokerError("STK109", f"{flags}by", given=f"`{asked.by}`", example="`6h`")
+            raise problems.unparsable(f"{flags}by", asked.by, "`6h`", values.is_duration)
         by_seconds = values.duration_seconds(asked.by)
     price = values.price(run.where.price)[1] if run.where.price else None
     market = _market(asked, budget[1] if budget else price, flags)

@@ -157,7 +157,7 @@ def _load(path: Path, name: str, label: str, folder: Path, *, overrides: Sequenc
     text = reader.read_text(path)
     run, document = _read(text, label, overrides, given_by)
     if run.name is None:
-        run = run.model_copy(update={"name": _run_name(name)})
+        run = run.model_copy(update={"name": run_name(name)})
     return RunFile(label, folder, text, run, document, tuple(overrides))
 
 
@@ -234,7 +234,7 @@ def _no_mapping(document: Document) -> StokerError:
     return StokerError("STK118", document.where(()))
 
 
-def _run_name(stem: str) -> str:
+def run_name(stem: str) -> str:
     """A run's name from its file's name; a digest distinguishes names with characters that are replaced."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", stem).strip(".-_")[:80]
     if stem.isascii():

@@ -151,6 +151,17 @@ def test_a_run_is_found_by_name_and_by_path(folder: Path, monkeypatch: pytest.Mo
     assert (caught.value.code, str(caught.value.fields["folder"])) == ("STK501", "elsewhere")
 
 
+def test_a_run_is_found_by_the_name_of_its_file(folder: Path) -> None:
+    (folder / "翻译.yaml").write_text(TEXT, encoding="utf-8")
+    made = layout.create(load.load("翻译.yaml"))
+    assert made.name.isascii()
+    assert layout.find("翻译").path == made.path
+    create("name: x\n" + TEXT)
+    for name in ("../x", ""):
+        with pytest.raises(StokerError):
+            layout.find(name)
+
+
 def test_all_runs_are_listed_and_other_folders_are_not(folder: Path) -> None:
     assert layout.all_runs() == []
     create("name: b\n" + TEXT)
