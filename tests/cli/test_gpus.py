@@ -102,7 +102,7 @@ def test_a_price_of_one_s_own_wins_and_is_marked(
     (card,) = [one for one in json.loads(stoker("gpus", "RTX4090", "--json").out) if one["name"] == "RTX4090"]
     (offer,) = [one for one in card["offers"] if one["cloud"] == "autodl"]
     assert (offer["price_per_hour"], offer["currency"], offer["source"]) == (1.5, "CNY", "own")
-    assert "1.50 CNY autodl (yours)" in stoker("gpus", "RTX4090").out
+    assert "1.50 CNY autodl (your price)" in stoker("gpus", "RTX4090").out
     said = stoker("plan", "lora_medical_20k", "--provider", "autodl").out
     assert "autodl (your price)" in said
 

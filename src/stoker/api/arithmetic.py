@@ -48,7 +48,8 @@ def _memory(found: Found) -> list[str]:
     around = ranges.of("memory", found.way.step, machine.card)
     parts = [(messages.named("part", part), size) for part, size in used.parts.items() if size]
     parts.sort(key=lambda part: -part[1])
-    verdict = "explain.fits.old" if not found.supported else f"explain.fits.{found.fits}"
+    fits = "likely" if found.fits == "tight" and found.sure else found.fits
+    verdict = f"explain.fits.{fits if found.supported else 'old'}"
     return [
         messages.text(
             "explain.peak", moment=messages.named("moment", used.moment), part=parts[0][0], gib=_gib(parts[0][1])
@@ -191,9 +192,7 @@ def _money(found: Found) -> list[str]:
 
 
 def _price(cost: Cost, offer: Offer, devices: int) -> str:
-    if cost.source == money.OWN:
-        return messages.text("plan.price_own")
-    said = messages.text("plan.price_age", source=f"{cost.source} {offer.instance}".strip(), days=cost.age_days)
+    said = figures.price_source(cost, offer.instance)
     if cost.billed_devices > devices:
         said += "; " + messages.text("compare.whole_machines", count=cost.billed_devices)
     return said

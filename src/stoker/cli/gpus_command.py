@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
+from stoker.api import figures
 from stoker.config import values
 from stoker.errors import StokerError, closest
 from stoker.facts import cards, prices
@@ -108,5 +109,6 @@ def _price(offer: Offer | None) -> str:
     if offer is None:
         return "-"
     price = f"{offer.price_per_hour:.2f} {offer.currency} {offer.cloud}"
-    said = messages.text("gpus.own") if offer.own else messages.text("gpus.age", days=offer.age_days())
-    return f"{price} ({said})" if offer.own or offer.age_days() > STALE_DAYS else price
+    if offer.own:
+        return figures.own_price(price)
+    return messages.text("gpus.age", price=price, days=offer.age_days()) if offer.age_days() > STALE_DAYS else price

@@ -98,6 +98,12 @@ def all_offers() -> tuple[Offer, ...]:
     return _together(file, file.stat().st_mtime_ns if file.exists() else 0)
 
 
+def is_own(source: str, price_per_hour: float) -> bool:
+    """Whether a plan's price, by its provider and day, is one that the user stated."""
+    stated = (offer for offer in _read(own_file()) if offer.own and offer.price_per_hour == price_per_hour)
+    return any(source == f"{offer.cloud} {offer.date.isoformat()}" for offer in stated)
+
+
 def own_file() -> Path:
     """The user's own prices."""
     return env.home() / "prices.csv"
