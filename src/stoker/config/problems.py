@@ -116,12 +116,15 @@ _ELSEWHERE = {
     "model_name": "model",
     "model_name_or_path": "model",
     "finetuning_type": "tune.method",
+    "quantization_bit": "tune.method",
+    "load_in_4bit": "tune.method",
     "lora_rank": "tune.rank",
     "lora_r": "tune.rank",
     "lora_target": "tune.targets",
     "target_modules": "tune.targets",
     "dataset": "data.train",
     "datasets": "data.train",
+    "dataset_dir": "data.train",
     "train_file": "data.train",
     "val_size": "data.eval",
     "val_set_size": "data.eval",
@@ -145,6 +148,17 @@ _ELSEWHERE = {
     "nnodes": "where.nodes",
 }
 """Names that other tools use for keys of the run file."""
+
+_NEEDLESS = {
+    "template": "nearest.template",
+    "chat_template": "nearest.template",
+    "preprocessing_num_workers": "nearest.processors",
+    "dataset_num_proc": "nearest.processors",
+    "dataset_processes": "nearest.processors",
+    "overwrite_cache": "nearest.prepared_again",
+    "overwrite_output_dir": "nearest.resumes",
+}
+"""Names of other tools that need no key here, and the sentence why."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +284,8 @@ def _unknown(finding: _Finding, document: Document) -> StokerError:
     if parent == ("tune",) and name in Lora.model_fields:
         method = document.values["tune"]["method"]
         return StokerError("STK137", where, key=f"tune.{name}", methods=["`lora`", "`qlora`"], method=method)
+    if name in _NEEDLESS:
+        return StokerError("STK104", where, key=name, nearest=messages.text(_NEEDLESS[name]))
     near = [f"`{one}`" for one in _nearest(finding, document)]
     return StokerError("STK104", where, key=name, nearest=messages.text("nearest.keys", keys=near) if near else "")
 
