@@ -41,7 +41,6 @@ _ABOUT = {
     "STK233": "tune.targets",
     "STK234": "tune.dropout",
     "STK238": "model",
-    "STK246": "train.precision",
     "STK247": "where.gradient_checkpointing",
     "STK248": "where.kernels",
     "STK301": "data.train",
@@ -320,7 +319,24 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
-    return found + _host_conflicts(run, document) + _schedule_conflicts(run, document)
+    return found + _host_conflicts(run, document) + _schedule_conflicts(run, document) + _in_bf16(run, document)
+
+
+def _in_bf16(run: Run, document: Document) -> list[StokerError]:
+    """What weights in bf16 do not go with."""
+    if run.train.precision != "bf16":
+        return []
+    others = {
+        "tune.method": (run.tune.method, "full"),
+        "train.optimizer": (run.train.optimizer, "adamw"),
+        "where.precision": (run.where.precision.replace("auto", "bf16"), "bf16"),
+    }
+    where = document.where(("train", "precision"))
+    return [
+        StokerError("STK246", where, word=word, asked=asked, needed=needed)
+        for word, (asked, needed) in others.items()
+        if asked != needed
+    ]
 
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:

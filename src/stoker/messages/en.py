@@ -281,7 +281,7 @@ ENGLISH: dict[str, str] = {
     "STK317": "these rows are no examples to train on: {reason}",
     "STK317.hint": "rename `chosen` to `output` next to `instruction`, or to `completion` next to `prompt`, and remove `rejected`",
     "STK401": "{folder} contains a different run: {changes}",
-    "STK401.hint": "give this run another `name`, or fork it: `stoker train {name} --fork NEW --set KEY=VALUE`",
+    "STK401.hint": "change it back, and the same command resumes the run; for a different training give it another `name`, or fork it: `stoker train {name} --fork NEW --set KEY=VALUE`",
     "STK402": "the rehearsal of {part} failed: {reason}",
     "STK402.hint": "{advice}",
     "STK403": "no committed checkpoint in {folder} passes verification",

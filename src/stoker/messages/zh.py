@@ -281,7 +281,7 @@ CHINESE: dict[str, str] = {
     "STK317": "这些行不是训练样本：{reason}",
     "STK317.hint": "请把 `chosen` 改名：与 `instruction` 配对时为 `output`，与 `prompt` 配对时为 `completion`，并删去 `rejected`",
     "STK401": "{folder} 中已有的运行与本次设置不同：{changes}",
-    "STK401.hint": "给本次运行另取 `name`，或从它的检查点派生：`stoker train {name} --fork NEW --set KEY=VALUE`",
+    "STK401.hint": "改回原值，同一条命令即可继续原来的训练；要做不同的训练，就另取 `name`，或从它的检查点派生：`stoker train {name} --fork NEW --set KEY=VALUE`",
     "STK402": "{part} 的预演失败：{reason}",
     "STK402.hint": "{advice}",
     "STK403": "{folder} 中没有通过校验的已提交检查点",

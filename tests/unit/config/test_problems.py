@@ -42,7 +42,8 @@ def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
     assert problems._ELSEWHERE.keys() & set(problems.all_keys()) == set()
 
 
-LLAMA_FACTORY = """model_name_or_path trust_remote_code quantization_bit stage do_train finetuning_type lora_rank lora_target
+LLAMA_FACTORY = """
+    model_name_or_path trust_remote_code quantization_bit stage do_train finetuning_type lora_rank lora_target
     dataset template cutoff_len overwrite_cache preprocessing_num_workers dataloader_num_workers output_dir
     logging_steps save_steps overwrite_output_dir save_only_model report_to per_device_train_batch_size
     gradient_accumulation_steps num_train_epochs lr_scheduler_type warmup_ratio bf16 ddp_timeout val_size

@@ -97,6 +97,7 @@ def test_once_trained_a_run_refuses_words_that_would_change_it(folder: Path, ove
         create(TEXT, override)
     assert caught.value.code == "STK401"
     assert says in caught.value.what
+    assert caught.value.hint.startswith("change it back")
     assert run_dir.manifest().overrides == [], "what is there is left as it was"
 
 
