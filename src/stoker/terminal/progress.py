@@ -1,8 +1,12 @@
 """A run's progress in words: its state, its one line, its money."""
 
+import shlex
+from pathlib import Path
+
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
+from stoker.rundir.layout import RunDir
 from stoker.settle.spending import Spent
 
 STATES = {
@@ -47,6 +51,23 @@ def progress_line(progress: RunProgress) -> str:
         failed = progress.failed_save["error"]["fields"]
         parts.append(messages.text("progress.save_failed", step=failed["step"], reason=failed["reason"]))
     return " · ".join(parts)
+
+
+def interrupted_text(progress: RunProgress) -> str:
+    """Why a run that was killed with its supervisor stands still, and the command that resumes it."""
+    return messages.text("watch.cut_off", command=_command(progress.run_dir), step=progress.checkpoint.get("step", 0))
+
+
+def _command(run_dir: RunDir) -> str:
+    """`stoker train run.yaml --set a=b`: what the run was started with, from where the user is now."""
+    manifest = run_dir.manifest()
+    file = Path(manifest.folder) / manifest.run_file
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    asked = [str(shown) if file.exists() else shown.stem]
+    if origin := manifest.forked_from:
+        asked = [str(origin["run"]), "--fork", run_dir.name, *(["--weights"] if origin.get("weights_only") else [])]
+    words = [word for override in manifest.overrides for word in ("--set", override)]
+    return shlex.join(["stoker", "train", *asked, *words])
 
 
 def spent_text(spent: Spent) -> str:
