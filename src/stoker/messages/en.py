@@ -280,6 +280,8 @@ ENGLISH: dict[str, str] = {
     "STK316.hint": "set `tokenizer.vocab` to at most {found}, or add more text",
     "STK317": "these rows are no examples to train on: {reason}",
     "STK317.hint": "rename `chosen` to `output` next to `instruction`, or to `completion` next to `prompt`, and remove `rejected`",
+    "STK318": "the row has `tools`, and the chat template of the model has no place for them",
+    "STK318.hint": "take a model whose chat template has tools; or write a template of your own and name the folder of its tokenizer (`tokenizer: my-tokenizer`, see docs/how-to/data-formats.md); or remove `tools` from the rows",
     "STK401": "{folder} contains a different run: {changes}",
     "STK401.hint": "change it back, and the same command resumes the run; for a different training give it another `name`, or fork it: `stoker train {name} --fork NEW --set KEY=VALUE`",
     "STK402": "the rehearsal of {part} failed: {reason}",

@@ -280,6 +280,8 @@ CHINESE: dict[str, str] = {
     "STK316.hint": "把 `tokenizer.vocab` 设为不超过 {found}，或提供更多文本",
     "STK317": "这些行不是训练样本：{reason}",
     "STK317.hint": "请把 `chosen` 改名：与 `instruction` 配对时为 `output`，与 `prompt` 配对时为 `completion`，并删去 `rejected`",
+    "STK318": "这一行有 `tools`，而模型的对话模板不支持工具",
+    "STK318.hint": "请换用对话模板支持工具的模型；或自己写模板，并指定其分词器文件夹（`tokenizer: my-tokenizer`，见 docs/how-to/data-formats.zh.md）；或从各行中去掉 `tools`",
     "STK401": "{folder} 中已有的运行与本次设置不同：{changes}",
     "STK401.hint": "改回原值，同一条命令即可继续原来的训练；要做不同的训练，就另取 `name`，或从它的检查点派生：`stoker train {name} --fork NEW --set KEY=VALUE`",
     "STK402": "{part} 的预演失败：{reason}",
