@@ -206,8 +206,8 @@ def _disk(found: Found) -> list[str]:
 
 def _platforms(found: Found) -> list[str]:
     name, devices = found.inputs.machine.name, found.constraints.devices
-    nodes = found.inputs.machine.nodes
-    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes)]
+    nodes, offer = found.inputs.machine.nodes, None if found.inputs.machine.examined else found.inputs.offer
+    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes, offer)]
 
 
 def _between(around: Interval, low: str, high: str) -> str:

@@ -170,15 +170,16 @@ def maintained(card: str, market: Market = ANYWHERE) -> list[Offer]:
     return [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
 
 
-def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
+def cheapest(card: str, count: int = 1, currency: str | None = None, provider: str | None = None) -> Offer | None:
     """The cheapest offer for this many of a card; sources that are still maintained go first.
 
     Args:
         card: A card of the catalogue.
         count: How many of it.
         currency: Offers in this one go before all others.
+        provider: Only this one's.
     """
-    kept = maintained(card, Market(currency=currency)) or maintained(card)
+    kept = maintained(card, Market(currency=currency, provider=provider)) or maintained(card, Market(provider=provider))
     return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 
 
