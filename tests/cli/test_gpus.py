@@ -102,9 +102,25 @@ def test_a_price_of_one_s_own_wins_and_is_marked(
     (card,) = [one for one in json.loads(stoker("gpus", "RTX4090", "--json").out) if one["name"] == "RTX4090"]
     (offer,) = [one for one in card["offers"] if one["cloud"] == "autodl"]
     assert (offer["price_per_hour"], offer["currency"], offer["source"]) == (1.5, "CNY", "own")
-    assert "1.50 CNY autodl (yours)" in stoker("gpus", "RTX4090").out
+    assert "1.50 CNY autodl (your price)" in stoker("gpus", "RTX4090").out
     said = stoker("plan", "lora_medical_20k", "--provider", "autodl").out
     assert "autodl (your price)" in said
+
+
+def test_a_platform_is_known_by_its_chinese_name_and_the_page_pays_and_warns_of_the_one_it_bills(
+    stoker: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    stoker("gpus", "--set", "矩池云 RTX4090 0.10CNY/h")
+    stoker("gpus", "--set", "autodl RTX4090 0.0999CNY/h")  # which is billed is up to setup and units, too
+    found = json.loads(stoker("plan", "qlora_qwen2.5_7b", "--card", "RTX4090", "--json", language="zh").out)
+    (stay,) = [one["fields"] for one in found["reasons"] if one["key"] == "why.stay"]
+    assert stay["provider"] in ("matpool", "autodl")
+    assert found["cost"]["source"].startswith(f"{stay['provider']} ")
+    warned = {one["fields"]["platform"] for one in found["reasons"] if one["about"] == "platform"}
+    assert warned <= {"AutoDL" if stay["provider"] == "autodl" else ""}
+    rows = json.loads(stoker("plan", "qlora_qwen2.5_7b", "--provider", "矩池云", "--json", language="zh").out)["rows"]
+    assert {row["card"] for row in rows if row["cost"]} == {"RTX4090"}
 
 
 def test_a_price_is_repeated_as_it_is_kept_and_an_unknown_provider_is_said(

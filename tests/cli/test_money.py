@@ -1,6 +1,7 @@
 """Money so far and at the end, where a price is known; what became of the machine; `stoker settle` by hand."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,21 @@ def test_the_page_and_json_have_it_too(stoker: CommandLine, runs: Path) -> None:
     facts = json.loads(stoker("watch", "medical", "--json").out)
     assert facts["money"] == {"so_far": 7.2, "at_end": 7.2, "currency": "CNY"}  # the machine was on while it waited
     assert facts["settled"]["state"] == "waiting"
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_money_at_the_end_is_not_said_while_the_time_left_is_unknown(
+    stoker: CommandLine, runs: Path, *, running: bool
+) -> None:
+    """Started again and no step yet, or killed with its supervisor: what is left to do still costs."""
+    folder = make_priced(runs)
+    if running:
+        write_events(folder, attempt(440))
+    with training(folder) if running else nullcontext():
+        page = stoker("watch", "medical", "--once").out
+        assert json.loads(stoker("watch", "medical", "--json").out)["money"]["at_end"] is None
+    assert "3.60 CNY so far" in page
+    assert "expected in total" not in page
 
 
 def test_a_warning_stands_on_the_page(stoker: CommandLine, runs: Path) -> None:

@@ -221,6 +221,24 @@ def test_the_explanation_names_the_moment_and_the_measurements_behind_it(stoker:
     assert "_backward" not in said
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_and_the_explanation_say_the_verdict_of_the_table_and_whose_price_it_is(
+    stoker: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path))
+    likely = {"en": "likely:", "zh": "多半"}[language]
+    found = next(row for row in rows(stoker)["rows"] if row["fits"] == "tight" and row["safe"])
+    stoker("gpus", "--set", f"runpod {found['card']} 0.01USD/h")
+    asked = ("--card", "--explain")
+    for said in (
+        stoker("plan", RUN, flag, found["card"], "--gpus", str(found["devices"]), language=language).out
+        for flag in asked
+    ):
+        assert likely in said
+        assert {"en": "(your price)", "zh": "（你的价格）"}[language] in said.replace("\n", "")
+        assert {"en": "0 days", "zh": "0 天"}[language] not in said
+
+
 def test_the_explanation_as_json_is_the_plan_and_the_lines(stoker: CommandLine) -> None:
     found = json.loads(stoker("plan", RUN, "--explain", "T4", "--json").out)
     assert found["card"] == "T4"
@@ -261,6 +279,9 @@ def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine,
         (("--budget", "¥30"), "STK109", "--budget"),
         (("--budget", "$30", "--provider", "autodl"), "STK226", "`--budget 50CNY`"),
         (("--by", "soon"), "STK109", "--by"),
+        (("--budget", "５０CNY"), "STK155", "`50CNY`"),
+        (("--by", "６h"), "STK155", "`6h`"),
+        (("--price", "２CNY/h"), "STK155", "`2CNY/h`"),
         (("--provider", "autodel"), "STK108", "--provider"),
         (("--currency", "USD", "--provider", "autodl"), "STK108", "--currency"),
         (("--budget", "30USD", "--provider", "autodl"), "STK226", "`--budget 50CNY`"),

@@ -387,7 +387,7 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(case: Case, name: str) -
     before = b'{"text": "ok"}\n' * 2000
     (case.folder / name).write_bytes(before + "列车".encode("gbk"))
     error = raised(case, data={"train": name})
-    assert (error.code, error.where, error.fields["byte"]) == ("STK314", name, len(before))
+    assert (error.code, error.where, error.fields["byte"]) == ("STK314", name, len(before) + 1)
 
 
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
@@ -395,7 +395,8 @@ def test_a_utf16_file_is_called_so_with_the_command_that_converts_it(case: Case,
     (case.folder / "data.csv").write_bytes("\ufeffprompt,completion\n列车,b\n".encode(codec))
     error = raised(case, data={"train": "data.csv"})
     assert error.code == "STK314"
-    assert "`iconv -f UTF-16 -t UTF-8 data.csv > data-utf8.csv`" in error.hint
+    old, new = case.folder / "data.csv", case.folder / "data-utf8.csv"
+    assert f"`iconv -f UTF-16 -t UTF-8 {old} > {new}`" in error.hint
     assert "GBK" not in error.hint
 
 

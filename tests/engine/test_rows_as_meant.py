@@ -86,7 +86,7 @@ def test_what_a_template_loses_is_a_bad_row_by_name(case: Case, template: str) -
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "count", "arguments": "{}"}]}
     lost = messages.text("row.template_loses", part=messages.text("part.call"))
     assert refusal(case, template, call) == lost
-    assert refusal(case, template, ANSWER, tools=[{"name": "count"}]) == messages.text("row.template_tools")
+    assert refusal(case, template, ANSWER, tools=[{"name": "count"}]) == f"train.jsonl:2: {messages.text('STK318')}"
     without_system = template.replace("{% for message in messages %}", "{% for message in messages[1:] %}")
     make_tokenizer(case.tokenizer, without_system)
     (problem,) = case.errors([{"messages": [{"role": "system", "content": "Be brief."}, USER, ANSWER]}])

@@ -48,7 +48,8 @@ def _memory(found: Found) -> list[str]:
     around = ranges.of("memory", found.way.step, machine.card)
     parts = [(messages.named("part", part), size) for part, size in used.parts.items() if size]
     parts.sort(key=lambda part: -part[1])
-    verdict = "explain.fits.old" if not found.supported else f"explain.fits.{found.fits}"
+    fits = "likely" if found.fits == "tight" and found.sure else found.fits
+    verdict = f"explain.fits.{fits if found.supported else 'old'}"
     return [
         messages.text(
             "explain.peak", moment=messages.named("moment", used.moment), part=parts[0][0], gib=_gib(parts[0][1])
@@ -191,9 +192,7 @@ def _money(found: Found) -> list[str]:
 
 
 def _price(cost: Cost, offer: Offer, devices: int) -> str:
-    if cost.source == money.OWN:
-        return messages.text("plan.price_own")
-    said = messages.text("plan.price_age", source=f"{cost.source} {offer.instance}".strip(), days=cost.age_days)
+    said = figures.price_source(cost, offer.instance)
     if cost.billed_devices > devices:
         said += "; " + messages.text("compare.whole_machines", count=cost.billed_devices)
     return said
@@ -207,8 +206,8 @@ def _disk(found: Found) -> list[str]:
 
 def _platforms(found: Found) -> list[str]:
     name, devices = found.inputs.machine.name, found.constraints.devices
-    nodes = found.inputs.machine.nodes
-    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes)]
+    nodes, offer = found.inputs.machine.nodes, None if found.inputs.machine.examined else found.inputs.offer
+    return [reason.text for reason in clocks.reasons(name, devices, found.seconds, found.disk, nodes, offer)]
 
 
 def _between(around: Interval, low: str, high: str) -> str:

@@ -251,7 +251,7 @@ def _price_source(row: Row) -> str:
         lent = [one.provider for one in row.free]
         return messages.text("compare.lent", providers=lent) if lent else messages.text("compare.no_price")
     own = row.bill.provider == setup_times.LOCAL
-    said = messages.text("compare.own_price") if own else _whose(row.bill)
+    said = messages.text("plan.price_own") if own else _whose(row.bill)
     if row.bill.cost.billed_devices > row.devices:
         said += "; " + messages.text("compare.whole_machines", count=row.bill.cost.billed_devices)
     return said + " " + messages.text("compare.setup", minutes=round(row.bill.setup_seconds / 60))
@@ -366,7 +366,7 @@ def _likely(said: str, found: Advice) -> str:
 
 def _whose(bill: Bill) -> str:
     """The provider; a price that the user stated is marked."""
-    return f"{bill.provider} ({messages.text('compare.own_price')})" if bill.own_price else bill.provider
+    return figures.own_price(bill.provider) if bill.own_price else bill.provider
 
 
 def _asked(terms: Terms) -> list[str]:

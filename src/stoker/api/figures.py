@@ -1,6 +1,9 @@
 """Figures as text: significant digits, durations, a figure with its interval."""
 
 from stoker import messages
+from stoker.facts import prices
+from stoker.facts.prices import STALE_DAYS
+from stoker.plan import money as money_facts
 from stoker.plan.plan import Cost
 
 
@@ -51,6 +54,29 @@ def paid(cost: Cost) -> str:
     """`12.79 CNY (9.84 to 17.05)`."""
     amount, least, most = (f"{each:,.2f}" for each in (cost.amount, *cost.amount_range))
     return messages.text("plan.range", value=f"{amount} {cost.currency}", low=least, high=most)
+
+
+def price_source(cost: Cost, machine: str | None = None) -> str:
+    """Whose price it is, and its age if it is old.
+
+    Args:
+        cost: What is paid.
+        machine: The provider's name of the machine, to be said with the age in any case.
+    """
+    if cost.source == money_facts.OWN:
+        return messages.text("plan.price_own")
+    source = f"{cost.source} {machine or ''}".strip()
+    if prices.is_own(cost.source, cost.price_per_hour):
+        return own_price(source)
+    if cost.age_days <= STALE_DAYS and machine is None:
+        return source
+    key = "plan.price_age" if cost.age_days else "plan.price_today"
+    return messages.text(key, source=source, days=cost.age_days)
+
+
+def own_price(source: str) -> str:
+    """A provider, or a price of it, marked as what the user stated."""
+    return messages.text("plan.price_of_you", source=source)
 
 
 def millions(count: float) -> str:

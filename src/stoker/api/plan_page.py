@@ -7,8 +7,6 @@ from pydantic import PrivateAttr
 
 from stoker import messages
 from stoker.api import figures, html_tables
-from stoker.facts.prices import STALE_DAYS
-from stoker.plan import money
 from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay
 
 _OF_NO_CHOICE = ("why.card.taken", "why.data")
@@ -150,16 +148,7 @@ def resume_text(found: Resume) -> str:
 
 
 def _cost(cost: Cost) -> str:
-    return messages.text("plan.cost_value", amount=figures.paid(cost), source=_source(cost))
-
-
-def _source(cost: Cost) -> str:
-    """The price's source, and its age if it is old."""
-    if cost.source == money.OWN:
-        return messages.text("plan.price_own")
-    if cost.age_days <= STALE_DAYS:
-        return cost.source
-    return messages.text("plan.price_age", source=cost.source, days=cost.age_days)
+    return messages.text("plan.cost_value", amount=figures.paid(cost), source=figures.price_source(cost))
 
 
 def _disk(made: Plan) -> str:

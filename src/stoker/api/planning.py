@@ -10,7 +10,7 @@ from stoker.api import comparison, figures, loading
 from stoker.api.comparison import Comparison
 from stoker.api.loading import RunSource
 from stoker.api.plan_page import PlanPage
-from stoker.config import values
+from stoker.config import problems, values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError, closest
@@ -22,6 +22,7 @@ from stoker.plan import moves
 from stoker.plan.make import Inputs, make_plan
 from stoker.plan.plan import Plan, Reason, Resume
 from stoker.rent import compare as comparing
+from stoker.rent.bill import Bill
 from stoker.rent.compare import Change, Goal, Row, Terms
 
 
@@ -45,7 +46,11 @@ def planned(run_file: RunFile, card: str | None, goal: Goal = "money") -> tuple[
     """The plan for a card, or for this machine, and what would make it fit where it does not."""
     inputs = inputs_for(run_file, card)
     made = make_plan(inputs)
-    said = [*card_reasons(card), *(_stay_reasons(inputs, made) if card else []), *made.reasons]
+    bill = _bill(inputs, made) if card else None
+    if bill and inputs.offer and bill.provider != inputs.offer.cloud:  # cheaper by the hour, dearer over the whole stay
+        offer = prices.cheapest(made.card, made.batch.devices, inputs.offer.currency, bill.provider)
+        made = make_plan(dataclasses.replace(inputs, offer=offer))
+    said = [*card_reasons(card), *(_stay_reasons(bill) if bill else []), *made.reasons]
     made = made.model_copy(update={"reasons": said})
     return made, _ways_out(inputs, made, goal)
 
@@ -58,15 +63,16 @@ def card_reasons(name: str | None) -> list[Reason]:
     return [Reason(about="card", key="why.card.taken", fields=fields)]
 
 
-def _stay_reasons(inputs: Inputs, made: Plan) -> list[Reason]:
+def _bill(inputs: Inputs, made: Plan) -> Bill | None:
     """What the table bills for the whole stay on this card; a price of one's own has no provider, and so no setup."""
     known = _card(inputs.machine)
     if known is None or made.fits == "no" or inputs.run.where.price:
-        return []
+        return None
     market = terms(inputs.run, MarketQuestion()).market
-    bill = comparing.on(inputs, known, made.batch.devices // inputs.machine.nodes, market).bill
-    if bill is None:
-        return []
+    return comparing.on(inputs, known, made.batch.devices // inputs.machine.nodes, market).bill
+
+
+def _stay_reasons(bill: Bill) -> list[Reason]:
     fields = {"provider": bill.provider, "amount": figures.paid(bill.cost)}
     fields |= {"setup": figures.duration(bill.setup_seconds), "billed": figures.duration(bill.billed_seconds)}
     return [Reason(about="cost", key="why.stay", fields=fields)]
@@ -136,11 +142,11 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
     if asked.budget is not None:
         if not values.is_money(asked.budget):
             example = "`50CNY`" if messages.language() == "zh" else "`30USD`"
-            raise StokerError("STK109", f"{flags}budget", given=f"`{asked.budget}`", example=example)
+            raise problems.unparsable(f"{flags}budget", asked.budget, example, values.is_money)
         budget = values.money(asked.budget)
     if asked.by is not None:
         if not values.is_duration(asked.by):
-            raise StokerError("STK109", f"{flags}by", given=f"`{asked.by}`", example="`6h`")
+            raise problems.unparsable(f"{flags}by", asked.by, "`6h`", values.is_duration)
         by_seconds = values.duration_seconds(asked.by)
     price = values.price(run.where.price)[1] if run.where.price else None
     market = _market(asked, budget[1] if budget else price, flags)
@@ -154,22 +160,23 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
 def _market(asked: MarketQuestion, currency: str | None, flags: str) -> Market:
     """Whose offers count, in one currency: as asked, else by the currency that is paid with, else by the language."""
     region: Region | None = None
+    provider = platforms.short_name(asked.provider) if asked.provider is not None else None
     if asked.region is not None:
         region = "cn" if _checked(asked.region, get_args(Region), f"{flags}region") == "cn" else "global"
     lenders = [one.name for one in platforms.platforms() if any(card.free for card in one.cards)]
-    if asked.provider is not None:
-        _checked(asked.provider, [*prices.providers(), *lenders], f"{flags}provider")
-        regions = {one.region for one in prices.all_offers() if one.cloud == asked.provider}
+    if provider is not None:
+        _checked(provider, [*prices.providers(), *lenders], f"{flags}provider")
+        regions = {one.region for one in prices.all_offers() if one.cloud == provider}
         if region is not None:
             _checked(region, sorted(regions or {"global"}), f"{flags}region")
     elif region is None and asked.currency is None and currency is None:
         region = "cn" if messages.language() == "zh" else "global"
-    market = Market(provider=asked.provider, region=region)
+    market = Market(provider=provider, region=region)
     known = prices.currencies(market) or prices.currencies()  # what is lent costs nothing in any of them
     if asked.currency is not None:
         _checked(asked.currency, known, f"{flags}currency")
     paid = currency if currency in known else next(iter(known), prices.CURRENCIES["global"])
-    return Market(provider=asked.provider, currency=asked.currency or paid, region=region)
+    return Market(provider=provider, currency=asked.currency or paid, region=region)
 
 
 def _checked(text: str, choices: Sequence[str], where: str) -> str:

@@ -147,14 +147,14 @@ class RunProgress:
 
     @property
     def own_state(self) -> str:
-        """The state by the files here; a process that died silently has failed, unless its machine was restarted."""
+        """The state by the files here; what was killed with its supervisor was interrupted, and can be resumed."""
         if training.is_running(self.run_dir):
             return "running"
         if self.error:
             return "failed"
         if self.end.get("status") in _ENDS:
             return str(self.end["status"])
-        if training.was_rebooted(self.run_dir):
+        if training.was_cut_off(self.run_dir):
             return "interrupted"
         return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
 
@@ -185,11 +185,12 @@ class RunProgress:
 
     @property
     def spent(self) -> Spent | None:
-        """Money so far and at the end; None where no price is known."""
+        """Money so far, and at the end where the time left is known; None where no price is known."""
         if self.price is None:
             return None
         running = self.state == "running"
-        return spending.spent(self.run_dir, self.price, self.seconds_left if running else 0.0, running=running)
+        left = 0.0 if self.state == "done" else self.seconds_left if running and self.recent else None
+        return spending.spent(self.run_dir, self.price, left, running=running)
 
     @property
     def input_bound(self) -> bool:

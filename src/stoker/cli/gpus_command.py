@@ -7,9 +7,10 @@ from typing import Any
 from rich.table import Table
 
 from stoker import messages
+from stoker.api import figures
 from stoker.config import values
 from stoker.errors import StokerError, closest
-from stoker.facts import cards, prices
+from stoker.facts import cards, platforms, prices
 from stoker.facts.cards import Card
 from stoker.facts.prices import STALE_DAYS, Offer
 from stoker.launch import sky_catalogue
@@ -41,7 +42,7 @@ def _stated(text: str) -> Offer:
     if not words[2:] or not values.is_price(words[2]):
         raise StokerError("STK109", "--set", given=f"`{text}`", example="`autodl RTX4090 1.88CNY/h`")
     provider, card, price = words
-    stated = prices.stated(provider.lower(), *values.price(price))
+    stated = prices.stated(platforms.short_name(provider), *values.price(price))
     return stated.model_copy(update={"cards": (cards.find(card, "--set").name,), "source": prices.OWN})
 
 
@@ -108,5 +109,6 @@ def _price(offer: Offer | None) -> str:
     if offer is None:
         return "-"
     price = f"{offer.price_per_hour:.2f} {offer.currency} {offer.cloud}"
-    said = messages.text("gpus.own") if offer.own else messages.text("gpus.age", days=offer.age_days())
-    return f"{price} ({said})" if offer.own or offer.age_days() > STALE_DAYS else price
+    if offer.own:
+        return figures.own_price(price)
+    return messages.text("gpus.age", price=price, days=offer.age_days()) if offer.age_days() > STALE_DAYS else price

@@ -8,7 +8,7 @@ from stoker import messages
 from stoker.api import arithmetic, comparison, measuring, plan_page, planning, preparation
 from stoker.api.planning import MarketQuestion
 from stoker.cli.prepare_command import ensure_prepared
-from stoker.config import values
+from stoker.config import problems, values
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.facts import cards
@@ -101,7 +101,7 @@ def _price(text: str | None) -> list[str]:
     if text is None:
         return []
     if not values.is_price(text):
-        raise StokerError("STK109", "--price", given=f"`{text}`", example="`2.5CNY/h`")
+        raise problems.unparsable("--price", text, "`2.5CNY/h`", values.is_price)
     return [f"{money.OWN}={text}"]
 
 

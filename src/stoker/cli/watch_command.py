@@ -25,7 +25,7 @@ from stoker.settle.reasons import reason
 from stoker.terminal import console
 from stoker.terminal.billing_words import clock
 from stoker.terminal.keyboard import Keyboard
-from stoker.terminal.progress import spent_text, state_word
+from stoker.terminal.progress import interrupted_text, spent_text, state_word
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 30
@@ -147,7 +147,7 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
     if state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if state == "interrupted":
-        parts.append(Text("! " + messages.text("watch.rebooted"), style="yellow"))
+        parts.append(Text("! " + interrupted_text(progress), style="yellow"))
     if state == "done" and progress.not_best:
         parts.append(Text("! " + messages.text("train.not_best", **progress.not_best), style="yellow"))
     if progress.error:

@@ -41,7 +41,6 @@ _ABOUT = {
     "STK233": "tune.targets",
     "STK234": "tune.dropout",
     "STK238": "model",
-    "STK246": "train.precision",
     "STK247": "where.gradient_checkpointing",
     "STK248": "where.kernels",
     "STK301": "data.train",
@@ -157,7 +156,7 @@ def _load(path: Path, name: str, label: str, folder: Path, *, overrides: Sequenc
     text = reader.read_text(path)
     run, document = _read(text, label, overrides, given_by)
     if run.name is None:
-        run = run.model_copy(update={"name": _run_name(name)})
+        run = run.model_copy(update={"name": run_name(name)})
     return RunFile(label, folder, text, run, document, tuple(overrides))
 
 
@@ -234,7 +233,7 @@ def _no_mapping(document: Document) -> StokerError:
     return StokerError("STK118", document.where(()))
 
 
-def _run_name(stem: str) -> str:
+def run_name(stem: str) -> str:
     """A run's name from its file's name; a digest distinguishes names with characters that are replaced."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", stem).strip(".-_")[:80]
     if stem.isascii():
@@ -320,7 +319,24 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
-    return found + _host_conflicts(run, document) + _schedule_conflicts(run, document)
+    return found + _host_conflicts(run, document) + _schedule_conflicts(run, document) + _in_bf16(run, document)
+
+
+def _in_bf16(run: Run, document: Document) -> list[StokerError]:
+    """What weights in bf16 do not go with."""
+    if run.train.precision != "bf16":
+        return []
+    others = {
+        "tune.method": (run.tune.method, "full"),
+        "train.optimizer": (run.train.optimizer, "adamw"),
+        "where.precision": (run.where.precision.replace("auto", "bf16"), "bf16"),
+    }
+    where = document.where(("train", "precision"))
+    return [
+        StokerError("STK246", where, word=word, asked=asked, needed=needed)
+        for word, (asked, needed) in others.items()
+        if asked != needed
+    ]
 
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:

@@ -3,11 +3,13 @@
 Knows the run file's keys and the names other tools give them; knows nothing of files or overrides.
 """
 
+import copy
 import difflib
 import functools
 import json
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -15,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stoker import env, messages
-from stoker.config import native, syntax
+from stoker.config import native, reader, syntax
 from stoker.config.reader import Document, KeyPath, dotted_path
 from stoker.config.run import Lora, Run
 from stoker.errors import StokerError, closest
@@ -114,12 +116,15 @@ _ELSEWHERE = {
     "model_name": "model",
     "model_name_or_path": "model",
     "finetuning_type": "tune.method",
+    "quantization_bit": "tune.method",
+    "load_in_4bit": "tune.method",
     "lora_rank": "tune.rank",
     "lora_r": "tune.rank",
     "lora_target": "tune.targets",
     "target_modules": "tune.targets",
     "dataset": "data.train",
     "datasets": "data.train",
+    "dataset_dir": "data.train",
     "train_file": "data.train",
     "val_size": "data.eval",
     "val_set_size": "data.eval",
@@ -143,6 +148,17 @@ _ELSEWHERE = {
     "nnodes": "where.nodes",
 }
 """Names that other tools use for keys of the run file."""
+
+_NEEDLESS = {
+    "template": "nearest.template",
+    "chat_template": "nearest.template",
+    "preprocessing_num_workers": "nearest.processors",
+    "dataset_num_proc": "nearest.processors",
+    "dataset_processes": "nearest.processors",
+    "overwrite_cache": "nearest.prepared_again",
+    "overwrite_output_dir": "nearest.resumes",
+}
+"""Names of other tools that need no key here, and the sentence why."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +223,10 @@ def _word(finding: _Finding, document: Document) -> StokerError:
         return StokerError("STK105", where, key=finding.path[-1], example=example(finding.key))
     if given is None or kind in ("too_short", "string_too_short"):
         return StokerError("STK120", where)
+    if plain := _in_plain_characters(finding, document):
+        return StokerError("STK155", where, given=shown(given), plain=plain)
+    if finding.key == "name":
+        return StokerError("STK156", where, given=shown(given), example=example("name"))
     if kind in _SIGNS:
         limit = next(iter(finding.context.values()))
         return StokerError("STK107", where, given=shown(given), limit=f"{_SIGNS[kind]} {limit:.12g}")
@@ -217,6 +237,29 @@ def _word(finding: _Finding, document: Document) -> StokerError:
         nearest = closest(str(given), [one.split("`")[1] for one in choices], 1)
         return StokerError("STK108", where, given=shown(given), choices=choices, nearest=nearest)
     return _wrong_type(finding, where)
+
+
+def _in_plain_characters(finding: _Finding, document: Document) -> str:
+    """What was probably typed with a Chinese input method on (`３`, `１e-4`): the same value, where it is read."""
+    if not isinstance(finding.given, str) or (plain := unicodedata.normalize("NFKC", finding.given)) == finding.given:
+        return ""
+    *outer, last = finding.path
+    values = copy.deepcopy(document.values)
+    functools.reduce(lambda inner, part: inner[part], outer, values)[last] = reader.scalar(plain)
+    try:
+        Run.model_validate(values)
+    except ValidationError as error:
+        if any(_file_path(details["loc"], document) == finding.path for details in error.errors()):
+            return ""
+    return plain
+
+
+def unparsable(where: str, given: str, example: str, parses: Callable[[str], bool]) -> StokerError:
+    """The error of a flag's value; one that is only typed in full-width characters is shown as it is read."""
+    plain = unicodedata.normalize("NFKC", given)
+    if plain != given and parses(plain):
+        return StokerError("STK155", where, given=shown(given), plain=plain)
+    return StokerError("STK109", where, given=shown(given), example=example)
 
 
 def _choices(expected: str) -> list[str]:
@@ -241,6 +284,8 @@ def _unknown(finding: _Finding, document: Document) -> StokerError:
     if parent == ("tune",) and name in Lora.model_fields:
         method = document.values["tune"]["method"]
         return StokerError("STK137", where, key=f"tune.{name}", methods=["`lora`", "`qlora`"], method=method)
+    if name in _NEEDLESS:
+        return StokerError("STK104", where, key=name, nearest=messages.text(_NEEDLESS[name]))
     near = [f"`{one}`" for one in _nearest(finding, document)]
     return StokerError("STK104", where, key=name, nearest=messages.text("nearest.keys", keys=near) if near else "")
 

@@ -7,6 +7,7 @@ no use for and which make a small file expand without bound. Knows nothing of wh
 import codecs
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,13 +89,26 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         advice = encoding_advice(content[:2], path)
-        raise StokerError("STK117", f"{path.name}:{line}", byte=error.start, advice=advice) from error
+        raise StokerError("STK117", f"{path.name}:{line}", byte=error.start + 1, advice=advice) from error
 
 
-def encoding_advice(start: bytes, path: Path) -> str:
-    """How to make a file UTF-8; its first two bytes may be UTF-16's mark."""
-    key = "advice.utf16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "advice.gbk"
-    return messages.text(key, old=path.name, new=f"{path.stem}-utf8{path.suffix}")
+def encoding_advice(start: bytes, path: Path, *, among_others: bool = False) -> str:
+    """How to make a file UTF-8, as a line for the shell.
+
+    Args:
+        start: Its first two bytes, which may be UTF-16's mark.
+        path: The file.
+        among_others: Whether it is read because it lies in a folder, as its copy would be.
+    """
+    is_utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    stem, _, suffixes = shown.name.partition(".")
+    old, new = shlex.quote(str(shown)), shlex.quote(str(shown.with_name(f"{stem}-utf8.{suffixes}".rstrip("."))))
+    convert = f"iconv -f {'UTF-16' if is_utf16 else 'GBK'} -t UTF-8"
+    zipped = path.name.lower().endswith(".gz")
+    command = f"gzip -dc {old} | {convert} | gzip > {new}" if zipped else f"{convert} {old} > {new}"
+    advice = messages.text("advice.utf16" if is_utf16 else "advice.gbk", command=command)
+    return messages.text("advice.old_file", advice=advice, old=shown) if among_others else advice
 
 
 def parse(text: str, name: str) -> Document:

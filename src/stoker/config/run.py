@@ -467,7 +467,9 @@ class Run(_Section):
     """One run file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
-    """Name of the run directory. Default: the run file's name without its extension."""
+    """Name of the run directory. Default: the run file's name without its extension; characters other than letters a
+    to z, digits, `.`, `_` and `-` are replaced, and a name that has Chinese ones ends with six characters of its
+    digest."""
     model: Annotated[Annotated[NonEmpty, Tag("text")] | Annotated[Shape, Tag("mapping")], Discriminator(_kind)]
     """Hub id, local path, `run:NAME` for the model of an earlier run, or a shape to train from scratch."""
     tokenizer: Annotated[

@@ -359,7 +359,8 @@ class BadRows:
         entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
         with in_place.appending(self._path, self._path.parent.parent) as file:
             file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-        self._found.append(StokerError("STK302", row_files.place(self._label, number), reason=bad.text))
+        code = "STK318" if bad.reason == "row.template_tools" else "STK302"
+        self._found.append(StokerError(code, row_files.place(self._label, number), reason=bad.text))
 
     def stop_if_due(self, *, last: bool) -> None:
         """Raise the bad rows of the file once enough of it was checked."""

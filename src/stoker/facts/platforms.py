@@ -163,6 +163,12 @@ def platforms() -> tuple[Platform, ...]:
     return tuple(Platform.model_validate({"name": name, **facts}) for name, facts in found.items())
 
 
+def short_name(word: str) -> str:
+    """The name of the platform that is called so, such as `matpool` for `矩池云`; any other word in small letters."""
+    asked = word.lower()
+    return next((one.name for one in platforms() if asked in one.title.lower().split()), asked)
+
+
 def find(name: str) -> Platform | None:
     """The platform of this name; None for a machine of one's own."""
     return next((platform for platform in platforms() if platform.name == name), None)

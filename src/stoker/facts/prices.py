@@ -98,6 +98,12 @@ def all_offers() -> tuple[Offer, ...]:
     return _together(file, file.stat().st_mtime_ns if file.exists() else 0)
 
 
+def is_own(source: str, price_per_hour: float) -> bool:
+    """Whether a plan's price, by its provider and day, is one that the user stated."""
+    stated = (offer for offer in _read(own_file()) if offer.own and offer.price_per_hour == price_per_hour)
+    return any(source == f"{offer.cloud} {offer.date.isoformat()}" for offer in stated)
+
+
 def own_file() -> Path:
     """The user's own prices."""
     return env.home() / "prices.csv"
@@ -164,15 +170,16 @@ def maintained(card: str, market: Market = ANYWHERE) -> list[Offer]:
     return [offer for offer in found if (newest - offer.date).days <= _ABANDONED_DAYS] or found
 
 
-def cheapest(card: str, count: int = 1, currency: str | None = None) -> Offer | None:
+def cheapest(card: str, count: int = 1, currency: str | None = None, provider: str | None = None) -> Offer | None:
     """The cheapest offer for this many of a card; sources that are still maintained go first.
 
     Args:
         card: A card of the catalogue.
         count: How many of it.
         currency: Offers in this one go before all others.
+        provider: Only this one's.
     """
-    kept = maintained(card, Market(currency=currency)) or maintained(card)
+    kept = maintained(card, Market(currency=currency, provider=provider)) or maintained(card, Market(provider=provider))
     return min(kept, key=lambda offer: _price_in_usd(offer) * offer.billed(count), default=None)
 
 

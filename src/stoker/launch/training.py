@@ -130,11 +130,10 @@ def _beats_elsewhere(run_dir: RunDir) -> bool:
     return beat < now + _SILENT_SECONDS and now < max(beat, until) + _SILENT_SECONDS
 
 
-def was_rebooted(run_dir: RunDir) -> bool:
-    """Whether this machine was restarted under a supervisor that had not ended."""
+def was_cut_off(run_dir: RunDir) -> bool:
+    """Whether its supervisor is gone and never said how the run ended: killed, or its machine was restarted."""
     seen = supervision(run_dir)
-    is_ours = seen.get("host", "") == socket.gethostname() and seen.get("state") not in _ENDED
-    return is_ours and seen.get("boot", "") not in ("", processes.boot())
+    return bool(seen) and seen.get("state") not in _ENDED
 
 
 def orphan(run_dir: RunDir) -> int | None:

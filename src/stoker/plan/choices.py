@@ -114,7 +114,7 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
     if asked == "fp16" and machine.kind == "cpu":
         raise StokerError("STK210", precision="fp16", card=machine.name)
     if run.train.precision == "bf16":
-        return _in_bf16(asked, machine)
+        return _in_bf16(machine)
     if asked != "auto":
         return _because(asked, "precision", "why.asked", word="where.precision")
     if machine.kind == "cpu":
@@ -126,10 +126,8 @@ def precision(run: Run, machine: Machine) -> Choice[str]:
     return _because("fp16", "precision", "why.precision.fp16", capability=capability)
 
 
-def _in_bf16(asked: str, machine: Machine) -> Choice[str]:
+def _in_bf16(machine: Machine) -> Choice[str]:
     """Weights in bf16 are computed with as they are."""
-    if asked not in ("auto", "bf16"):
-        raise StokerError("STK246", word="where.precision", asked=asked, needed="bf16")
     if machine.kind == "cuda" and machine.compute_capability < _BF16_CAPABILITY:
         raise StokerError("STK210", precision="bf16", card=machine.name)
     return _because("bf16", "precision", "why.precision.weights")

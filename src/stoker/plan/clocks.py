@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from stoker.facts import platforms, prices
 from stoker.facts.platforms import Platform, Storage
+from stoker.facts.prices import Offer
+from stoker.plan import money
 from stoker.plan.plan import Reason
 
 
@@ -40,10 +42,19 @@ def stays(
 
 
 def reasons(
-    card: str, devices: int, seconds: tuple[float, float, float], disk: dict[str, int], nodes: int = 1
+    card: str,
+    devices: int,
+    seconds: tuple[float, float, float],
+    disk: dict[str, int],
+    nodes: int = 1,
+    offer: Offer | None = None,
 ) -> list[Reason]:
-    """The platforms' limits for a run, as reasons."""
-    return [one for stay in stays(card, devices, seconds, disk, nodes) for one in _said(stay, kept_bytes(disk))]
+    """The limits, as reasons, of platforms that lend the card, and of the one whose offer is taken; else of all."""
+    found = stays(card, devices, seconds, disk, nodes)
+    if offer is not None and offer.cloud != money.OWN:
+        taken = platforms.find(offer.cloud)
+        found = [one for one in found if one.free or (taken and one.platform == taken.title)]
+    return [one for stay in found for one in _said(stay, kept_bytes(disk))]
 
 
 def kept_bytes(disk: dict[str, int]) -> int:

@@ -303,7 +303,9 @@ def make_plan(inputs: Inputs) -> Plan:
             *inputs.setup,
             *remarks.of_support(machine, supported=found.supported),
             *remarks.of_network(machine, way),
-            *clocks.reasons(machine.name, devices, seconds, disk, machine.nodes),
+            *clocks.reasons(
+                machine.name, devices, seconds, disk, machine.nodes, None if machine.examined else inputs.offer
+            ),
         ],
         argv=_program(way.strategy, devices // machine.nodes),
         env={**_environment(run, machine, way.strategy), **inputs.network.environment},

@@ -46,10 +46,6 @@ def check(run: Run) -> None:
     asked = run.train.optimizer
     if asked in REFUSED:
         raise StokerError("STK240", asked=asked, reason=messages.text(REFUSED[asked]))
-    others = {"tune.method": (run.tune.method, "full"), "train.optimizer": (asked, "adamw")}
-    for word, (value, needed) in others.items():
-        if rounds(run) and value != needed:
-            raise StokerError("STK246", word=word, asked=value, needed=needed)
 
 
 def rounds(run: Run) -> bool:

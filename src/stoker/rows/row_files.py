@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TextIO
 
 from stoker import messages
@@ -163,7 +163,8 @@ def _advice(file: File) -> str:
     """How to make the file UTF-8."""
     assert file.path is not None
     with _binary(file.path) as raw:
-        return reader.encoding_advice(raw.read(2), file.path)
+        among_others = file.path.name != PurePath(file.source.path).name
+        return reader.encoding_advice(raw.read(2), file.path, among_others=among_others)
 
 
 def _binary(path: Path) -> io.BufferedIOBase:
@@ -171,7 +172,7 @@ def _binary(path: Path) -> io.BufferedIOBase:
 
 
 def _first_bad_byte(file: File) -> int:
-    """Where the file stops being UTF-8; the decoder's own number starts at its last chunk."""
+    """The first byte, counted from 1, that is no UTF-8; the decoder's own number starts at its last chunk."""
     assert file.path is not None
     with _binary(file.path) as raw:
         before = 0
@@ -179,7 +180,7 @@ def _first_bad_byte(file: File) -> int:
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                return before + error.start
+                return before + error.start + 1
             before += len(line)
     return before
 

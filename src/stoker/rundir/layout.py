@@ -209,8 +209,9 @@ def runs_folder() -> Path:
 
 
 def find(name: str) -> RunDir:
-    """An existing run directory by name or path."""
-    for path in (runs_folder() / name, Path(name)):
+    """An existing run directory by name, by the name of its run file, or by path."""
+    of_file = runs_folder() / load.run_name(Path(name).name)
+    for path in (runs_folder() / name, Path(name), *([of_file] if name and name == Path(name).name else [])):
         if (path / "manifest.json").is_file():
             return checked(RunDir(path))
     nearest = closest(name, [one.name for one in all_runs()])

@@ -23,7 +23,8 @@ class Spent:
     """Money at two moments."""
 
     so_far: float
-    at_end: float
+    at_end: float | None
+    """None where nobody knows how long the rest takes."""
     currency: str
 
 
@@ -36,11 +37,12 @@ def price(run_dir: RunDir) -> Price | None:
         return None
 
 
-def spent(run_dir: RunDir, known: Price, seconds_left: float, *, running: bool) -> Spent:
+def spent(run_dir: RunDir, known: Price, seconds_left: float | None, *, running: bool) -> Spent:
     """By the supervisor's count, or the one of whoever settled the run after it."""
     supervision = training.supervision(run_dir)
     seconds = limits.counted_seconds(supervision, settled_record.read(run_dir))
     if running:
         seconds = limits.counted_seconds(supervision) + limits.seconds_since(supervision, time.time())
-    hours, left = seconds / 3600, seconds_left / 3600
-    return Spent(hours * known.per_hour, (hours + left) * known.per_hour, known.currency)
+    so_far = seconds / 3600 * known.per_hour
+    at_end = None if seconds_left is None else so_far + seconds_left / 3600 * known.per_hour
+    return Spent(so_far, at_end, known.currency)

@@ -1,8 +1,12 @@
 """A run's progress in words: its state, its one line, its money."""
 
+import shlex
+from pathlib import Path
+
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
+from stoker.rundir.layout import RunDir
 from stoker.settle.spending import Spent
 
 STATES = {
@@ -49,7 +53,26 @@ def progress_line(progress: RunProgress) -> str:
     return " · ".join(parts)
 
 
+def interrupted_text(progress: RunProgress) -> str:
+    """Why a run that was killed with its supervisor stands still, and the command that resumes it."""
+    return messages.text("watch.cut_off", command=_command(progress.run_dir), step=progress.checkpoint.get("step", 0))
+
+
+def _command(run_dir: RunDir) -> str:
+    """`stoker train run.yaml --set a=b`: what the run was started with, from where the user is now."""
+    manifest = run_dir.manifest()
+    file = Path(manifest.folder) / manifest.run_file
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    asked = [str(shown) if file.exists() else shown.stem]
+    if origin := manifest.forked_from:
+        asked = [str(origin["run"]), "--fork", run_dir.name, *(["--weights"] if origin.get("weights_only") else [])]
+    words = [word for override in manifest.overrides for word in ("--set", override)]
+    return shlex.join(["stoker", "train", *asked, *words])
+
+
 def spent_text(spent: Spent) -> str:
-    """`3.10 CNY so far, 12.4 at the end`."""
-    fields = {"so_far": money(spent.so_far), "at_end": money(spent.at_end), "currency": spent.currency}
-    return messages.text("progress.money", **fields)
+    """`3.10 CNY so far, 12.4 at the end`; only the first where the end is not known."""
+    fields = {"so_far": money(spent.so_far), "currency": spent.currency}
+    if spent.at_end is None:
+        return messages.text("progress.money_so_far", **fields)
+    return messages.text("progress.money", at_end=money(spent.at_end), **fields)

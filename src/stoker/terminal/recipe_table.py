@@ -1,18 +1,23 @@
 """Recipes at the terminal: the list of them, and the new name of one that was asked for by an old one."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 
 from stoker import messages
 from stoker.config import load
 from stoker.config.load import RunFile
+from stoker.rundir import layout
 from stoker.terminal import console
 
 
 def named(name: str, overrides: Sequence[str]) -> RunFile:
-    """A run file or recipe; says what a recipe is called now."""
+    """A run file or recipe; says what a recipe is called now, and what a new run is called if not as its file."""
     run_file = load.load(name, overrides)
+    run, stem = run_file.run.name or "", Path(run_file.name).stem
+    if run != stem and run == load.run_name(stem) and not layout.named(run).manifest_file.exists():
+        console.talk("run.named", name=run, asked=stem)
     if run_file.renamed:
         console.talk("recipe.renamed", old=name, new=run_file.renamed)
     return run_file

@@ -133,7 +133,7 @@ DATA_CASES: dict[str, DataCase] = {
     "Chinese as Windows writes it": DataCase(
         "train: a.jsonl",
         {"a.jsonl": jsonl(GOOD) + '{"text": "你好"}'.encode("gbk")},
-        [err("STK314", "a.jsonl", f"byte {len(jsonl(GOOD)) + 10}")],
+        [err("STK314", "a.jsonl", f"byte {len(jsonl(GOOD)) + 11}")],
     ),
     "a tokenizer that is nowhere": DataCase(
         "train: a.jsonl", {"a.jsonl": jsonl(GOOD)}, [err("STK312", "run.yaml:2: tokenizer", "`nowhere`")], "nowhere"

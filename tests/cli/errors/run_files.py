@@ -176,8 +176,18 @@ VALUES: Table = {
     ),
     "a full-width percent sign": (
         MODEL + "data: {train: a, eval: 2％}\n",
-        [err("STK109", "run.yaml:2: data.eval", "`2%`")],
+        [err("STK155", "run.yaml:2: data.eval", "type `2%`")],
     ),
+    "full-width digits": (
+        MODEL + "data: {train: a, tokens: ２k}\ntrain: {epochs: ３, batch: ０, learning_rate: １e-4}\n",
+        [
+            err("STK155", "run.yaml:2: data.tokens", "type `2k`"),
+            err("STK155", "run.yaml:3: train.epochs", "type `3`"),
+            err("STK106", "run.yaml:3: train.batch", "found `０`"),
+            err("STK155", "run.yaml:3: train.learning_rate", "type `1e-4`"),
+        ],
+    ),
+    "a name in another script": ("name: übung\n" + BOTH, [err("STK156", "run.yaml:1: name", "letters a to z")]),
     "an eval share beyond all": (
         MODEL + "data: {train: a, eval: 200%}\n",
         [err("STK107", "run.yaml:2: data.eval", "<= 100")],
@@ -298,7 +308,7 @@ VALUES: Table = {
     ),
     "money with a sign": (BOTH + "budget: {money: ¥50}\n", [err("STK109", "run.yaml:3: budget.money", "`50 CNY`")]),
     "time in words": (BOTH + "budget: {time: 12 hours}\n", [err("STK109", "run.yaml:3: budget.time", "`12h`")]),
-    "a name with a slash": ("name: ../x\n" + BOTH, [err("STK109", "run.yaml:1: name", "`my-run_1`")]),
+    "a name with a slash": ("name: ../x\n" + BOTH, [err("STK156", "run.yaml:1: name", "`my-run_1`")]),
     "a section as a list": (
         BOTH + "train:\n  - epochs: 3\n",
         [err("STK106", "run.yaml:3: train", "{epochs: 3, batch: 16}")],

@@ -51,15 +51,15 @@ def test_a_stated_name_wins_over_the_file_s(folder: Path) -> None:
     ],
 )
 def test_a_run_is_named_after_its_file(stem: str, name: str) -> None:
-    assert load._run_name(stem) == name
+    assert load.run_name(stem) == name
 
 
 def test_files_with_chinese_names_give_different_runs() -> None:
-    names = [load._run_name(stem) for stem in ("实验一", "实验二", "实验1", "测试1")]
+    names = [load.run_name(stem) for stem in ("实验一", "实验二", "实验1", "测试1")]
     assert len(set(names)) == 4
     for name in names:
         assert load.parse(f"name: {name}\n{TEXT}", "run.yaml").name == name
-    assert load._run_name("实验一") == names[0]
+    assert load.run_name("实验一") == names[0]
 
 
 def test_a_recipe_is_found_by_name_and_its_paths_start_where_the_user_stands(folder: Path) -> None:

@@ -42,6 +42,27 @@ def test_every_foreign_name_leads_to_a_key_that_exists() -> None:
     assert problems._ELSEWHERE.keys() & set(problems.all_keys()) == set()
 
 
+LLAMA_FACTORY = """
+    model_name_or_path trust_remote_code quantization_bit stage do_train finetuning_type lora_rank lora_target
+    dataset template cutoff_len overwrite_cache preprocessing_num_workers dataloader_num_workers output_dir
+    logging_steps save_steps overwrite_output_dir save_only_model report_to per_device_train_batch_size
+    gradient_accumulation_steps num_train_epochs lr_scheduler_type warmup_ratio bf16 ddp_timeout val_size
+    eval_strategy eval_steps per_device_eval_batch_size resume_from_checkpoint"""
+"""Keys of its `qwen3_lora_sft.yaml` and `llama3_lora_sft_otfq.yaml`."""
+
+
+def test_every_key_of_llama_factory_s_example_is_answered() -> None:
+    keys = LLAMA_FACTORY.split()
+    with pytest.raises(StokerErrors) as caught:
+        load.parse("\n".join(["model: m", "data: {train: a}", *(f"{key}: x" for key in keys)]), "run.yaml")
+    found = {one.fields["key"]: one.fields["nearest"] for one in caught.value.errors}
+    assert set(found) == set(keys)
+    assert {key for key, nearest in found.items() if not nearest} <= {"do_train", "trust_remote_code", "ddp_timeout"}
+    assert "`tune.method`" in found["quantization_bit"]
+    assert "chat template" in found["template"]
+    assert problems._NEEDLESS.keys() & {*problems._ELSEWHERE, *problems.all_keys()} == set()
+
+
 def test_every_owner_of_a_native_option_is_a_key_that_exists() -> None:
     owners = {owner for block in native.OWNED.values() for owner in block.values()}
     owners |= set(native.OWNED_BY_SHAPE.values())

@@ -1,6 +1,8 @@
 """The YAML reader: 1.2 semantics, lines, and what it refuses."""
 
+import gzip
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,24 @@ def test_a_number_beyond_all_numbers_is_named(number: str) -> None:
     assert [(one.code, one.where) for one in caught.value.errors] == [("STK102", "f:2: b"), ("STK102", "f:3: c")]
     assert "too large" in caught.value.what
     assert len(caught.value.what) < 200
+
+
+@pytest.mark.parametrize("name", ["我的 数据/训练 (1).jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize(("codec", "bom"), [("gbk", ""), ("utf-16-le", "\ufeff")])
+def test_the_line_that_converts_a_file_does_so_from_where_it_is_typed(
+    name: str, codec: str, bom: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = f"{bom}列车".encode(codec)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    advice = reader.encoding_advice(content[:2], tmp_path / name, among_others=True)
+    subprocess.run(["bash", "-c", advice.split("`")[1]], check=True, cwd=tmp_path)
+    (new,) = (path for path in tmp_path.rglob("*-utf8*"))
+    made = new.read_bytes()
+    assert (gzip.decompress(made) if name.endswith(".gz") else made).decode("utf-8-sig") == "列车"
+    assert new.name.endswith(".jsonl.gz" if name.endswith(".gz") else ".jsonl")
+    assert f"move `{name}` out of the folder" in advice
 
 
 def test_line_ends_and_byte_order_marks_of_windows_are_read(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stoker.plan import clocks
+from stoker.facts import prices
+from stoker.plan import clocks, money
 from stoker.plan.clocks import Stay
 
 SMALL = {"data": 10**9, "base": 10**12}
@@ -62,6 +63,17 @@ def test_autodl_s_release_clock_and_disk_are_named(monkeypatch: pytest.MonkeyPat
     )
     assert not any("autodl-tmp" in line for line in said("RTX4090", 1, 5))
     assert stay("RTX4090", 1, 5)["AutoDL"].session_hours is None
+
+
+def test_only_the_platform_whose_price_is_taken_is_warned_of_and_those_that_lend() -> None:
+    def named(cloud: str, card: str) -> str:
+        offer = prices.stated(cloud, 1.0, "CNY")
+        return " ".join(one.text for one in clocks.reasons(card, 1, (3600.0,) * 3, SMALL, offer=offer))
+
+    assert "AutoDL" in named("autodl", "RTX4090")
+    assert "AutoDL" in named(money.OWN, "RTX4090")
+    assert "AutoDL" not in named("matpool", "RTX4090")
+    assert "Kaggle" in named("matpool", "T4")
 
 
 def test_a_base_model_need_not_outlive_a_session() -> None:

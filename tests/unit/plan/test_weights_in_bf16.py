@@ -57,9 +57,10 @@ def test_a_model_from_scratch_is_built_in_it_and_a_cpu_computes_in_it() -> None:
     ],
 )
 def test_what_it_does_not_go_with_is_named(text: str, word: str) -> None:
+    """When the run file is read: nothing is prepared before it is said."""
     with pytest.raises(StokerError, match="STK246") as caught:
-        plan(text, machine("RTX4090"))
-    assert caught.value.fields["word"] == word
+        load.parse(f"model: {SMALLER}\ndata: {{train: a.jsonl}}\n{text}", "run.yaml")
+    assert (caught.value.fields["word"], caught.value.where) == (word, "run.yaml:3: train.precision")
 
 
 def test_a_card_without_bf16_and_shards_are_refused() -> None:

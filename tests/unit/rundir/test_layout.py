@@ -97,6 +97,7 @@ def test_once_trained_a_run_refuses_words_that_would_change_it(folder: Path, ove
         create(TEXT, override)
     assert caught.value.code == "STK401"
     assert says in caught.value.what
+    assert caught.value.hint.startswith("change it back")
     assert run_dir.manifest().overrides == [], "what is there is left as it was"
 
 
@@ -149,6 +150,17 @@ def test_a_run_is_found_by_name_and_by_path(folder: Path, monkeypatch: pytest.Mo
     with pytest.raises(StokerError) as caught:
         layout.find("mine")
     assert (caught.value.code, str(caught.value.fields["folder"])) == ("STK501", "elsewhere")
+
+
+def test_a_run_is_found_by_the_name_of_its_file(folder: Path) -> None:
+    (folder / "翻译.yaml").write_text(TEXT, encoding="utf-8")
+    made = layout.create(load.load("翻译.yaml"))
+    assert made.name.isascii()
+    assert layout.find("翻译").path == made.path
+    create("name: x\n" + TEXT)
+    for name in ("../x", ""):
+        with pytest.raises(StokerError):
+            layout.find(name)
 
 
 def test_all_runs_are_listed_and_other_folders_are_not(folder: Path) -> None:
