@@ -10,7 +10,7 @@ from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import training
-from stoker.plan.order import Order
+from stoker.rows import mixture
 from stoker.rundir import checkpoints, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
@@ -99,8 +99,7 @@ def _require_steps(parent: RunDir, run_file: RunFile, *, weights_only: bool) -> 
         return
     report, steps = prepared.read_report(parent.data), train.steps
     if steps is None and report is not None:
-        order = Order(report.digest, train.seed, report.train.sequences, train.batch)
-        steps = train.epochs * order.steps_per_epoch
+        steps = mixture.total_steps(run_file.run, report.train)
     if steps is not None and steps <= found.step:
         raise StokerError("STK432", step=found.step, steps=steps)
 

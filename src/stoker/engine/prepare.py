@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.config import values
+from stoker.config import mixing, values
 from stoker.config.run import Run
 from stoker.engine import _compat, program, sampling, shards, sources, tokenizer
 from stoker.engine.rendering import Renderer
@@ -77,6 +77,8 @@ class PassState(BaseModel):
     detected: list[dict[str, Any]] = []
     train: list[dict[str, Any]] = []
     eval: list[dict[str, Any]] = []
+    ends: list[int] = []
+    """Of a mixture: training shards at the end of each source."""
     least: tuple[int, int, int] | None = None
     """The usable unit with the smallest draw: a tiny set's eval row."""
     forced: tuple[int, int] | None = None
@@ -212,6 +214,10 @@ def _read_all(job: PreparePass) -> None:
             _read_file(job, one, one.files[state.file])
             state.file, state.rows, state.layout = state.file + 1, 0, None
         state.source, state.file, state.unit = state.source + 1, 0, 0
+        if one.split == "train" and mixing.is_mixed(job.run.data):
+            job.writers["train"].flush()  # a source of a mixture has shards of its own
+            state.ends.append(len(state.train))
+            job.commit()
 
 
 def _read_file(job: PreparePass, one: Input, file: File) -> None:
@@ -400,7 +406,7 @@ def _finish(job: PreparePass) -> None:
         writer.flush()
     job.bad.sync()
     run, state = job.run, job.state
-    train = shards.as_split("train", state.train)
+    train = shards.as_split("train", state.train, dict(zip(mixing.names(run.data), state.ends, strict=False)))
     held = shards.as_split("eval", state.eval) if state.eval else None
     counted = shards.statistics(job.data, train, job.tokenizer.vocab)
     report = Report(

@@ -1,10 +1,13 @@
 """A run's progress in words: its state, its one line, its money."""
 
+import itertools
+
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
 from stoker.settle.spending import Spent
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
 STATES = {
     "new": "state.new",
     "running": "state.running",
@@ -53,3 +56,15 @@ def spent_text(spent: Spent) -> str:
     """`3.10 CNY so far, 12.4 at the end`."""
     fields = {"so_far": money(spent.so_far), "at_end": money(spent.at_end), "currency": spent.currency}
     return messages.text("progress.money", **fields)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as a row of blocks; neighbours are averaged if there are more than `width`."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
