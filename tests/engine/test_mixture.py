@@ -1,4 +1,4 @@
-"""A mixture as it is prepared, ordered and trained: shards by source, the order of a replay, exact over kills, ranks."""
+"""A mixture prepared, ordered and trained: shards by source, the order of a replay, exact over kills and ranks."""
 
 import random
 import time
