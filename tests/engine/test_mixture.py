@@ -8,27 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_run
+from mixed_run import ROWS, SIZES, make
 from mixture_case import any_case, replayed, run_of, split_of
 from prepare_case import Case, Prepared, write_jsonl
 from prepare_case import make_tokenizer as make_bpe
 
+from stoker.api import forking
 from stoker.engine import prepare
 from stoker.engine.mixed_order import MixedOrder
+from stoker.errors import StokerError
+from stoker.launch import plan_inputs
+from stoker.plan.make import make_plan
 from stoker.rows import mixture
-from stoker.rundir import checkpoints, events, files
+from stoker.rundir import checkpoints, events, files, layout
 from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-SIZES = (23, 11, 7, 5)
-STAGES = """
-    - {share: 40%, mix: {wiki: 60%, code: 30%, qa: 10%}}
-    - {share: 35%, mix: {wiki: 30%, code: 30%, qa: 20%, books: 20%}}
-    - {share: 25%, mix: {qa: 50%, books: 50%}}
-"""
-ROWS = [
-    row for number, size in enumerate(SIZES) for row in tiny_run.random_rows(size, seed=number, longest=16 + 8 * number)
-]
 
 
 # ---- order
@@ -151,24 +146,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.make_base_model(tmp_path_factory.mktemp("base"), dropout=0.1, width=32, layers=1)
 
 
-def make(folder: Path, base: Path, where: str = "") -> RunDir:
-    folder.mkdir(parents=True)
-    for name in ("wiki", "code", "qa", "books"):
-        (folder / f"{name}.jsonl").write_text("{}\n")
-    text = f"""
-model: {base}
-data:
-  train: [{{path: wiki.jsonl}}, {{path: code.jsonl}}, {{path: qa.jsonl}}, {{path: books.jsonl}}]
-  length: 48
-  stages: {STAGES}
-tune: {{method: lora, rank: 2, dropout: 0.1}}
-train: {{steps: 20, batch: 4, learning_rate: 1e-2, warmup: 0, exact: true}}
-save: {{every: 3 steps, keep: 2}}
-where: {{gpus: 0, micro: 1, arrange: rows{where}}}
-"""
-    return tiny_run.make_run(folder, text, ROWS, sizes=SIZES)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, base: Path) -> RunDir:
     run_dir = make(tmp_path_factory.mktemp("alone") / "run", base)
@@ -214,3 +191,21 @@ def test_any_number_of_ranks_reads_the_same_sequences(
     assert tiny_run.train(run_dir) == 0, tiny_run.said(run_dir)
     assert tiny_run.sequences(run_dir) == tiny_run.sequences(alone)
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(alone.final)
+
+
+def test_a_fork_goes_on_with_the_mixture_and_cannot_move_its_stages(alone: RunDir, base: Path, tmp_path: Path) -> None:
+    parent = make(tmp_path / "run", base)
+    assert tiny_run.train(parent, stop_after=5) == 75
+    with pytest.raises(StokerError) as caught:
+        forking.fork(parent, "longer", ["train.steps=40"], weights_only=False)
+    assert caught.value.code == "STK429"
+    run_file = forking.fork(parent, "other", [], weights_only=False)
+    run_dir = layout.create(run_file)
+    plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
+    files.write_json(run_dir.plan_file, plan.model_dump())
+    assert tiny_run.train(run_dir) == 0, tiny_run.said(run_dir)
+    assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(alone.final)
+    assert events.steps(run_dir.events_file)[20]["sources"] == events.steps(alone.events_file)[20]["sources"]
+    mixed = forking.fork(parent, "weights", ["data.stages=[{mix: {wiki: 100%}}]"], weights_only=True)
+    assert (layout.named("weights").data / "report.json").is_file(), "the set is mixed anew, not prepared anew"
+    assert mixed.run.data.stages is not None
