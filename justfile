@@ -83,6 +83,10 @@ rows *args:
 token-rates *args:
     python benchmarks/token_rates.py "$@"
 
+# Four sources by tokens over three stages: counts, kills, worlds, broken orders (docs/evidence/mixture.json), five minutes.
+mixture *args:
+    python benchmarks/mixture.py "$@"
+
 # Tokens that a plan estimates from raw data against those `prepare` counts (docs/evidence/raw_data.json), ten minutes.
 raw-data *args:
     python benchmarks/raw_data.py "$@"

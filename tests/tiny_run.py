@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from tqdm import auto, std
 
-from stoker.config import load
+from stoker.config import load, mixing
 from stoker.config.load import RunFile
+from stoker.engine import mixed_order
 from stoker.facts import own_code
 from stoker.launch import plan_inputs
 from stoker.plan import order
 from stoker.plan.make import make_plan
-from stoker.plan.order import Order
 from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 
@@ -136,10 +136,14 @@ def write_split(folder: Path, rows: list[list[np.ndarray]]) -> dict[str, Any]:
 
 
 def write_prepared(
-    run_file: RunFile, data: Path, rows: list[list[np.ndarray]], eval_rows: list[list[np.ndarray]]
+    run_file: RunFile,
+    data: Path,
+    rows: list[list[np.ndarray]],
+    eval_rows: list[list[np.ndarray]],
+    sizes: Sequence[int] = (),
 ) -> None:
     make_tokenizer(data / "tokenizer")
-    train = write_split(data / "train", rows)
+    train = write_split(data / "train", rows) | {"sources": _sources(run_file, rows, sizes)}
     evaluation = write_split(data / "eval", eval_rows) if eval_rows else None
     digest = hashlib.sha256(json.dumps(train["files"], sort_keys=True).encode()).hexdigest()
     report = {
@@ -162,14 +166,33 @@ def write_prepared(
     prepared.write_report(data, prepared.Report.model_validate(report))
 
 
+def _sources(run_file: RunFile, rows: list[list[np.ndarray]], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """The sources of a mixture, as the report names them."""
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    named = zip(mixing.names(run_file.run.data), firsts, sizes, strict=False)
+    return [
+        {
+            "name": name,
+            "first": first,
+            "sequences": size,
+            "tokens": sum(len(segment) for row in rows[first : first + size] for segment in row),
+        }
+        for name, first, size in named
+    ]
+
+
 def make_run(
     folder: Path,
     text: str,
     rows: list[list[np.ndarray]],
     eval_rows: list[list[np.ndarray]] = (),
     sets: tuple[str, ...] = (),
+    sizes: Sequence[int] = (),
 ) -> RunDir:
-    """A run directory ready to train: run file, prepared set, plan for this machine's CPU."""
+    """A run directory ready to train: run file, prepared set, plan for this machine's CPU.
+
+    Of a mixture, `sizes` are the sequences of its sources, in order.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.yaml"
     path.write_text(text)
@@ -179,7 +202,7 @@ def make_run(
     os.environ["STOKER_RUNS"] = str(folder / "runs")
     run_dir = layout.create(run_file)
     if not (run_dir.data / "report.json").exists():
-        write_prepared(run_file, run_dir.data, rows, list(eval_rows))
+        write_prepared(run_file, run_dir.data, rows, list(eval_rows), sizes)
     plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
     files.write_json(run_dir.plan_file, plan.model_dump())
     return run_dir
@@ -328,7 +351,7 @@ def sequences(run_dir: RunDir) -> dict[int, list[int]]:
     """The sequence ids of each step: those the order function gives, which the events' checksums confirm."""
     run, report = run_dir.run(), prepared.read_report(run_dir.data)
     assert report is not None
-    ordered = Order(report.digest, run.train.seed, report.train.sequences, run.train.batch)
+    ordered = mixed_order.of(run, report, run.train.batch)
     found = {}
     for step, event in sorted(events.steps(run_dir.events_file).items()):
         found[step] = ordered.sequences(step - 1)

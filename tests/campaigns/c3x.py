@@ -30,7 +30,8 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.training_args import OptimizerNames
 
 from stoker.config import load, native
-from stoker.config.run import OptimizerName, Train
+from stoker.config.optimizer_names import OptimizerName
+from stoker.config.run import Train
 from stoker.errors import StokerErrors
 from stoker.plan import optimizers
 from stoker.rundir import files

@@ -25,11 +25,10 @@ from made_runs import (
 )
 from rich.cells import cell_len
 
-from stoker.cli import watch_command
 from stoker.doctor import activity
 from stoker.doctor.activity import GpuLoad
 from stoker.supervise import processes
-from stoker.terminal import keyboard
+from stoker.terminal import keyboard, progress
 
 ERROR = {
     "event": "error",
@@ -223,7 +222,7 @@ def test_unknown_run_is_an_error(stoker: CommandLine) -> None:
     ],
 )
 def test_sparkline_is_the_mean_of_neighbours(values: list[float], expected: str) -> None:
-    assert watch_command.sparkline(values, width=len(expected) or 8) == expected
+    assert progress.sparkline(values, width=len(expected) or 8) == expected
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -13,7 +13,8 @@ from bitsandbytes.optim import GlobalOptimManager
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from stoker.config.run import Full, Native, OptimizerName, Train
+from stoker.config.optimizer_names import OptimizerName
+from stoker.config.run import Full, Native, Train
 from stoker.engine import checkpoint, optimizer_factory, paged
 from stoker.engine.writers import Writers
 from stoker.estimate import memory

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker import messages
-from stoker.config import load
+from stoker.config import load, mixing
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
 from stoker.launch import training
-from stoker.plan.order import Order
+from stoker.rows import mixture
 from stoker.rundir import checkpoints, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
@@ -19,6 +19,8 @@ _SHAPED_BY = ("model", "tokenizer", "tune", "native.lora", "native.model", "nati
 """Words that decide which tensors there are: a fork cannot change them."""
 _STATE_BY = ("train.optimizer", "train.precision", "native.trainer.optim", "train.seed", "train.batch", "data")
 """Words that the optimizer's state or the place in the data depends on: only a fork of the weights changes them."""
+_STAGED_BY = ("train.steps", "train.epochs")
+"""Words that the ends of stages depend on."""
 
 _TRIES = 3
 
@@ -86,7 +88,8 @@ def _make(parent: RunDir, run_file: RunFile, run_dir: RunDir, *, weights_only: b
 
 def _require_fitting(parent: RunDir, run_file: RunFile, *, weights_only: bool) -> None:
     changes = training_words.changed(parent.run(), run_file.run)
-    fixed = _SHAPED_BY if weights_only else (*_SHAPED_BY, *_STATE_BY)
+    stages = _STAGED_BY if len(mixing.stages(run_file.run.data)) > 1 else ()
+    fixed = _SHAPED_BY if weights_only else (*_SHAPED_BY, *_STATE_BY, *stages)
     refused = [change for change in changes if _is_in(change.partition(" ")[0], fixed)]
     if refused:
         raise StokerError("STK429", changes=refused)
@@ -99,8 +102,7 @@ def _require_steps(parent: RunDir, run_file: RunFile, *, weights_only: bool) -> 
         return
     report, steps = prepared.read_report(parent.data), train.steps
     if steps is None and report is not None:
-        order = Order(report.digest, train.seed, report.train.sequences, train.batch)
-        steps = train.epochs * order.steps_per_epoch
+        steps = mixture.total_steps(run_file.run, report.train)
     if steps is not None and steps <= found.step:
         raise StokerError("STK432", step=found.step, steps=steps)
 
@@ -111,9 +113,8 @@ def _is_in(key: str, blocks: Sequence[str]) -> bool:
 
 def _take_data(parent: RunDir, run_file: RunFile, run_dir: RunDir) -> None:
     """The prepared set, where the same words prepared it."""
-    changes = training_words.changed(parent.run(), run_file.run)
-    other = any(_is_in(change.partition(" ")[0], ("data", "model", "tokenizer", "train.seed")) for change in changes)
-    if not other and prepared.read_report(parent.data) is not None:
+    same = prepared.words(parent.run()) == prepared.words(run_file.run)
+    if same and prepared.read_report(parent.data) is not None:
         shutil.rmtree(run_dir.data, ignore_errors=True)
         shutil.copytree(parent.data, run_dir.data, copy_function=files.link)
 
@@ -121,7 +122,8 @@ def _take_data(parent: RunDir, run_file: RunFile, run_dir: RunDir) -> None:
 def _take_checkpoint(found: Checkpoint, run_file: RunFile, run_dir: RunDir, origin: dict[str, Any]) -> None:
     """Weights, and optimizer state without its options: those of the new run file count, as does its schedule."""
     commit = found.commit
-    facts = commit.model_dump(include={"data_digest", "order_version", "world", "fingerprint", "tokens"})
+    taken = {"data_digest", "order_version", "world", "fingerprint", "tokens"}
+    facts = commit.model_dump(include=taken if origin["weights_only"] else {*taken, "source_tokens"})
     facts |= {"words": training_words.of(run_file.run, origin), "forked_from": origin}
     step = 0 if origin["weights_only"] else found.step
     with checkpoints.writing(run_dir.checkpoints, step, **facts) as folder:

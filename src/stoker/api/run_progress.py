@@ -221,6 +221,7 @@ class RunProgress:
             "seconds_left": self.seconds_left,
             "input_bound": self.input_bound,
             "memory_bytes": step.get("memory_bytes"),
+            "sources": step.get("sources"),
             "checkpoint": {key: checkpoint.get(key) for key in ("step", "bytes", "at")} if checkpoint else None,
             "tier": self.attempt.get("tier"),
             "supervisor": training.supervision(self.run_dir) or None,

@@ -11,7 +11,7 @@ from stoker.api.sentences import listed
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
-from stoker.terminal import console, recipe_table
+from stoker.terminal import console, recipe_table, source_lines
 
 _BAR_WIDTH = 40
 _PLAIN = {"alpaca": "prepare.plain.alpaca", "prompt_completion": "prepare.plain.prompt_completion"}
@@ -108,6 +108,7 @@ def _figures(report: Report) -> list[str]:
             trained=f"{train.trained_tokens:,}",
             share=f"{train.trained_tokens / train.tokens:.1%}",
         ),
+        *source_lines.prepared(report),
     ]
     if report.eval:
         counts = {"segments": f"{report.eval.segments:,}", "tokens": f"{report.eval.tokens:,}"}

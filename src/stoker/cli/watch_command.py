@@ -1,7 +1,6 @@
 """`stoker watch`: the progress of a run, as a page that redraws itself, one page, or JSON. Reads only."""
 
 import datetime
-import itertools
 import time
 from dataclasses import asdict
 from typing import Any
@@ -22,12 +21,11 @@ from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
-from stoker.terminal import console
+from stoker.terminal import console, source_lines
 from stoker.terminal.billing_words import clock
 from stoker.terminal.keyboard import Keyboard
-from stoker.terminal.progress import interrupted_text, spent_text, state_word
+from stoker.terminal.progress import interrupted_text, sparkline, spent_text, state_word
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 30
 _LOAD_EVERY_SECONDS = 2.0
 _STATE_STYLES = {"running": "green", "done": "green", "failed": "red"} | dict.fromkeys(
@@ -189,7 +187,7 @@ def _training_rows(progress: RunProgress) -> list[tuple[str, str]]:
         rows.append((messages.text("watch.left"), messages.text("watch.left_value", **fields)))
     if progress.spent:
         rows.append((messages.text("watch.money"), spent_text(progress.spent)))
-    return rows
+    return rows + source_lines.seen(progress.step)
 
 
 def _loss_value(progress: RunProgress) -> str:
@@ -259,18 +257,6 @@ def _checkpoint(event: dict[str, Any]) -> str:
         return messages.text("watch.no_checkpoint")
     fields = {"step": event["step"], "size": size(event["bytes"]), "ago": _ago(event["at"])}
     return messages.text("watch.checkpoint_value", **fields)
-
-
-def sparkline(values: list[float], width: int) -> str:
-    """Values as a row of blocks; neighbours are averaged if there are more than `width`."""
-    if not values:
-        return ""
-    count = min(width, len(values))
-    edges = [index * len(values) // count for index in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
 def _ago(at: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker import messages, plugins
-from stoker.config import native, problems, reader, syntax
+from stoker.config import mixing, native, problems, reader, syntax
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run, Shape, TrainTokenizer
 from stoker.errors import StokerError, StokerErrors
@@ -53,6 +53,7 @@ _ABOUT = {
     "STK312": "tokenizer",
     "STK315": "data.train",
     "STK316": "tokenizer.vocab",
+    "STK330": "data.train",
     "STK413": "model",
     "STK671": "budget.money",
     "STK704": "data.train",
@@ -319,6 +320,7 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
+    found += mixing.conflicts(run, document)
     return found + _host_conflicts(run, document) + _schedule_conflicts(run, document) + _in_bf16(run, document)
 
 

@@ -79,6 +79,14 @@ _EXAMPLES = {
     "data.train[]": "`{path: data/train.jsonl}`",
     "data.train.path": "`data/train.jsonl`",
     "data.train.config": "`en`",
+    "data.train.name": "`wiki`",
+    "data.train.share": "`60%`",
+    "data.train.epochs": "`2`",
+    "data.stages": "`[{share: 100%, mix: {wiki: 60%, code: 40%}}]`",
+    "data.stages[]": "`{share: 30%, mix: {wiki: 60%, code: 40%}}`",
+    "data.stages.share": "`30%`",
+    "data.stages.tokens": "`5B`",
+    "data.stages.mix": "`{wiki: 60%, code: 40%}`",
     "data.rows": "`2500`, `20k`",
     "data.tokens": "`1000000`, `5M`",
     "tune": "`{method: lora, rank: 16}`",
@@ -191,6 +199,8 @@ def example(key: str) -> list[str]:
     if key in _EXAMPLES:
         return re.findall(r"`[^`]*`", _EXAMPLES[key])
     parent, _, name = key.rpartition(".")
+    if not _models_at(parent):
+        return example(parent)  # a key that the user chose
     defaults = [model.model_fields[name].default for model in _models_at(parent) if name in model.model_fields]
     return [shown(defaults[0])]
 

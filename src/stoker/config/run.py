@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticKnownError
 
 from stoker.config import layouts, place_names, values
+from stoker.config.optimizer_names import OptimizerName
 
 
 class _Section(BaseModel):
@@ -157,12 +158,29 @@ class Source(_Section):
 
     path: NonEmpty
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, or `recipe:file` shipped with Stoker."""
+    name: NonEmpty | None = None
+    """What a mixture and its counts call it. Default: the last part of its path, without extension."""
+    share: Percent | None = None
+    """Its share of the training's tokens (`60%`), for a mixture in one stage. The shares of all sources are 100 %."""
+    epochs: Annotated[float, Field(gt=0, le=1000), NotTruth] | None = None
+    """How often the training sees it, for a mixture by epochs: each source its own, instead of `train.epochs`."""
     weight: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
     """How often its rows are used: 2 means twice, 0.5 a random half chosen by the seed."""
     config: str | None = None
     """The hub dataset's configuration, if it has several."""
     split: str = "train"
     """The hub dataset's split."""
+
+
+class Stage(_Section):
+    """A part of the training with its own mixture of sources."""
+
+    share: Percent | None = None
+    """How much of the training it is (`30%` of its steps). The shares of all stages are 100 %."""
+    tokens: Annotated[int, Field(ge=1, le=10**15), Amount] | None = None
+    """How much it is in tokens (`5B`), for all stages or none: they then decide the number of steps."""
+    mix: Annotated[dict[str, Percent], Field(min_length=1)]
+    """Share of its tokens by the name of the source: `{wiki: 60%, code: 40%}`, 100 % together."""
 
 
 class Data(_Section):
@@ -175,6 +193,8 @@ class Data(_Section):
         Discriminator(_kind_or_list),
     ]
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
+    stages: Annotated[list[Stage], Field(min_length=1)] | None = None
+    """A mixture that changes during training: the stages in order, each with shares by tokens of the sources."""
     eval: Annotated[NonEmpty, AfterValidator(_share_or_path)] | None = None
     """A share of the training rows (`2%`), or a separate file, directory, glob or hub dataset."""
     length: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] = 2048
@@ -228,31 +248,6 @@ class Qlora(_LowRank):
 
 
 Tune = Annotated[Full | Lora | Qlora, Field(discriminator="method")]
-
-
-_TorchOptimizer = Literal["adamw", "muon", "adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"]
-_Adam8Optimizer = Literal[
-    "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "ademamix", "ademamix_8bit"
-]
-_LionOptimizer = Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"]
-_RmspropOptimizer = Literal["rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit"]
-_PagedOptimizer = Literal["paged_ademamix_32bit", "paged_ademamix_8bit", "adamw_torch_4bit", "adamw_torch_8bit"]
-_OtherOptimizer = Literal["adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision", "grokadamw", "stable_adamw"]
-_LowrankOptimizer = Literal["galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw", "lomo", "adalomo"]
-_LayerwiseOptimizer = Literal["galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"]
-_FreeOptimizer = Literal["apollo_adamw_layerwise", "schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"]
-OptimizerName = Literal[
-    _TorchOptimizer,
-    _Adam8Optimizer,
-    _LionOptimizer,
-    _RmspropOptimizer,
-    _PagedOptimizer,
-    _OtherOptimizer,
-    _LowrankOptimizer,
-    _LayerwiseOptimizer,
-    _FreeOptimizer,
-]
-"""Every name transformers knows, and two of Stoker's own; `plan.optimizers` decides which are used."""
 
 
 class Train(_Section):

@@ -138,7 +138,9 @@ class Recorder(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Buffer the step; flush when enough are pending, or before a save or an evaluation."""
-        item = self.trainer.last_item
+        item, seen = self.trainer.last_item, self.trainer.seen
+        seen.add(item.step, item.lengths)
+        counts = seen.counts(state.global_step)
         fields = {
             "step": state.global_step,
             "epoch": state.global_step / self._steps_per_epoch,
@@ -152,6 +154,7 @@ class Recorder(TrainerCallback):
             "seconds": round(time.perf_counter() - self._started, 6),
             "wait_seconds": round(self.trainer.wait_seconds, 6),
             "memory_bytes": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
+            **({"sources": counts} if counts else {}),
         }
         self._pending.append((fields, self.trainer.last_losses, self.trainer.last_norm))
         if len(self._pending) >= self._flush_every or control.should_save or control.should_evaluate:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from stoker.engine.mixed_order import MixedOrder
 from stoker.engine.parallel import ALONE, Ranks
 from stoker.plan.order import Order
 from stoker.rundir.prepared import Split
@@ -93,6 +94,8 @@ class StepItem:
 
     step: int
     sequences: list[int]
+    lengths: list[int]
+    """Tokens of each of them."""
     tokens: int
     trained_tokens: int
     padded_tokens: int
@@ -220,9 +223,16 @@ def document_ends(ends: torch.Tensor, longest: int) -> MicroBatch:
 class Steps(Dataset[StepItem]):
     """All steps of a run, as a virtual dataset."""
 
-    def __init__(self, split: PreparedSplit, order: Order, arrangement: Arrangement, total: int, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        split: PreparedSplit,
+        order: Order | MixedOrder,
+        arrangement: Arrangement,
+        total: int,
+        ranks: Ranks,
+    ) -> None:
         self._split = split
-        self._order = order
+        self.order = order
         self._arrangement = arrangement
         self._total = total
         self._ranks = ranks
@@ -231,7 +241,7 @@ class Steps(Dataset[StepItem]):
         return self._total
 
     def __getitem__(self, step: int) -> StepItem:
-        return make_item(self._split, self._order.sequences(step), self._arrangement, step, self._ranks)
+        return make_item(self._split, self.order.sequences(step), self._arrangement, step, self._ranks)
 
 
 def make_item(
@@ -240,7 +250,8 @@ def make_item(
     """The sequences as one step, with this rank's micro batches."""
     rows = [split.row(index) for index in sequences]
     leaves = arrangement.leaves(rows)
-    tokens = sum(len(segment) for row in rows for segment in row)
+    lengths = [sum(map(len, row)) for row in rows]
+    tokens = sum(lengths)
     trained = sum(split.trained_tokens(index) for index in sequences)
     numbers = ranks.leaves(len(leaves))
     stand_ins = [len(leaves) - 1] * (ranks.turns(len(leaves)) - len(numbers))
@@ -250,6 +261,7 @@ def make_item(
     return StepItem(
         step=step,
         sequences=sequences,
+        lengths=lengths,
         tokens=tokens,
         trained_tokens=trained,
         padded_tokens=sum(len(leaf) * max(sum(map(len, row)) for row in leaf) for leaf in leaves) - tokens,

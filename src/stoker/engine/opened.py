@@ -48,11 +48,12 @@ class Opened:
     words: dict[str, Any]
     """The words of the training as they are at its start, with what it was forked from."""
 
-    def commit_facts(self, tokens: int, due: list[str]) -> dict[str, Any]:
+    def commit_facts(self, tokens: int, source_tokens: dict[str, int], due: list[str]) -> dict[str, Any]:
         """What a checkpoint records about the training it belongs to.
 
         Args:
             tokens: Tokens seen so far.
+            source_tokens: The same by source of a mixture.
             due: What a stop postponed.
         """
         return {
@@ -62,6 +63,7 @@ class Opened:
             "fingerprint": self.fingerprint,
             "words": self.words,
             "tokens": tokens,
+            "source_tokens": dict(source_tokens),
             "events_bytes": self.events.offset,
             "due": due,
         }

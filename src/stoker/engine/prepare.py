@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.config import values
+from stoker.config import mixing, values
 from stoker.config.run import Run
 from stoker.engine import _compat, program, sampling, shards, sources, tokenise, tokenizer
 from stoker.engine.shards import ShardWriter
@@ -82,6 +82,8 @@ class PassState(BaseModel):
     detected: list[dict[str, Any]] = []
     train: list[dict[str, Any]] = []
     eval: list[dict[str, Any]] = []
+    ends: list[int] = []
+    """Of a mixture: training shards at the end of each source."""
     least: tuple[int, int, int] | None = None
     """The usable unit with the smallest draw: a tiny set's eval row."""
     forced: tuple[int, int] | None = None
@@ -282,6 +284,10 @@ def _take(job: PreparePass, read: Read, made: Tokenised) -> None:
         state.file, state.rows, state.layout = read.file + 1, 0, None
     if state.file == len(one.files):
         state.source, state.file, state.unit = read.source + 1, 0, 0
+        if one.split == "train" and mixing.is_mixed(job.run.data):
+            job.writers["train"].flush()  # a source of a mixture has shards of its own
+            state.ends.append(len(state.train))
+            job.commit()
     if job.writers["train"].pending_tokens >= SHARD_TOKENS:
         job.commit()
 
@@ -420,7 +426,7 @@ def _finish(job: PreparePass) -> None:
         writer.flush()
     job.bad.sync()
     run, state = job.run, job.state
-    train = shards.as_split("train", state.train)
+    train = shards.as_split("train", state.train, dict(zip(mixing.names(run.data), state.ends, strict=False)))
     held = shards.as_split("eval", state.eval) if state.eval else None
     counted = shards.statistics(job.data, train, job.tokenizer.vocab)
     report = Report(

@@ -114,7 +114,8 @@ def _save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
     copied = trainer.copied(writers)
     stall = time.perf_counter() - started
     if writers.first:
-        job = SaveJob(0, copied, opened.commit_facts(trainer.tokens, trainer.due), best=None, stall_seconds=stall)
+        facts = opened.commit_facts(trainer.tokens, trainer.seen.tokens, trainer.due)
+        job = SaveJob(0, copied, facts, best=None, stall_seconds=stall)
         aside = opened.run_dir.checkpoints / f".{checkpoints.folder_name(0)}.{os.getpid()}.tmp"
         try:
             with writers.leading():

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker.rows import packing
 from stoker.rundir import files
-from stoker.rundir.prepared import SHARD_FILES, Split
+from stoker.rundir.prepared import SHARD_FILES, SourceCount, Split
 
 _WRITE_TOKENS = 1 << 20
 """Tokens that are copied at a time: beside a shard that is written there is no second one in memory."""
@@ -124,8 +124,14 @@ def _write_array(path: Path, chunks: Any) -> str:
     return digest.hexdigest()
 
 
-def as_split(split: str, shards: list[dict[str, Any]]) -> Split:
-    """All shards of a split, in the report's form."""
+def as_split(split: str, shards: list[dict[str, Any]], ends: Mapping[str, int] | None = None) -> Split:
+    """All shards of a split, in the report's form.
+
+    Args:
+        split: Its name.
+        shards: Facts of each.
+        ends: Of a mixture: how many shards there are at the end of each source, by name.
+    """
     return Split(
         sequences=sum(shard["sequences"] for shard in shards),
         segments=sum(shard["segments"] for shard in shards),
@@ -137,7 +143,19 @@ def as_split(split: str, shards: list[dict[str, Any]]) -> Split:
         files={
             f"{split}/{shard['name']}/{name}": digest for shard in shards for name, digest in shard["files"].items()
         },
+        sources=_by_source(shards, ends or {}),
     )
+
+
+def _by_source(shards: list[dict[str, Any]], ends: Mapping[str, int]) -> list[SourceCount]:
+    found: list[SourceCount] = []
+    first = begin = 0
+    for name, end in ends.items():
+        own = shards[begin:end]
+        sequences, tokens = (sum(shard[key] for shard in own) for key in ("sequences", "tokens"))
+        found.append(SourceCount(name=name, first=first, sequences=sequences, tokens=tokens))
+        first, begin = first + sequences, end
+    return found
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from stoker.engine import (
     callbacks,
     fused_loss,
     guard,
+    mixed_order,
     models,
     optimizer_factory,
     parallel,
@@ -39,7 +40,6 @@ from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.plan import moves, order
-from stoker.plan.order import Order
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_place, lock, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
@@ -314,7 +314,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         flatten=plan.attention == "flash_attention_2",
         pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
-    sequence_order = Order(report.digest, run.train.seed, report.train.sequences, plan.batch.effective)
+    sequence_order = mixed_order.of(run, report, plan.batch.effective)
     arguments = _arguments(opened)
     steps_guard = guard.StepGuard(plan.guard, past)
     recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
@@ -337,7 +337,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         commit=lambda: _commit(opened, trainer, saver),
         asked_to_stop=lambda: stop.requested,
     )
-    trainer.tokens = found.commit.tokens if found else 0
+    trainer.tokens, trainer.seen.tokens = (found.commit.tokens, dict(found.commit.source_tokens)) if found else (0, {})
     # Some classes with a vision tower deny it and do it all the same.
     accepts = trainer.model_accepts_loss_kwargs or models.divides_by_tokens(model, plan.attention)
     trainer.model_accepts_loss_kwargs = accepts
@@ -445,7 +445,7 @@ def _commit(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:
         job = SaveJob(
             step=trainer.state.global_step,
             copied=copied,
-            facts=opened.commit_facts(trainer.tokens, trainer.due),
+            facts=opened.commit_facts(trainer.tokens, trainer.seen.tokens, trainer.due),
             best=trainer.state.best_global_step if opened.run.save.best else None,
             stall_seconds=time.perf_counter() - started,
         )

@@ -35,6 +35,7 @@ from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, paralle
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.known_rows import KnownRows
+from stoker.engine.mixed_order import Seen
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
 from stoker.engine.saving import Copied
@@ -98,6 +99,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """What a stop postponed at this step."""
         self.tokens = 0
         """Tokens seen so far."""
+        self.seen = Seen(steps.order)
         self.passed_over: frozenset[int] = frozenset()
         """Steps without an update, by number from 1."""
         self.heartbeat = guard.Heartbeat(None)

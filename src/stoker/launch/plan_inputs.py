@@ -136,6 +136,7 @@ def counted(report: Report) -> DataFacts:
         digest=report.digest,
         has_eval=report.eval is not None,
         disk_bytes=4 * tokens,
+        sources=tuple(report.train.sources),
     )
 
 

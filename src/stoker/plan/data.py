@@ -8,6 +8,7 @@ from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.plan.plan import Reason
 from stoker.rundir.inputs import eval_share
+from stoker.rundir.prepared import SourceCount
 
 _PACK_EFFICIENCY = 0.97
 """Assumed fill of packed sequences before the data is packed."""
@@ -28,6 +29,8 @@ class DataFacts:
     """Counted over these tokens: nine in ten texts lie between."""
     reasons: tuple[Reason, ...] = ()
     """How the tokens were estimated from files that are not prepared."""
+    sources: tuple[SourceCount, ...] = ()
+    """Of a mixture, once prepared."""
 
     @property
     def tokens_range(self) -> tuple[int, int]:

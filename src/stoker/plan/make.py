@@ -44,10 +44,12 @@ from stoker.plan.plan import (
     Reason,
     Rung,
     SafeWay,
+    SourcePlan,
     Speed,
     StepCounts,
 )
 from stoker.plan.search import Constraints, Fits, Way
+from stoker.rows import mixture
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
@@ -175,14 +177,14 @@ def find(inputs: Inputs) -> Found:
     workers = choices.workers(run, machine, devices // machine.nodes)
     between_failures = failures.seconds_between(inputs.place, len(machine.devices) * machine.nodes)
     save = choices.save_interval(run, inputs.place, between_failures)
-    steps = _steps(run, data)
+    steps, mixed = _steps(run, data), mixture.of(run, data)
     constraints = Constraints(
         run=run,
         machine=machine,
         shape=inputs.shape.shape,
         longest=data.longest,
         mean=data.tokens / data.sequences,
-        tokens=data.tokens / steps.per_epoch * steps.total,
+        tokens=sum(mixed.tokens.values()) if mixed else data.tokens / steps.per_epoch * steps.total,
         precision=precision.value,
         attention=attention.value,
         arrange=arrange.value,
@@ -222,7 +224,7 @@ def make_plan(inputs: Inputs) -> Plan:
     run, data, machine = inputs.run, inputs.data, inputs.machine
     micro, devices = way.micro, constraints.devices
     batch = BatchSplit(effective=run.train.batch, micro=micro, accumulation=constraints.share // micro, devices=devices)
-    disk = found.disk
+    disk, sources = found.disk, [SourcePlan.model_validate(one) for one in mixture.whole(run, data)]
     decisions = engine_options.Decisions(
         device=machine.kind,
         batch=batch,
@@ -262,6 +264,7 @@ def make_plan(inputs: Inputs) -> Plan:
         threads=machine.threads,
         steps=steps,
         data=DataPlan.model_validate(data, from_attributes=True),
+        sources=sources,
         model=ModelPlan(
             parameters=inputs.shape.shape.parameters(),
             trainable_parameters=memory.trainable_parameters(inputs.shape.shape, way.step.adapter),
@@ -288,6 +291,7 @@ def make_plan(inputs: Inputs) -> Plan:
         reasons=[
             remarks.of_batch(batch),
             *data.reasons,
+            *remarks.of_sources(run, data, sources),
             *(choice.reason for choice in found.choices),
             *remarks.of_way(constraints, way),
             strategy.reason(run, way.strategy, kept=search.keeps_bits(constraints, way)),
@@ -386,7 +390,7 @@ def _pace(found: Found) -> Speed:
 
 def _steps(run: Run, data: DataFacts) -> StepCounts:
     order = Order(data.digest, run.train.seed, data.sequences, run.train.batch)
-    total = run.train.steps or run.train.epochs * order.steps_per_epoch
+    total = mixture.total_steps(run, data)
     epochs = -(-total // order.steps_per_epoch)
     return StepCounts(
         total=total, per_epoch=order.steps_per_epoch, epochs=epochs, warmup=engine_options.warmup_steps(run, total)

@@ -34,8 +34,8 @@ class Order:
         epoch, position = divmod(step, self.steps_per_epoch)
         first = position * self.batch
         last = min(first + self.batch, self.num_sequences)
-        keys = _round_keys(self.digest, self.seed, epoch)
-        return [_permute(index, self.num_sequences, keys) for index in range(first, last)]
+        keys = round_keys(self.digest, self.seed, epoch)
+        return [permute(index, self.num_sequences, keys) for index in range(first, last)]
 
 
 def check(sequences: Sequence[int]) -> str:
@@ -49,7 +49,8 @@ def stream_seed(seed: int, step: int, micro: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def _round_keys(digest: str, seed: int, epoch: int) -> tuple[int, ...]:
+def round_keys(digest: str, seed: int, epoch: int) -> tuple[int, ...]:
+    """What chooses the permutation of an epoch."""
     text = f"order/{VERSION}/{digest}/{seed}/{epoch}"
     raw = hashlib.sha512(text.encode()).digest()
     return tuple(int.from_bytes(raw[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS))
@@ -63,7 +64,7 @@ def mix(value: int, key: int) -> int:
     return value ^ (value >> 31)
 
 
-def _permute(index: int, size: int, keys: Sequence[int]) -> int:
+def permute(index: int, size: int, keys: Sequence[int]) -> int:
     """Where `index` goes in the permutation of [0, size) chosen by `keys`."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     half_mask = (1 << half_bits) - 1

@@ -113,6 +113,25 @@ class DataPlan(_PlanPart):
     """Digest of the prepared set; empty before `prepare`."""
 
 
+class SourcePlan(_PlanPart):
+    """What the run sees of one source of a mixture."""
+
+    name: str
+    """The source."""
+    sequences: int
+    """Sequences that are read, counted as often as they are read."""
+    tokens: int
+    """Their tokens, by the source's mean."""
+    epochs: float
+    """How often the whole source is seen."""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The figures as sentences have them."""
+        counts = {"sequences": f"{self.sequences:,}", "tokens": f"{self.tokens:,}"}
+        return {"name": self.name, **counts, "epochs": f"{self.epochs:.2f}"}
+
+
 class ModelPlan(_PlanPart):
     """The model as far as it is known."""
 
@@ -304,6 +323,8 @@ class Plan(_PlanPart):
     """Optimizer steps."""
     data: DataPlan
     """The data."""
+    sources: list[SourcePlan] = []
+    """What is seen of each source of a mixture, once the data is prepared."""
     model: ModelPlan
     """The model."""
     resume: Resume | None = None

@@ -1,12 +1,14 @@
 """Reasons of a plan that no choice of its own carries: the way, the model, the machine, and what no figure knows."""
 
+from stoker.config import mixing
 from stoker.config.run import Run
 from stoker.estimate import memory, operations
 from stoker.facts.machine import Machine
 from stoker.facts.model_parts import ModelParts, WeightGroup
 from stoker.facts.shapes import ResolvedShape
 from stoker.plan import native_steps, search
-from stoker.plan.plan import BatchSplit, Reason
+from stoker.plan.data import DataFacts
+from stoker.plan.plan import BatchSplit, Reason, SourcePlan
 from stoker.plan.search import Constraints, Way
 
 _AGREES = 0.005
@@ -16,6 +18,14 @@ _AGREES = 0.005
 def of_batch(batch: BatchSplit) -> Reason:
     """The arithmetic of the batch."""
     return Reason(about="batch", key="why.batch", fields=batch.model_dump())
+
+
+def of_sources(run: Run, data: DataFacts, sources: list[SourcePlan]) -> list[Reason]:
+    """What is seen of each source of a mixture, and the mean that makes shares of tokens shares of sequences."""
+    if mixing.is_mixed(run.data) and not data.sources:
+        return [Reason(about="sources", key="why.sources.alike", fields={})]
+    mean = {one.name: f"{one.tokens / max(1, one.sequences):,.1f}" for one in data.sources}
+    return [Reason(about="sources", key="why.sources", fields={**one.words, "mean": mean[one.name]}) for one in sources]
 
 
 def of_way(constraints: Constraints, way: Way) -> list[Reason]:

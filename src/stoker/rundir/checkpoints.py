@@ -72,6 +72,8 @@ class Commit(BaseModel):
     """In the checkpoint a fork starts from: run, step, commit, weights_only."""
     tokens: int = 0
     """Tokens seen up to this step, by every rank."""
+    source_tokens: dict[str, int] = {}
+    """The same by source of a mixture."""
     events_bytes: int = 0
     """Where the events stood at this step."""
     due: list[str] = []
@@ -134,7 +136,7 @@ def writing(checkpoints: Path, step: int, *, renames: bool = True, **facts: Any)
         yield folder
         commit = _record(folder, step, facts)
         if renames:
-            files.write_text(folder / COMMIT_NAME, _rendered(commit))
+            files.write_text(folder / COMMIT_NAME, files.json_text(commit))
             _put(folder, final)
         else:
             _commit_in_place(folder, commit)
@@ -229,7 +231,7 @@ def _begin_in_place(final: Path) -> Path:
 def _commit_in_place(folder: Path, commit: dict[str, Any]) -> None:
     """The record is written last and under its own name: half of it is none, by its digest."""
     files.sync_folder(folder)
-    files.write_through(folder / COMMIT_NAME, _rendered(commit))
+    files.write_through(folder / COMMIT_NAME, files.json_text(commit))
     files.sync_folder(folder)
     files.sync_folder(folder.parent)
     (folder / WRITING_NAME).unlink()
@@ -243,10 +245,6 @@ def sealed(commit: dict[str, Any]) -> dict[str, Any]:
 def _digest(commit: dict[str, Any]) -> str:
     rest = {key: value for key, value in commit.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _rendered(commit: dict[str, Any]) -> str:
-    return files.json_text(commit)
 
 
 def committed(checkpoints: Path) -> list[Checkpoint]:
@@ -493,7 +491,7 @@ def parse_commit(text: str) -> Commit | str:
         return messages.text("damage.unreadable", name=COMMIT_NAME, reason=str(error).splitlines()[0])
     if commit.format != FORMAT:
         return messages.text("damage.format", found=commit.format, expected=FORMAT)
-    if text != _rendered(said) or commit.digest != _digest(said):
+    if text != files.json_text(said) or commit.digest != _digest(said):
         return messages.text("damage.changed", name=COMMIT_NAME)
     if any(not file_check.is_inside(name) for name in commit.files):
         return messages.text("damage.outside")

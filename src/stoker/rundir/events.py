@@ -12,7 +12,8 @@ Kinds and their fields (a reader ignores what it does not know):
     rehearsal   part, seconds
     step        step, epoch, loss, grad_norm, learning_rate, sequences, order, micro_batches, tokens, trained_tokens,
                 padded_tokens, seconds, wait_seconds, memory_bytes; `sequences` is their number, `order` the CRC-32 of
-                their ids, which the data's digest, the seed and the step determine (plan/order.py)
+                their ids, which the data's digest, the seed and the step determine (plan/order.py); of a mixture also
+                sources: sequences and tokens seen of each since the first step, by name
     eval        step, eval_loss, perplexity, seconds
     filesystem  type, renames, reason: the disk under the checkpoints
     interval    seconds, cost_seconds, between_failures_seconds: of `save.every: auto`, where it was measured anew
@@ -189,7 +190,14 @@ def _recent(path: Path) -> Iterator[tuple[bytes, int]]:
 def is_whole(event: dict[str, Any]) -> bool:
     """Whether an event has what readers of its kind count on: a run directory may be a stranger's."""
     wanted = {"at": str, **_FIELDS.get(event["event"], {})}
-    return all(_is(event.get(name), kind) for name, kind in wanted.items()) and _is_time(event["at"])
+    whole = all(_is(event.get(name), kind) for name, kind in wanted.items()) and _is_time(event["at"])
+    return whole and (event["event"] != "step" or _is_counts(event.get("sources", {})))
+
+
+def _is_counts(value: Any) -> bool:
+    """Whether it is two counts by name."""
+    lists = list(value.values()) if isinstance(value, dict) else [None]
+    return all(isinstance(one, list) and len(one) == 2 and all(_is(count, int) for count in one) for one in lists)
 
 
 def _is(value: Any, kind: type | tuple[type, ...]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-from stoker.config import load
+from stoker.config import load, mixing
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
 from stoker.rundir import artifacts, digests, layout
@@ -31,10 +31,7 @@ Which files a tokenizer reads is up to its class (`vocab.json`, `merges.txt`, `t
 
 def train_sources(run: Run) -> list[Source]:
     """The training sources, however the run file writes them."""
-    train = run.data.train
-    if isinstance(train, str):
-        return [Source(path=train)]
-    return [train] if isinstance(train, Source) else list(train)
+    return mixing.sources(run.data)
 
 
 def eval_share(run: Run) -> str | None:

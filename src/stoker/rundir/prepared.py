@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages, plugins
-from stoker.config import layouts
+from stoker.config import layouts, mixing
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, files, inputs, layout
@@ -30,6 +30,17 @@ ROWS = 4
 """How rows are read: a set prepared by earlier rules is prepared again, unless it was trained on."""
 TOKENIZER_NAME = "tokenizer"
 SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
+
+
+class SourceCount(BaseModel):
+    """What one source of a mixture has in the training split: sequences `first` to `first + sequences`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    first: int
+    sequences: int
+    tokens: int
 
 
 class Split(BaseModel):
@@ -49,6 +60,8 @@ class Split(BaseModel):
     shards: list[str]
     files: dict[str, str]
     """SHA-256 by file, relative to the data folder."""
+    sources: list[SourceCount] = []
+    """Of a mixture: its sources in order, each in shards of its own."""
 
 
 class Report(BaseModel):
@@ -158,7 +171,7 @@ def key_of(run: Run, sources: list[list[Any]]) -> str:
 def _asked(run: Run) -> dict[str, Any]:
     asked = {
         "format": FORMAT,
-        "data": run.data.model_dump(exclude={"rows", "tokens"}),
+        "data": _asked_data(run),
         "tokenizer": run.model_dump(include={"tokenizer"}),
         "model": run.model_dump(include={"model"}),
         "objective": run.train.objective,
@@ -166,6 +179,16 @@ def _asked(run: Run) -> dict[str, Any]:
     }
     others = _other_formats(run)
     return {**asked, "formats": others} if others else asked
+
+
+def _asked_data(run: Run) -> dict[str, Any]:
+    """What is asked of `data`. How sources are mixed is not: only that they are kept apart, and their names."""
+    asked = run.data.model_dump(exclude={"rows", "tokens", "stages"})
+    train = asked["train"]
+    for source in train if isinstance(train, list) else [train] if isinstance(train, dict) else []:
+        for key in ("name", "share", "epochs"):
+            del source[key]
+    return {**asked, "mixture": mixing.names(run.data)} if mixing.is_mixed(run.data) else asked
 
 
 def _digest(asked: dict[str, Any]) -> str:

@@ -113,6 +113,8 @@ def _rows(
         ("training", _training(run, plan)),
         ("data", _data(run_dir, run)),
     ]
+    if plan.sources:
+        rows.append(("mixture", {"sources": [f"`{one.name}` {one.tokens:,}" for one in plan.sources]}))
     if origin := run_dir.manifest().forked_from:
         rows.append(("fork", {"run": origin["run"], "step": origin["step"]}))
     if "train" in measured:

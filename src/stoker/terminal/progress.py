@@ -1,5 +1,6 @@
 """A run's progress in words: its state, its one line, its money."""
 
+import itertools
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from stoker.api.run_progress import RunProgress
 from stoker.rundir.layout import RunDir
 from stoker.settle.spending import Spent
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
 STATES = {
     "new": "state.new",
     "running": "state.running",
@@ -76,3 +78,15 @@ def spent_text(spent: Spent) -> str:
     if spent.at_end is None:
         return messages.text("progress.money_so_far", **fields)
     return messages.text("progress.money", at_end=money(spent.at_end), **fields)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Values as a row of blocks; neighbours are averaged if there are more than `width`."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

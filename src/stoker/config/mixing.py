@@ -1,0 +1,125 @@
+"""What a run file says about mixing its sources: names, stages with shares by tokens, and words that do not agree.
+
+A mixture is asked for by `data.stages`, or by `share` or `epochs` at the sources. Knows no data: what a share is in
+sequences says `rows/mixture.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from stoker.config.reader import Document, KeyPath
+from stoker.config.run import Data, Run, Source, Stage
+from stoker.errors import StokerError, closest
+
+_EXTENSIONS = (".gz", ".jsonl", ".json", ".csv", ".parquet", ".txt")
+_LENGTHS = ("epochs", "steps")
+"""Keys of `train` that say how long a training is."""
+
+
+def sources(data: Data) -> list[Source]:
+    """The training sources, however the run file writes them."""
+    if isinstance(data.train, str):
+        return [Source(path=data.train)]
+    return [data.train] if isinstance(data.train, Source) else list(data.train)
+
+
+def name_of(source: Source) -> str:
+    """`wiki` for `data/wiki.jsonl.gz` and `hub:owner/wiki`, unless the source has a name."""
+    last = source.path.rstrip("/").replace(":", "/").rpartition("/")[2]
+    for extension in _EXTENSIONS:
+        last = last.removesuffix(extension)
+    return source.name or last or source.path
+
+
+def names(data: Data) -> list[str]:
+    """The names of the training sources, in order."""
+    return [name_of(source) for source in sources(data)]
+
+
+def is_mixed(data: Data) -> bool:
+    """Whether the order of sequences follows a mixture."""
+    return data.stages is not None or any(source.share or source.epochs for source in sources(data))
+
+
+def stages(data: Data) -> list[Stage]:
+    """The stages by shares of tokens; shares at the sources are one stage. Empty for a mixture by epochs, or none."""
+    if data.stages:
+        return data.stages
+    mix = {name_of(source): source.share for source in sources(data) if source.share}
+    return [Stage(mix=mix)] if mix else []
+
+
+def part(percent: str) -> Fraction:
+    """`12.5%` as 1/8, exactly."""
+    return Fraction(percent.strip().rstrip("%").rstrip()) / 100
+
+
+def conflicts(run: Run, document: Document) -> list[StokerError]:
+    """What is wrong with a mixture."""
+    if not is_mixed(run.data):
+        return []
+    return [*_source_conflicts(run, document), *_stage_conflicts(run, document), *_length_conflicts(run, document)]
+
+
+def _source_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
+    listed, known = sources(run.data), names(run.data)
+    places: list[KeyPath] = [("data", "train")]
+    if isinstance(run.data.train, list):
+        places = [("data", "train", number) for number in range(len(listed))]
+    for number, (source, place) in enumerate(zip(listed, places, strict=True)):
+        given = [key for key in ("share", "epochs", "weight") if key in source.model_fields_set]
+        if known[number] in known[:number]:
+            yield StokerError("STK162", document.where((*place, "name")), name=known[number])
+        if run.data.stages and given:
+            yield _together(document, (*place, given[0]), f"data.train.{given[0]}", "data.stages")
+        elif len(given) > 1:
+            yield _together(document, (*place, given[1]), f"data.train.{given[1]}", f"data.train.{given[0]}")
+    for key in ("share", "epochs"):
+        lacking = [place for source, place in zip(listed, places, strict=True) if getattr(source, key) is None]
+        if 0 < len(lacking) < len(listed):
+            yield from (StokerError("STK164", document.where(place), key=key) for place in lacking)
+    shares = [source.share for source in listed if source.share]
+    if len(shares) == len(listed):
+        yield from _not_whole(shares, document, ("data", "train"))
+
+
+def _stage_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
+    listed, known = run.data.stages or [], names(run.data)
+    for number, stage in enumerate(listed):
+        place: KeyPath = ("data", "stages", number)
+        yield from _not_whole(list(stage.mix.values()), document, (*place, "mix"))
+        for name in stage.mix:
+            if name not in known:
+                choices, near = [f"`{one}`" for one in known], closest(name, known, 1)
+                where = document.where((*place, "mix", name))
+                yield StokerError("STK161", where, name=name, choices=choices, nearest=near)
+        if stage.share and stage.tokens:
+            yield _together(document, (*place, "share"), "data.stages.share", "data.stages.tokens")
+    key = "tokens" if any(stage.tokens for stage in listed) else "share"
+    lacking = [number for number, stage in enumerate(listed) if getattr(stage, key) is None]
+    if lacking and len(listed) > 1:  # a single stage is the whole training
+        yield StokerError("STK164", document.where(("data", "stages", lacking[0])), key=key)
+    shares = [stage.share for stage in listed if stage.share]
+    if shares and len(shares) == len(listed):
+        yield from _not_whole(shares, document, ("data", "stages"))
+
+
+def _length_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
+    """A mixture by epochs or by tokens says itself how long the training is."""
+    by_tokens = any(stage.tokens for stage in run.data.stages or [])
+    said = "data.stages.tokens" if by_tokens else "data.train.epochs"
+    if by_tokens or any(source.epochs for source in sources(run.data)):
+        for key in _LENGTHS:
+            if key in run.train.model_fields_set and getattr(run.train, key) is not None:
+                yield _together(document, ("train", key), f"train.{key}", said)
+
+
+def _not_whole(shares: Sequence[str], document: Document, place: KeyPath) -> Iterator[StokerError]:
+    total = sum(map(part, shares))
+    if total != 1:
+        given = " + ".join(share.replace(" ", "") for share in shares)
+        yield StokerError("STK160", document.where(place), total=f"{float(100 * total):.10g}", given=given)
+
+
+def _together(document: Document, path: KeyPath, key: str, other: str) -> StokerError:
+    return StokerError("STK163", document.where(path), key=key, other=other)
