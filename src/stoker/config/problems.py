@@ -22,7 +22,7 @@ from stoker.errors import StokerError, closest
 
 SECRET = env.SECRET
 
-_TAGS = {"text", "mapping", "list", "number", "auto", "value", "full", "lora", "qlora"}
+_TAGS = {"text", "mapping", "list", "number", "auto", "value", "full", "lora", "qlora", *native.step_options()}
 """Names pydantic puts into a path for a union's member; they are not keys of the file."""
 
 _TYPE_WORDS = {
@@ -77,6 +77,11 @@ _EXAMPLES = {
     "data.train[]": "`{path: data/train.jsonl}`",
     "data.train.path": "`data/train.jsonl`",
     "data.train.config": "`en`",
+    "data.pipeline": "`[{step: MinhashDedup}, {step: GopherQualityFilter, options: {min_doc_words: 20}}]`",
+    "data.pipeline[]": "`{step: MinhashDedup}`",
+    "data.pipeline.step": "`MinhashDedup`",
+    "data.pipeline.against": "`eval/*.jsonl`",
+    "data.pipeline.options": "`{language: cmn}`",
     "data.rows": "`2500`, `20k`",
     "data.tokens": "`1000000`, `5M`",
     "tune": "`{method: lora, rank: 16}`",
@@ -105,6 +110,7 @@ _EXAMPLES = {
     "native.vllm": "`{max_num_seqs: 64}`",
     "native.kaggle": "`{machine_shape: NvidiaTeslaP100}`",
     "native.slurm": "`{partition: gpu, mem: 32G}`",
+    "native.datatrove": "`{workers: 8}`",
     "native.sky": "`{accelerators: 'A100:1', infra: aws}`",
 }
 """How a value is written, where the default does not show it."""
@@ -191,9 +197,10 @@ def _finding(details: ErrorDetails, document: Document) -> _Finding:
     path = _file_path(details["loc"], document)
     kind, given, context = details["type"], details.get("input"), details.get("ctx", {})
     if kind in ("union_tag_not_found", "union_tag_invalid"):
-        # Of all unions only `tune` has its tag in the file.
-        path, has_tag = (*path, "method"), "method" in given
-        kind, given = ("literal_error", given["method"]) if has_tag else ("missing", given)
+        # Of all unions only `tune` and the steps of a pipeline have their tags in the file.
+        tag = "method" if path[0] == "tune" else "step"
+        path, has_tag = (*path, tag), tag in given
+        kind, given = ("literal_error", given[tag]) if has_tag else ("missing", given)
         context = {"expected": context.get("expected_tags", "")}
     return _Finding(path, kind, given, context)
 

@@ -85,6 +85,8 @@ class Report(BaseModel):
     """Real tokens over sequences x length."""
     unigram_entropy: float
     """Nats per trained token of a model that knows only token frequencies."""
+    pipeline: list[dict[str, Any]] | None = None
+    """Where the data went through `data.pipeline`: for each stage its name, tasks, and the counts of its blocks."""
     train: Split
     eval: Split | None = None
     tokenizer: dict[str, str] = {}
@@ -158,7 +160,7 @@ def key_of(run: Run, sources: list[list[Any]]) -> str:
 def _asked(run: Run) -> dict[str, Any]:
     asked = {
         "format": FORMAT,
-        "data": run.data.model_dump(exclude={"rows", "tokens"}),
+        "data": run.data.model_dump(exclude={"rows", "tokens", *(() if run.data.pipeline else ("pipeline",))}),
         "tokenizer": run.model_dump(include={"tokenizer"}),
         "model": run.model_dump(include={"model"}),
         "objective": run.train.objective,
