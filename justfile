@@ -115,6 +115,10 @@ tool-calling *args:
 serving *args:
     python benchmarks/serving.py "$@"
 
+# Planted duplicates and leaks through datatrove, killed at 20 points, on a real Slurm (docs/evidence/pipeline.json), an hour.
+pipeline *args:
+    python benchmarks/pipeline.py "$@"
+
 # A run cut by a real Slurm's time limits against an uninterrupted one (docs/evidence/slurm.json), about 40 minutes.
 slurm *args:
     python benchmarks/slurm.py "$@"

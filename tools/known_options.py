@@ -29,6 +29,18 @@ SBATCH_LATER = {
 }
 """Options that came after Debian 12's Slurm 22.05, by sbatch(1) of Slurm 26.05."""
 SCHEDULES = get_args(Train.model_fields["schedule"].annotation)
+STEP_FILES = {
+    "C4QualityFilter": "filters/c4_filters.py",
+    "FineWebQualityFilter": "filters/fineweb_quality_filter.py",
+    "GopherQualityFilter": "filters/gopher_quality_filter.py",
+    "GopherRepetitionFilter": "filters/gopher_repetition_filter.py",
+    "LanguageFilter": "filters/language_filter.py",
+    "PIIFormatter": "formatters/pii.py",
+    "Trafilatura": "extractors/trafilatura.py",
+}
+"""Where datatrove has the blocks that are a step of their own."""
+NO_WORDS = {"exclusion_writer", "norm_config", "hash_config", "find_query_ngrams", "find_overlap_ngrams"}
+"""Options of datatrove's blocks that are objects, or about questions and answers: all words of an eval row count."""
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -70,11 +82,13 @@ def collect() -> dict[str, object]:
     options["slurm"] = _sbatch()
     kaggle_version, options["kaggle"] = _kaggle()
     sky_version, options["sky"] = _sky()
+    datatrove_version, options["datatrove"], steps = _datatrove()
     return {
         "versions": {name: importlib.metadata.version(name) for name in ("transformers", "peft")},
-        "tools": {"vllm": vllm_version, "kaggle": kaggle_version, "sky": sky_version},
+        "tools": {"vllm": vllm_version, "kaggle": kaggle_version, "sky": sky_version, "datatrove": datatrove_version},
         "options": {block: sorted(names) for block, names in options.items()},
         "shapes": {family: sorted(_family_fields(transformers, family) | shared) for family in FAMILIES},
+        "steps": {name: sorted(names) for name, names in sorted(steps.items())},
         "schedules": {name: _schedule_options(transformers, name) for name in SCHEDULES},
     }
 
@@ -161,6 +175,28 @@ def _sky() -> tuple[str, set[str]]:
     ]
     names = {str(key.value) for one in inner for key in one.keys if isinstance(key, ast.Constant)}
     return version, {name for name in names if not name.startswith("_")}
+
+
+def _datatrove() -> tuple[str, set[str], dict[str, set[str]]]:
+    """datatrove's version, the options of its executors, and those of each step of `data.pipeline`."""
+    found = tools.package_folder(tools.DATATROVE)
+    if found is None:
+        recorded = json.loads(TARGET.read_text(encoding="utf-8"))
+        steps = {name: set(names) for name, names in recorded["steps"].items()}
+        return recorded["tools"]["datatrove"], set(recorded["options"]["datatrove"]), steps
+    version = next(iter(found.parent.glob("datatrove-*.dist-info"))).name.removesuffix(".dist-info").partition("-")[2]
+    executors = _parameters(found / "executor/local.py", "LocalPipelineExecutor", "__init__") | _parameters(
+        found / "executor/slurm.py", "SlurmPipelineExecutor", "__init__"
+    )
+    blocks = found / "pipeline"
+    minhash, decontamination = blocks / "dedup/minhash.py", blocks / "decont/n_grams.py"
+    steps = {
+        **{name: _parameters(blocks / file, name, "__init__") for name, file in STEP_FILES.items()},
+        "ExactDedup": set(),
+        "MinhashDedup": _fields(minhash, "MinhashConfig") | {"language"},
+        "NGramsDecont": _fields(decontamination, "NGramsDecontConfig") | {"language"},
+    }
+    return version, executors, {name: names - NO_WORDS for name, names in steps.items()}
 
 
 def _sbatch() -> set[str]:

@@ -313,6 +313,7 @@ def meaning(entry: Schema, schema: Schema) -> str | None:
 def title(path: str, model: Schema, *, alone: bool) -> str:
     """`data`, or `tune: lora` where several models may stand at one place."""
     tags = [entry["const"] for entry in model["properties"].values() if "const" in entry]
+    tags += ["`, `".join(entry["enum"]) for entry in model["properties"].values() if "enum" in entry]
     return f"`{path}`" if alone else f"`{path}`: `{tags[0]}`"
 
 

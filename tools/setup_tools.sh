@@ -50,3 +50,5 @@ plain moto "moto[server]==5.2.5"
 plain sky skypilot==0.14.1
 # Kaggle's own command line; it imports six and does not ask for it. Brings nbformat, too (tests/nightly/places/test_colab.py).
 plain kaggle kaggle==2.2.4 six
+# `data.pipeline`. English MinHash needs spacy and Chinese jieba, which the extras do not bring.
+plain datatrove "datatrove[io,processing]==0.10.1" spacy==3.8.18 jieba==0.42.1

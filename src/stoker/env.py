@@ -101,9 +101,9 @@ TENSORBOARD_LOGGING_DIR = Variable(
 
 TOOLS = Variable(
     "STOKER_TOOLS",
-    "Folder with the environments of tools that need their own (`vllm`, `llamacpp`, `llmcompressor`, `kaggle`). "
-    "Default: `~/.stoker/tools`.",
-    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`、`kaggle`）的文件夹。默认：`~/.stoker/tools`。",
+    "Folder with the environments of tools that need their own (`vllm`, `llamacpp`, `llmcompressor`, `datatrove`, "
+    "`kaggle`). Default: `~/.stoker/tools`.",
+    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`、`datatrove`、`kaggle`）的文件夹。默认：`~/.stoker/tools`。",
 )
 
 API_TOKEN = Variable(

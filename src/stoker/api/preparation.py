@@ -9,7 +9,7 @@ from stoker.api import loading
 from stoker.api.loading import RunSource
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
-from stoker.launch import programs, training
+from stoker.launch import pipeline, programs, training
 from stoker.rundir import checkpoints, digests, inputs, layout, prepared, safetensors_headers
 from stoker.rundir.digests import Progress
 from stoker.rundir.layout import RunDir
@@ -69,7 +69,8 @@ def changed_sources(run_dir: RunDir, report: Report) -> list[str]:
 
 
 def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:
-    """Prepare the data; `on_event` gets the events of the program that does."""
+    """Prepare the data, after `data.pipeline` if there is one; `on_event` gets the events of the programs that do."""
+    pipeline.run(run_dir, on_event)
     programs.run_engine("prepare", run_dir, on_event)
     report = prepared.read_report(run_dir.data)
     assert report is not None

@@ -56,6 +56,8 @@ def _reading(status: console.StatusLine, done: int, total: int) -> None:
 
 
 def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
+    if event["event"] == "pipeline":
+        status.show(messages.text("prepare.pipeline_progress", stage=event["stage"], done=event["done"]))
     if event["event"] != "prepare":
         return
     key = "prepare.progress" if event["rows"] else "prepare.progress_open"
@@ -67,6 +69,8 @@ def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
 
 
 def _summary(run_dir: RunDir, report: Report) -> None:
+    for line in _pipeline(report):
+        console.data(line)
     for entry in report.detected:
         console.data(_detected(entry))
         if entry.get("plain"):
@@ -90,6 +94,21 @@ def _detected(entry: dict[str, Any]) -> str:
     counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
     known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
     return messages.text("prepare.detected", path=entry["path"], format=known, reason=reason, **counts)
+
+
+def _pipeline(report: Report) -> list[str]:
+    """What each step of `data.pipeline` kept; blocks that only read or write say nothing new."""
+    return [
+        messages.text(
+            "prepare.pipeline_step",
+            step=block["block"],
+            total=f"{block['counts']['total']:,}",
+            dropped=f"{block['counts'].get('dropped', 0):,}",
+        )
+        for stage in report.pipeline or []
+        for block in stage["blocks"]
+        if "forwarded" in block["counts"] or "dropped" in block["counts"]
+    ]
 
 
 def _figures(report: Report) -> list[str]:

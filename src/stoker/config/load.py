@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker import messages, plugins
-from stoker.config import mixing, native, problems, reader, syntax
+from stoker.config import mixing, native, pipeline_steps, problems, reader, syntax
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run, Shape, TrainTokenizer
 from stoker.errors import StokerError, StokerErrors
@@ -52,6 +52,7 @@ _ABOUT = {
     "STK310": "data.train",
     "STK312": "tokenizer",
     "STK315": "data.train",
+    "STK318": "data.pipeline",
     "STK316": "tokenizer.vocab",
     "STK330": "data.train",
     "STK413": "model",
@@ -207,6 +208,7 @@ def _read(text: str, name: str, overrides: Sequence[str], given_by: str = "--set
         raise _no_mapping(document)
     raise_all([problem for problem in (_apply(document, override) for override in overrides) if problem])
     found = _secrets(document, text) + _wide_quotes(document) + native.check(document)
+    found += pipeline_steps.check(document)
     try:
         run = Run.model_validate(document.values)
     except ValidationError as error:

@@ -20,6 +20,8 @@ JOB = "job"
 """Decided by the job's script: its output, its end-of-time signal, its command and its environment."""
 CHAIN = "chain"
 """Decided by the chain of kernels: name, code and predecessor of each."""
+STAGES = "stages"
+"""Decided by the stages of `data.pipeline`: what runs after what, on how many tasks, and where its marks are."""
 UNPREPARED = "unprepared"
 """Needs more than a run gives it: a pass over the data before training, another package, other adapters."""
 UNSAVED = "unsaved"
@@ -31,6 +33,7 @@ REFUSED = {
     SERVE: "STK122",
     JOB: "STK138",
     CHAIN: "STK139",
+    STAGES: "STK166",
     UNPREPARED: "STK144",
     UNSAVED: "STK145",
     REBASED: "STK146",
@@ -297,6 +300,16 @@ OWNED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("id", "id_no", "title", "code_file", "language", "kernel_type", "kernel_sources"), CHAIN),
     },
     "sky": {"use_spot": "where.spot"},
+    "datatrove": {
+        "pipeline": "data.pipeline",
+        "job_name": "name",
+        **dict.fromkeys(
+            ("tasks", "depends", "depends_job_id", "logging_dir", "skip_completed", "start_method"), STAGES
+        ),
+        **dict.fromkeys(("local_tasks", "local_rank_offset", "job_id_retriever", "job_id_position"), STAGES),
+        **dict.fromkeys(("run_on_dependency_fail", "nodes_per_task", "gpus_per_task"), STAGES),
+        **dict.fromkeys(("env_command", "condaenv", "venv_path", "srun_args"), STAGES),  # words of a shell
+    },
 }
 
 REFUSED_VALUES: dict[tuple[str, str], dict[str, str]] = {
@@ -364,6 +377,11 @@ def check(document: Document) -> list[StokerError]:
                     nearest = closest(name, known)
                     problems.append(StokerError("STK111", where, option=name, block=block, nearest=nearest))
     return problems
+
+
+def step_options() -> dict[str, list[str]]:
+    """Option names of each step of `data.pipeline`, from the tested datatrove."""
+    return _content()["steps"]
 
 
 def schedule_options(schedule: str) -> list[str]:

@@ -24,7 +24,7 @@ from stoker.errors import StokerError, closest
 
 SECRET = env.SECRET
 
-_TAGS = {"text", "mapping", "list", "number", "auto", "value", "full", "lora", "qlora"}
+_TAGS = {"text", "mapping", "list", "number", "auto", "value", "full", "lora", "qlora", *native.step_options()}
 """Names pydantic puts into a path for a union's member; they are not keys of the file."""
 
 _TYPE_WORDS = {
@@ -87,6 +87,11 @@ _EXAMPLES = {
     "data.stages.share": "`30%`",
     "data.stages.tokens": "`5B`",
     "data.stages.mix": "`{wiki: 60%, code: 40%}`",
+    "data.pipeline": "`[{step: MinhashDedup}, {step: GopherQualityFilter, options: {min_doc_words: 20}}]`",
+    "data.pipeline[]": "`{step: MinhashDedup}`",
+    "data.pipeline.step": "`MinhashDedup`",
+    "data.pipeline.against": "`eval/*.jsonl`",
+    "data.pipeline.options": "`{language: cmn}`",
     "data.rows": "`2500`, `20k`",
     "data.tokens": "`1000000`, `5M`",
     "tune": "`{method: lora, rank: 16}`",
@@ -115,6 +120,7 @@ _EXAMPLES = {
     "native.vllm": "`{max_num_seqs: 64}`",
     "native.kaggle": "`{machine_shape: NvidiaTeslaP100}`",
     "native.slurm": "`{partition: gpu, mem: 32G}`",
+    "native.datatrove": "`{workers: 8}`",
     "native.sky": "`{accelerators: 'A100:1', infra: aws}`",
 }
 """How a value is written, where the default does not show it."""
@@ -217,9 +223,10 @@ def _finding(details: ErrorDetails, document: Document) -> _Finding:
     path = _file_path(details["loc"], document)
     kind, given, context = details["type"], details.get("input"), details.get("ctx", {})
     if kind in ("union_tag_not_found", "union_tag_invalid"):
-        # Of all unions only `tune` has its tag in the file.
-        path, has_tag = (*path, "method"), "method" in given
-        kind, given = ("literal_error", given["method"]) if has_tag else ("missing", given)
+        # Of all unions only `tune` and the steps of a pipeline have their tags in the file.
+        tag = "method" if path[0] == "tune" else "step"
+        path, has_tag = (*path, tag), tag in given
+        kind, given = ("literal_error", given[tag]) if has_tag else ("missing", given)
         context = {"expected": context.get("expected_tags", "")}
     return _Finding(path, kind, given, context)
 

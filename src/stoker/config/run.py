@@ -23,12 +23,8 @@ from pydantic_core import InitErrorDetails, PydanticKnownError
 
 from stoker.config import layouts, place_names, values
 from stoker.config.optimizer_names import OptimizerName
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False, allow_inf_nan=False
-    )
+from stoker.config.pipeline_steps import Step
+from stoker.config.section import NonEmpty, Section
 
 
 def _no_truth(value: Any) -> Any:
@@ -88,7 +84,6 @@ Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
 Price = Annotated[str, Field(pattern=values.PRICE_PATTERN)]
 EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN), AfterValidator(_not_zero)]
 IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN), AfterValidator(_not_zero)]
-NonEmpty = Annotated[str, Field(min_length=1)]
 PlaceName = Annotated[
     str,
     BeforeValidator(place_names.check),
@@ -121,7 +116,7 @@ def _word_kind(value: Any) -> str:
     return "text" if isinstance(value, str) else "value"
 
 
-class Shape(_Section):
+class Shape(Section):
     """A model to train from scratch."""
 
     shape: Literal["llama", "qwen2", "qwen3", "mistral", "gpt2"]
@@ -144,7 +139,7 @@ class Shape(_Section):
     """Dropout on attention weights, if the family supports it."""
 
 
-class TrainTokenizer(_Section):
+class TrainTokenizer(Section):
     """A tokenizer to train on the run's own text."""
 
     train: Literal["bpe"]
@@ -153,7 +148,7 @@ class TrainTokenizer(_Section):
     """Vocabulary size, including special tokens."""
 
 
-class Source(_Section):
+class Source(Section):
     """One source of rows."""
 
     path: NonEmpty
@@ -172,7 +167,7 @@ class Source(_Section):
     """The hub dataset's split."""
 
 
-class Stage(_Section):
+class Stage(Section):
     """A part of the training with its own mixture of sources."""
 
     share: Percent | None = None
@@ -183,7 +178,7 @@ class Stage(_Section):
     """Share of its tokens by the name of the source: `{wiki: 60%, code: 40%}`, 100 % together."""
 
 
-class Data(_Section):
+class Data(Section):
     """The training data."""
 
     train: Annotated[
@@ -195,6 +190,9 @@ class Data(_Section):
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
     stages: Annotated[list[Stage], Field(min_length=1)] | None = None
     """A mixture that changes during training: the stages in order, each with shares by tokens of the sources."""
+    pipeline: Annotated[list[Step], Field(min_length=1)] | None = None
+    """Steps of datatrove that the training data goes through first, in this order. It is then text: jsonl with `text`,
+    csv, parquet, warc, or a hub dataset."""
     eval: Annotated[NonEmpty, AfterValidator(_share_or_path)] | None = None
     """A share of the training rows (`2%`), or a separate file, directory, glob or hub dataset."""
     length: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] = 2048
@@ -212,14 +210,14 @@ class Data(_Section):
     plan counts the rows of files on this machine and estimates their tokens."""
 
 
-class Full(_Section):
+class Full(Section):
     """Train every weight."""
 
     method: Literal["full"] = "full"
     """Train every weight; from scratch when the model is a shape."""
 
 
-class _LowRank(_Section):
+class _LowRank(Section):
     rank: Annotated[int, Field(ge=1, le=4096), NotTruth] = 16
     """Rank of the adapter."""
     alpha: Annotated[float, Field(gt=0), NotTruth] | None = None
@@ -250,7 +248,7 @@ class Qlora(_LowRank):
 Tune = Annotated[Full | Lora | Qlora, Field(discriminator="method")]
 
 
-class Train(_Section):
+class Train(Section):
     """Training hyperparameters. Nothing here depends on hardware."""
 
     objective: Literal["pretrain", "sft"] = "sft"
@@ -297,7 +295,7 @@ class Train(_Section):
     """A loss this many times the median of the last 20 is also a bad step. Default: only non-finite values are."""
 
 
-class Save(_Section):
+class Save(Section):
     """When to commit checkpoints, and which to keep."""
 
     every: EveryText = "auto"
@@ -316,7 +314,7 @@ class Save(_Section):
     """Bandwidth limit to and from the store, such as `20 MB/s`. Default: unlimited."""
 
 
-class Where(_Section):
+class Where(Section):
     """Where it runs, and settings to fix instead of letting the plan decide. Never changes what is trained."""
 
     place: PlaceName = "local"
@@ -384,7 +382,7 @@ class Where(_Section):
     """Price per device and hour, such as `2.5 CNY/h`. Default: the cheapest known offer."""
 
 
-class Budget(_Section):
+class Budget(Section):
     """Limits of a run."""
 
     money: Money | None = None
@@ -396,7 +394,7 @@ class Budget(_Section):
 NativeBlock = dict[str, Any]
 
 
-class Native(_Section):
+class Native(Section):
     """Engine options under their own names. An option that Stoker sets is refused here."""
 
     # What is not a field below is the block of a place, checked by `_known_blocks`.
@@ -423,6 +421,9 @@ class Native(_Section):
     """`sbatch`: its long options, with `_` for `-`, such as `partition`. Never changes what is trained."""
     kaggle: NativeBlock = Field(default_factory=dict)
     """Fields of Kaggle's `kernel-metadata.json`, such as `machine_shape`. Never changes what is trained."""
+    datatrove: NativeBlock = Field(default_factory=dict)
+    """The executor of `data.pipeline`: `LocalPipelineExecutor`, or with `partition` and `time`
+    `SlurmPipelineExecutor`. Never changes what is trained."""
     sky: NativeBlock = Field(default_factory=dict)
     """`resources` of a SkyPilot task, such as `accelerators` or `infra`. Never changes what is trained."""
 
@@ -458,7 +459,7 @@ class Native(_Section):
         return made
 
 
-class Run(_Section):
+class Run(Section):
     """One run file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from stoker import messages
 from stoker.config import mixing, values
 from stoker.config.run import Run
-from stoker.engine import _compat, program, sampling, shards, sources, tokenise, tokenizer
+from stoker.engine import _compat, pipelined, program, sampling, shards, sources, tokenise, tokenizer
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch
 from stoker.engine.tokenise import Rows, Tokenised, Tokeniser, Unit
@@ -170,7 +170,7 @@ def _restart(data: Path, state: PassState) -> PassState:
 
 def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
     data, folder = run_dir.data, run_dir.folder()
-    inputs_ = _inputs(run, folder)
+    inputs_ = _inputs(run_dir, run, folder)
     made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
     writers = {
         split: ShardWriter(data, split, run.data.length, done, pack=run.data.pack)
@@ -192,8 +192,9 @@ def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> Prep
     )
 
 
-def _inputs(run: Run, folder: Path) -> list[Input]:
-    train = [Input(s.path, s.weight, "train", row_files.files(s, folder)) for s in inputs.train_sources(run)]
+def _inputs(run_dir: RunDir, run: Run, folder: Path) -> list[Input]:
+    read = pipelined.train_files(run_dir) if run.data.pipeline else (lambda _, s: row_files.files(s, folder))
+    train = [Input(s.path, s.weight, "train", read(n, s)) for n, s in enumerate(inputs.train_sources(run))]
     own = inputs.eval_source(run)
     return [*train, Input(own.path, 1.0, "eval", row_files.files(own, folder))] if own else train
 
@@ -447,6 +448,7 @@ def _finish(job: PreparePass) -> None:
         length_histogram=counted.length_histogram,
         pack_efficiency=train.tokens / (train.sequences * run.data.length),
         unigram_entropy=counted.unigram_entropy,
+        pipeline=pipelined.statistics(RunDir(job.data.parent)) if run.data.pipeline else None,
         train=train,
         eval=held,
     )

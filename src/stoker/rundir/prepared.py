@@ -98,6 +98,8 @@ class Report(BaseModel):
     """Real tokens over sequences x length."""
     unigram_entropy: float
     """Nats per trained token of a model that knows only token frequencies."""
+    pipeline: list[dict[str, Any]] | None = None
+    """Where the data went through `data.pipeline`: for each stage its name, tasks, and the counts of its blocks."""
     train: Split
     eval: Split | None = None
     tokenizer: dict[str, str] = {}
@@ -183,7 +185,7 @@ def _asked(run: Run) -> dict[str, Any]:
 
 def _asked_data(run: Run) -> dict[str, Any]:
     """What is asked of `data`. How sources are mixed is not: only that they are kept apart, and their names."""
-    asked = run.data.model_dump(exclude={"rows", "tokens", "stages"})
+    asked = run.data.model_dump(exclude={"rows", "tokens", "stages", *(() if run.data.pipeline else ("pipeline",))})
     train = asked["train"]
     for source in train if isinstance(train, list) else [train] if isinstance(train, dict) else []:
         for key in ("name", "share", "epochs"):

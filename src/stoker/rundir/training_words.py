@@ -14,9 +14,12 @@ _BLOCKS = {"model", "tokenizer", "data", "tune", "train", "native"}
 _LEFT_OUT = {
     "data": {"rows", "tokens"},
     "train": {"on_bad_step", "spike"},
-    "native": {"vllm"},
+    "native": {"vllm", "datatrove"},
 }
-"""Sizes that only plans use, what to do about a bad step, how the model is served; options of places come on top."""
+"""Sizes that only plans use, what to do about a bad step, how the model is served, what runs a pipeline.
+
+Options of places come on top.
+"""
 
 _ORIGIN = "forked_from."
 _FREE = ("native.", _ORIGIN)

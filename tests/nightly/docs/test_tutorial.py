@@ -18,6 +18,7 @@ EXPECTED = {
         "stoker prove": r"^✓ passed  20 steps, killed and resumed, with `train.deterministic`$",
         "stoker prove --share": r'"outcome": "passed"',
     },
+    "large-data": {"stoker prepare clean.yaml": r"MinHash stage 4: 5 documents in, 1 dropped"},
     "after-training": {
         "stoker eval sft_tiny --task questions.jsonl": r"2 of 2 answers match",
         'stoker chat sft_tiny "Who are you?" --artifact export': r"^I am a small model\.$",
@@ -48,7 +49,8 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store", "prove"]
+    "page",
+    ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store", "prove", "large-data"],
 )
 def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
     text = (PAGE.parents[1] / "how-to" / f"{page}.md").read_text(encoding="utf-8")

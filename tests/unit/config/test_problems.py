@@ -31,6 +31,10 @@ def test_every_example_is_one_that_is_read(key: str) -> None:
         values: Any = {section: dict(words) for section, words in WHOLE.items()}
         *sections, last = key.split(".")
         place = values
+        if sections == ["data", "pipeline"]:
+            place = {"step": "NGramsDecont" if last == "against" else "MinhashDedup"}
+            values["data"]["pipeline"] = [place]
+            sections = []
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = reader.parse(text, "x").values if ":" in text or "[" in text else reader.scalar(text)
@@ -134,6 +138,10 @@ def test_every_wrong_value_of_a_key_is_explained(key: str) -> None:
         *sections, last = key.split(".")
         values: Any = {section: dict(words) for section, words in WHOLE.items()}
         place = values
+        if sections == ["data", "pipeline"]:
+            place = {"step": "NGramsDecont" if last == "against" else "MinhashDedup"}
+            values["data"]["pipeline"] = [place]
+            sections = []
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = value

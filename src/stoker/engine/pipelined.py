@@ -1,0 +1,35 @@
+"""Rows that come from `data.pipeline`: the files that datatrove wrote take the place of the sources."""
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.config.run import Source
+from stoker.errors import StokerError
+from stoker.rows.row_files import File
+from stoker.rundir import pipeline_output
+from stoker.rundir.layout import RunDir
+from stoker.rundir.pipeline_output import PipelineJob, PipelineResult
+
+
+def train_files(run_dir: RunDir) -> Callable[[int, Source], list[File]]:
+    """The output's files of a source, by its number."""
+    job, result = _finished(run_dir)
+    output = pipeline_output.place(run_dir) / "output"
+
+    def of_source(number: int, source: Source) -> list[File]:
+        paths = [output / name for name in pipeline_output.of_source(job, result, number)]
+        return [File(path.relative_to(run_dir.path).as_posix(), path, source, path.stat().st_size) for path in paths]
+
+    return of_source
+
+
+def statistics(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Counts of every stage, for the report."""
+    return _finished(run_dir)[1].stages
+
+
+def _finished(run_dir: RunDir) -> tuple[PipelineJob, PipelineResult]:
+    found = pipeline_output.read(pipeline_output.place(run_dir))
+    if found is None:
+        raise StokerError("STK333", name=run_dir.name)
+    return found

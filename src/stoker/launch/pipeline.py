@@ -1,0 +1,138 @@
+"""Runs `data.pipeline` with datatrove, in its own environment, before the data is prepared.
+
+Which documents a task reads is decided here, from the sources alone: neither the machine nor the number of workers
+changes a byte of the output. What runs is `engine/foreign/stoker_pipeline.py`; a killed one goes on where it was.
+"""
+
+import itertools
+import os
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stoker.config.pipeline_steps import Block, Decontamination
+from stoker.config.run import Run, Source
+from stoker.errors import StokerError
+from stoker.launch import tools
+from stoker.rundir import files, inputs, pipeline_output
+from stoker.rundir.events import EventCallback
+from stoker.rundir.layout import RunDir
+from stoker.rundir.pipeline_output import PipelineJob
+from stoker.supervise import starting
+
+MOST_TASKS = 1000
+"""A task has some files; datatrove does not divide a file."""
+_HUB_TASKS = 16
+_LOOK_SECONDS = 0.5
+
+
+def run(run_dir: RunDir, on_event: EventCallback) -> None:
+    """Run the pipeline of a run, unless there is none or its output is there.
+
+    Args:
+        run_dir: The run directory.
+        on_event: Gets `{"event": "pipeline", "stage": ..., "done": ...}` (completed tasks of a stage) now and then.
+    """
+    if not run_dir.run().data.pipeline:
+        return
+    place = pipeline_output.place(run_dir)
+    if pipeline_output.read(place):
+        return
+    python = tools.require(tools.DATATROVE)
+    job = _job(run_dir, place, tools.version(python, "datatrove"))
+    if _version(place) != job.version:
+        shutil.rmtree(place, ignore_errors=True)
+    (place / "done.json").unlink(missing_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
+    files.write_json(place / "job.json", job.model_dump())
+    log = run_dir.logs / "pipeline.log"
+    foreign = resources.files("stoker.engine.foreign")
+    with resources.as_file(foreign.joinpath("stoker_pipeline.py")) as script:
+        words = [str(python), "-I", "-X", "utf8", str(script), str(place / "job.json")]
+        code = _watch(starting.start(words, log, detached=False), place, on_event)
+    if code or not pipeline_output.read(place):
+        raise StokerError("STK409", program="pipeline", exit_code=code, log=log)
+
+
+def _version(place: Path) -> str:
+    try:
+        return str(files.read_object(place / "job.json").get("version"))
+    except (OSError, ValueError):
+        return ""
+
+
+def _watch(process: "subprocess.Popen[bytes]", place: Path, on_event: EventCallback) -> int:
+    """Say which stage is worked on, by datatrove's marks of completion, until the program ends."""
+    said = ("", 0)
+    try:
+        while process.poll() is None:
+            stages = sorted((place / "stages").glob("*"))
+            now = (stages[-1].name, sum(1 for _ in stages[-1].glob("completions/*"))) if stages else said
+            if now != said:
+                said = now
+                on_event({"event": "pipeline", "stage": now[0].partition(".")[2], "done": now[1]})
+            try:
+                process.wait(_LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        if process.poll() is None:  # its workers are killed with it
+            process.terminate()
+            process.wait()
+    return process.returncode
+
+
+# ---- the job
+
+
+def _job(run_dir: RunDir, place: Path, version: str) -> PipelineJob:
+    run, folder = run_dir.run(), run_dir.folder()
+    return PipelineJob(
+        key=pipeline_output.key(run, folder),
+        version=version,
+        folder=str(place.resolve()),
+        root=str(folder),
+        shares=_shares(run, folder),
+        steps=[_step(step, folder) for step in run.data.pipeline or ()],
+        executor=run.native.datatrove,
+    )
+
+
+def _shares(run: Run, folder: Path) -> list[dict[str, Any]]:
+    """What each task reads: files of one kind and one source, in their order."""
+    sources = inputs.train_sources(run)
+    groups = [(number, group) for number, source in enumerate(sources) for group in _groups(source, folder)]
+    most = -(-sum(len(group["files"]) for _, group in groups) // MOST_TASKS)
+    return [{"source": number, **part} for number, group in groups for part in _parts(group, most)]
+
+
+def _groups(source: Source, folder: Path) -> list[dict[str, Any]]:
+    if inputs.is_remote(source.path):
+        hub, _, name = source.path.partition(":")
+        if hub != "hub":
+            raise StokerError("STK332", path=source.path)
+        return [{"kind": "hub", "files": [name], "config": source.config, "split": source.split}]
+    return _by_kind(inputs.expand(source.path, folder, inputs.PIPELINE_SUFFIXES), folder)
+
+
+def _by_kind(paths: list[Path], folder: Path) -> list[dict[str, Any]]:
+    return [
+        {"kind": kind, "files": [Path(os.path.relpath(path, folder)).as_posix() for path in group]}
+        for kind, group in itertools.groupby(paths, inputs.kind)
+    ]
+
+
+def _parts(group: dict[str, Any], most: int) -> list[dict[str, Any]]:
+    if group["kind"] == "hub":
+        return [{**group, "part": part, "parts": _HUB_TASKS} for part in range(_HUB_TASKS)]
+    return [{**group, "files": group["files"][at : at + most]} for at in range(0, len(group["files"]), most)]
+
+
+def _step(step: Block | Decontamination, folder: Path) -> dict[str, Any]:
+    """A step, with the files of its eval sets."""
+    if isinstance(step, Block):
+        return step.model_dump()
+    found = [file for path in step.eval_sets for file in inputs.expand(path, folder, inputs.PIPELINE_SUFFIXES)]
+    return {**step.model_dump(), "against": _by_kind(found, folder)}
