@@ -52,7 +52,7 @@ _ABOUT = {
     "STK310": "data.train",
     "STK312": "tokenizer",
     "STK315": "data.train",
-    "STK318": "data.pipeline",
+    "STK331": "data.pipeline",
     "STK316": "tokenizer.vocab",
     "STK330": "data.train",
     "STK413": "model",

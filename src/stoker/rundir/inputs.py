@@ -104,7 +104,7 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
 
 
 def _unsupported(where: str, path: Path, kinds: tuple[str, ...]) -> StokerError:
-    return StokerError("STK318" if kinds == PIPELINE_SUFFIXES else "STK308", where, suffix=path.suffix)
+    return StokerError("STK331" if kinds == PIPELINE_SUFFIXES else "STK308", where, suffix=path.suffix)
 
 
 def label(path: Path, folder: Path) -> str:
