@@ -320,7 +320,16 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
-    return found + _host_conflicts(run, document) + _schedule_conflicts(run, document)
+    return found + _data_conflicts(run, document) + _host_conflicts(run, document) + _schedule_conflicts(run, document)
+
+
+def _data_conflicts(run: Run, document: Document) -> list[StokerError]:
+    """Rows to prepare or a set that is prepared already; only a set is streamed."""
+    if (run.data.train is None) == (run.data.set is None):
+        return [StokerError("STK167", document.where(("data",)))]
+    if run.data.stream and run.data.set is None:
+        return [StokerError("STK168", document.where(("data", "stream")))]
+    return []
 
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:
