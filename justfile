@@ -135,6 +135,10 @@ reshard *args:
 shared-saves *args:
     python benchmarks/shared_saves.py "$@"
 
+# Training that streams its set from S3 over a slow line, against a local set; cuts and controls (docs/evidence/streamed.json), half an hour.
+streamed *args:
+    python benchmarks/streamed.py "$@"
+
 # Two hosts of one run, and failures of either (docs/evidence/hosts.json), about ten minutes.
 hosts *args:
     python benchmarks/hosts.py "$@"

@@ -74,6 +74,18 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def reached(settings: dict[str, str]) -> Iterator[None]:
+    """With these variables, for this process and those that it forks."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+@contextlib.contextmanager
 def rclone(folder: Path, *, secret: str = SECRET, address: str = "127.0.0.1") -> Iterator[Server]:
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     port = free_port()

@@ -4,6 +4,8 @@ reset      both ends get a reset
 stall      nothing is passed on any more, in either direction; the connection stays open
 half-open  the far end is gone and nobody says so: what the near end sends disappears
 trickle    one byte a second
+flip       one bit arrives otherwise than it was sent, and nobody says so
+A line may also be slow as a whole: `bytes_per_second` is what all its connections may bring together.
 """
 
 import contextlib
@@ -35,6 +37,9 @@ class Proxy:
     reach: Callable[[int], int]
     """The port that a connection from this port is passed on to."""
     port: int = 0
+    bytes_per_second: float = 0
+    """What comes down the line in all; 0 for no limit."""
+    _free_at: float = 0.0
     moved: dict[str, int] = field(default_factory=lambda: {UP: 0, DOWN: 0})
     fired: list[Cut] = field(default_factory=list)
     _armed: list[Cut] = field(default_factory=list)
@@ -74,6 +79,16 @@ class Proxy:
             for way in (UP, DOWN):
                 threading.Thread(target=line.pump, args=(way,), daemon=True).start()
 
+    def pace(self, way: str, count: int) -> None:
+        """Wait until so many bytes may pass."""
+        if way != DOWN or not self.bytes_per_second:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + count / self.bytes_per_second
+            until = self._free_at
+        time.sleep(until - now)
+
     def allowance(self, way: str, wanted: int) -> tuple[int, Cut | None]:
         """How much of a block may pass before a break is due, and the break."""
         with self._lock:
@@ -106,8 +121,12 @@ class Line:
             while block := source.recv(_BLOCK):
                 if self._broken.is_set():
                     return
+                self._proxy.pace(way, len(block))
                 passed, cut = self._proxy.allowance(way, len(block))
                 target.sendall(block[:passed])
+                if cut is not None and cut.kind == "flip":
+                    target.sendall(bytes([block[passed] ^ 1]) + block[passed + 1 :])
+                    continue
                 if cut is not None:
                     self._break(cut, way, block[passed:])
                     return

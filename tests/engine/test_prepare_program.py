@@ -425,7 +425,7 @@ def test_a_missing_file_is_said_before_the_engine_starts_or_by_it(case: Case) ->
 
 def test_shown_rows_are_spread_over_the_split(case: Case) -> None:
     made = case.prepare(numbered(10))
-    rows = show.shown_rows(made.run_dir.data, made.report, 3)
+    rows = show.shown_rows(made.run_dir, made.report, 3)
     assert [row["row"] for row in rows] == [0, 3, 6]
     assert rows[1]["segments"] == [made.runs(made.segments()[3])]
 

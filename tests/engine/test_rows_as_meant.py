@@ -190,7 +190,7 @@ def test_a_last_turn_without_an_end_of_its_own_ends_with_the_end_of_text(case: C
 def test_show_shows_a_message_of_weight_0_untrained(case: Case) -> None:
     make_tokenizer(case.tokenizer, CHATML)
     found = case.prepare([{"messages": [USER, {**ANSWER, "weight": 0}, USER, ANSWER]}])
-    (row,) = show.shown_rows(found.run_dir.data, found.report, 1)
+    (row,) = show.shown_rows(found.run_dir, found.report, 1)
     assert [text for text, trained in row["segments"][0] if trained] == ["Seven.<|im_end|>"]  # type: ignore[index]
 
 

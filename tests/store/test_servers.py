@@ -1,6 +1,5 @@
 """Every kind of store against a real server on this machine: one contract, and what only one of them can get wrong."""
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -38,22 +37,14 @@ class Place:
     open: Callable[[], Patient]
 
 
-@contextlib.contextmanager
-def _settings(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-
-
 @pytest.fixture(scope="module")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not store_servers.has_rclone():
         pytest.skip("no rclone")
-    with store_servers.rclone(tmp_path_factory.mktemp("rclone") / "data") as server, _settings(server.settings):
+    with (
+        store_servers.rclone(tmp_path_factory.mktemp("rclone") / "data") as server,
+        store_servers.reached(server.settings),
+    ):
         yield server
 
 
@@ -61,7 +52,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not store_servers.has_moto():
         pytest.skip("no moto")
-    with store_servers.moto(tmp_path_factory.mktemp("moto")) as server, _settings(server.settings):
+    with store_servers.moto(tmp_path_factory.mktemp("moto")) as server, store_servers.reached(server.settings):
         boto3.session.Session().client("s3", endpoint_url=server.settings["AWS_ENDPOINT_URL"]).create_bucket(
             Bucket=BUCKET
         )
@@ -72,7 +63,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not store_servers.has_sshd():
         pytest.skip("no sshd")
-    with store_servers.sshd(tmp_path_factory.mktemp("sshd")) as server, _settings(server.settings):
+    with store_servers.sshd(tmp_path_factory.mktemp("sshd")) as server, store_servers.reached(server.settings):
         yield server
 
 
@@ -88,7 +79,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     settings = server.settings if server else {}
 
     def opened() -> Patient:
-        with _settings(settings):
+        with store_servers.reached(settings):
             return opening.open_store(address, tmp_path, patience=QUICK)
 
     return Place(address, opened)
@@ -229,7 +220,7 @@ def _cut_after(store: Patient, parts: int) -> list[int]:
 def test_an_upload_whose_last_answer_was_lost_is_not_sent_again(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    with _settings(request.getfixturevalue(kind).settings):
+    with store_servers.reached(request.getfixturevalue(kind).settings):
         store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(3 * PART))
@@ -252,7 +243,7 @@ def test_an_upload_whose_last_answer_was_lost_is_not_sent_again(
 
 def test_tags_that_are_no_digests_are_the_servers_own(moto: Server, tmp_path: Path) -> None:
     """As where a bucket encrypts what it is given; moto does not, so its tags are exchanged on the way."""
-    with _settings(moto.settings):
+    with store_servers.reached(moto.settings):
         store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(3 * PART + 5))
@@ -285,7 +276,7 @@ def test_tags_that_are_no_digests_are_the_servers_own(moto: Server, tmp_path: Pa
 
 
 def test_a_server_that_offers_no_conditions_is_written_to_all_the_same(moto: Server, tmp_path: Path) -> None:
-    with _settings(moto.settings):
+    with store_servers.reached(moto.settings):
         store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
     inner: Any = store.inner
     real = inner._client.put_object
@@ -303,7 +294,7 @@ def test_a_server_that_offers_no_conditions_is_written_to_all_the_same(moto: Ser
 
 
 def test_a_wrong_key_is_refused_and_not_repeated(rclone: Server, tmp_path: Path) -> None:
-    with _settings({**rclone.settings, "AWS_SECRET_ACCESS_KEY": "canary-wrong-secret"}):
+    with store_servers.reached({**rclone.settings, "AWS_SECRET_ACCESS_KEY": "canary-wrong-secret"}):
         store = opening.open_store(f"s3://{BUCKET}/x", tmp_path, patience=QUICK)
         with pytest.raises(StokerError) as caught:
             store.names("run")
@@ -321,13 +312,13 @@ def test_no_key_at_all_is_refused(rclone: Server, tmp_path: Path, monkeypatch: p
 
 
 def test_a_bucket_that_is_not_there_is_an_error_at_once(moto: Server, tmp_path: Path) -> None:
-    with _settings(moto.settings), pytest.raises(StokerError) as caught:
+    with store_servers.reached(moto.settings), pytest.raises(StokerError) as caught:
         opening.open_store("s3://no-such-bucket/x", tmp_path, patience=QUICK).names("run")
     assert caught.value.code == "STK652"
 
 
 def test_a_server_with_conditions_lets_one_of_many_create(moto: Server, tmp_path: Path) -> None:
-    with _settings(moto.settings):
+    with store_servers.reached(moto.settings):
         store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
     inner = store.inner
     assert inner._put_if("run/lease.json", b"one", IfNoneMatch="*")  # type: ignore[attr-defined]
@@ -337,7 +328,7 @@ def test_a_server_with_conditions_lets_one_of_many_create(moto: Server, tmp_path
 
 
 def test_unfinished_uploads_are_given_up(moto: Server, tmp_path: Path) -> None:
-    with _settings(moto.settings):
+    with store_servers.reached(moto.settings):
         store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=QUICK)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(4 * PART))
@@ -357,7 +348,7 @@ def test_an_unknown_host_is_refused(sshd: Server, tmp_path: Path) -> None:
     config = tmp_path / "config"
     known = Path(sshd.settings["STOKER_SSH_CONFIG"]).read_text(encoding="utf-8")
     config.write_text(known.replace("known_hosts\n", "unknown\n"), encoding="utf-8")
-    with _settings({"STOKER_SSH_CONFIG": str(config)}), pytest.raises(StokerError) as caught:
+    with store_servers.reached({"STOKER_SSH_CONFIG": str(config)}), pytest.raises(StokerError) as caught:
         opening.open_store(f"ssh://127.0.0.1:{sshd.port}{tmp_path}/x", tmp_path, patience=QUICK).names("run")
     assert caught.value.code == "STK653"
 
@@ -369,13 +360,13 @@ def test_a_host_whose_key_changed_is_refused(sshd: Server, tmp_path: Path) -> No
     known = (folder / "ssh_config").read_text(encoding="utf-8")
     config = tmp_path / "config"
     config.write_text(known.replace(str(folder / "known_hosts"), str(tmp_path / "hosts")), encoding="utf-8")
-    with _settings({"STOKER_SSH_CONFIG": str(config)}), pytest.raises(StokerError) as caught:
+    with store_servers.reached({"STOKER_SSH_CONFIG": str(config)}), pytest.raises(StokerError) as caught:
         opening.open_store(f"ssh://127.0.0.1:{sshd.port}{tmp_path}/x", tmp_path, patience=QUICK).names("run")
     assert caught.value.code == "STK653"
 
 
 def test_without_sha256sum_there_files_are_read_back(sshd: Server, tmp_path: Path) -> None:
-    with _settings(sshd.settings):
+    with store_servers.reached(sshd.settings):
         store = opening.open_store(f"ssh://127.0.0.1:{sshd.port}{tmp_path}/x", tmp_path, patience=QUICK)
         source = tmp_path / "source"
         source.write_bytes(os.urandom(2 * PART))
@@ -387,7 +378,7 @@ def test_without_sha256sum_there_files_are_read_back(sshd: Server, tmp_path: Pat
 
 
 def test_a_folder_that_is_not_mounted_there_is_not_made(sshd: Server, tmp_path: Path) -> None:
-    with _settings(sshd.settings):
+    with store_servers.reached(sshd.settings):
         store = opening.open_store(f"ssh://127.0.0.1:{sshd.port}{tmp_path}/disk/copies", tmp_path, patience=QUICK)
         with pytest.raises(Fault):
             store.write("run/a", b"1")
@@ -429,7 +420,7 @@ def test_a_push_that_is_killed_goes_on_when_it_is_called_again(sshd: Server, tmp
         assert done.returncode == 0, done.stderr
         total = one.commit.total_bytes
         assert proxy.moved[UP] - before < total - (16 << 20) + (9 << 20)
-    with _settings(sshd.settings):
+    with store_servers.reached(sshd.settings):
         store = opening.open_store(f"ssh://127.0.0.1:{sshd.port}{tmp_path}/copies", tmp_path, patience=QUICK)
         (copy,) = copies.committed(store, "tiny", store.names("tiny"))
     assert copy.commit == one.commit
@@ -438,7 +429,7 @@ def test_a_push_that_is_killed_goes_on_when_it_is_called_again(sshd: Server, tmp
 def test_answers_that_never_come_are_given_up(rclone: Server, tmp_path: Path) -> None:
     hurried = Patience(stall_seconds=1, least_bytes_per_second=1e6, tries=1)
     with proxied(lambda _: rclone.port) as proxy:
-        with _settings({**rclone.settings, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}):
+        with store_servers.reached({**rclone.settings, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}):
             store = opening.open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path, patience=hurried)
             proxy.arm([Cut("stall", DOWN, 10)])
             started = time.monotonic()

@@ -14,6 +14,7 @@ from stoker.rundir import checkpoints, digests, inputs, layout, prepared, safete
 from stoker.rundir.digests import Progress
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
+from stoker.store import sets
 
 
 def prepare(run: RunSource, overrides: Mapping[str, Any] | None = None) -> Report:
@@ -52,10 +53,13 @@ def current(run_dir: RunDir) -> Report | None:
     That is refused for a run that is being trained, or that has checkpoints and their set, damaged or of other words.
     Where there is none, as on a machine it moved to, or another set, it is prepared; the trainer compares the digests.
     """
-    report = prepared.current_report(run_dir, run_dir.run(), run_dir.folder())
+    run = run_dir.run()
+    report = prepared.current_report(run_dir, run, run_dir.folder())
     if report is not None:
         return report
     training.require_idle(run_dir)
+    if run.data.set is not None:
+        return None  # it is brought by its digest
     trained = any(one.step for one in checkpoints.committed(run_dir.checkpoints))  # a fork of weights begins at step 0
     there = prepared.read_report(run_dir.data)
     if trained and there is not None and prepared.is_trained_on(run_dir, there):
@@ -68,8 +72,22 @@ def changed_sources(run_dir: RunDir, report: Report) -> list[str]:
     return prepared.changed_sources(report, run_dir.run(), run_dir.folder())
 
 
+def push(run_dir: RunDir, where: str, folder: Path, progress: Progress) -> int:
+    """Put the prepared data into a store; the bytes that were sent."""
+    return sets.push(run_dir, where, folder, progress)
+
+
+def _brought(done: int, total: int) -> dict[str, Any]:
+    return {"event": "bringing", "done_bytes": done, "total_bytes": total}
+
+
 def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:
-    """Prepare the data, after `data.pipeline` if there is one; `on_event` gets the events of the programs that do."""
+    """Prepare the data, or bring the set that the run file names; `on_event` gets the events of the programs that do.
+
+    A pipeline comes first. For a set that was brought, the program compares its tokenizer with the model's.
+    """
+    if (run := run_dir.run()).data.set is not None:
+        sets.bring(run_dir, run, run_dir.folder(), lambda done, total: on_event(_brought(done, total)))
     pipeline.run(run_dir, on_event)
     programs.run_engine("prepare", run_dir, on_event)
     report = prepared.read_report(run_dir.data)

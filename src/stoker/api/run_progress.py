@@ -24,6 +24,7 @@ _KEPT = {
     "end": "end",
     "sources": "sources",
     "not_best": "not_best",
+    "stalled": "stalled",
 }
 """Events of which the newest counts, and the attribute that holds it."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
@@ -48,6 +49,8 @@ class RunProgress:
     """Which sources differed from the prepared data at the newest start."""
     not_best: dict[str, Any] = field(default_factory=dict)
     """Why the finished model is not of the best step; empty where it is, or none was asked for."""
+    stalled: dict[str, Any] = field(default_factory=dict)
+    """How long the next step has waited for its rows from a store, and why; empty once it was done."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
     """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
@@ -90,7 +93,7 @@ class RunProgress:
             return
         kind, self.newest = event["event"], event["at"]
         if kind == "attempt":
-            self.attempt, self.end, self.error, self.not_best = event, {}, {}, {}
+            self.attempt, self.end, self.error, self.not_best, self.stalled = event, {}, {}, {}, {}
             self.recent.clear()
         elif kind == "rejected":
             self.rejected.append(event)
@@ -99,7 +102,7 @@ class RunProgress:
             if kind == "restart":
                 self.recent.clear()
         elif kind == "step":
-            self.step = event
+            self.step, self.stalled = event, {}
             self.recent.append(event)
             if isinstance(event["loss"], float):
                 self._add_loss(event["step"], event["loss"])

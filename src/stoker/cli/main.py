@@ -150,11 +150,12 @@ def prepare(
     run: RunName,
     set_: Overrides = None,
     show: Annotated[int, typer.Option(metavar="N", help="help.prepare.show")] = 0,
+    push: Annotated[str | None, typer.Option(metavar="STORE", help="help.prepare.push")] = None,
     json: Json = False,
 ) -> None:
     from stoker.cli import prepare_command as body
 
-    body.prepare(run, set_ or [], show, as_json=json)
+    body.prepare(run, set_ or [], show, push, as_json=json)
 
 
 @command(help="help.train")

@@ -1,6 +1,7 @@
 """`stoker prepare`: tokenise and pack the run's data, and say what was found in it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -18,15 +19,17 @@ _PLAIN = {"alpaca": "prepare.plain.alpaca", "prompt_completion": "prepare.plain.
 """How rows of a format are laid out where the tokenizer has no chat template."""
 
 
-def prepare(name: str, overrides: list[str], show: int, *, as_json: bool) -> None:
-    """Prepare a run file's or recipe's data; with `show`, print that many rows."""
+def prepare(name: str, overrides: list[str], show: int, push: str | None = None, *, as_json: bool) -> None:
+    """Prepare a run file's or recipe's data; with `show`, print that many rows; with `push`, put it into a store."""
     run_file = recipe_table.named(name, overrides)
     with run_file.located(), preparation.created(run_file) as run_dir:
         report = ensure_prepared(run_dir)
         say_changes(run_dir, report)
+        sent = _pushed(run_dir, push) if push else None
     shown = json.loads(programs.ask_engine("show", run_dir, str(show))) if show > 0 else {}
     if as_json:
-        console.data_json({**report.model_dump(), **shown})
+        pushed = {"pushed_bytes": sent} if sent is not None else {}
+        console.data_json({**report.model_dump(), **shown, **pushed})
         return
     _summary(run_dir, report)
     if shown:
@@ -51,6 +54,18 @@ def say_changes(run_dir: RunDir, report: Report) -> None:
         console.talk("prepare.sources_changed", files=listed(changed))
 
 
+def _pushed(run_dir: RunDir, where: str) -> int:
+    """Push the set, and say what was sent; a relative directory starts at the working one."""
+    with console.status() as status:
+        sent = preparation.push(run_dir, where, Path.cwd(), lambda *done: _moved(status, "prepare.pushing", *done))
+    console.talk("prepare.pushed" if sent else "prepare.pushed_before", where=where, sent=f"{sent / 1e9:.3g}")
+    return sent
+
+
+def _moved(status: console.StatusLine, key: str, done: int, total: int) -> None:
+    status.show(messages.text(key, done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
+
+
 def _reading(status: console.StatusLine, done: int, total: int) -> None:
     status.show(messages.text("prepare.digesting", done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
 
@@ -58,6 +73,8 @@ def _reading(status: console.StatusLine, done: int, total: int) -> None:
 def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
     if event["event"] == "pipeline":
         status.show(messages.text("prepare.pipeline_progress", stage=event["stage"], done=event["done"]))
+    if event["event"] == "bringing":
+        _moved(status, "prepare.bringing", event["done_bytes"], event["total_bytes"])
     if event["event"] != "prepare":
         return
     key = "prepare.progress" if event["rows"] else "prepare.progress_open"

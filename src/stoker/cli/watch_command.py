@@ -142,7 +142,11 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
     for label, value in [*_training_rows(progress), *_load_rows(progress, meter), *_safety_rows(progress)]:
         rows.add_row(label, value)
     parts: list[RenderableType] = [_title(progress, state), *_bar(progress, state), rows]
-    if state == "running" and progress.input_bound:
+    if state == "running" and progress.stalled:
+        why = str(progress.stalled["reason"]) or messages.text("watch.slow")
+        said = messages.text("watch.stalled", seconds=duration(progress.stalled["seconds"]), reason=why)
+        parts.append(Text("! " + said, style="yellow"))
+    elif state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if state == "interrupted":
         parts.append(Text("! " + interrupted_text(progress), style="yellow"))

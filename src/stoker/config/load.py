@@ -323,6 +323,7 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
             listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
     found += mixing.conflicts(run, document)
+    found += _data_conflicts(run, document)
     return found + _host_conflicts(run, document) + _schedule_conflicts(run, document) + _in_bf16(run, document)
 
 
@@ -341,6 +342,15 @@ def _in_bf16(run: Run, document: Document) -> list[StokerError]:
         for word, (asked, needed) in others.items()
         if asked != needed
     ]
+
+
+def _data_conflicts(run: Run, document: Document) -> list[StokerError]:
+    """Rows to prepare or a set that is prepared already; only a set is streamed."""
+    if (run.data.train is None) == (run.data.set is None):
+        return [StokerError("STK167", document.where(("data",)))]
+    if run.data.stream and run.data.set is None:
+        return [StokerError("STK168", document.where(("data", "stream")))]
+    return []
 
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:

@@ -17,7 +17,9 @@ _LENGTHS = ("epochs", "steps")
 
 
 def sources(data: Data) -> list[Source]:
-    """The training sources, however the run file writes them."""
+    """The training sources, however the run file writes them; none where it names a prepared set."""
+    if data.train is None:
+        return []
     if isinstance(data.train, str):
         return [Source(path=data.train)]
     return [data.train] if isinstance(data.train, Source) else list(data.train)

@@ -181,18 +181,28 @@ class Stage(Section):
 class Data(Section):
     """The training data."""
 
-    train: Annotated[
-        Annotated[NonEmpty, Tag("text")]
-        | Annotated[Source, Tag("mapping")]
-        | Annotated[list[Source], Field(min_length=1), Tag("list")],
-        Discriminator(_kind_or_list),
-    ]
+    train: (
+        Annotated[
+            Annotated[NonEmpty, Tag("text")]
+            | Annotated[Source, Tag("mapping")]
+            | Annotated[list[Source], Field(min_length=1), Tag("list")],
+            Discriminator(_kind_or_list),
+        ]
+        | None
+    ) = None
     """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
     stages: Annotated[list[Stage], Field(min_length=1)] | None = None
     """A mixture that changes during training: the stages in order, each with shares by tokens of the sources."""
     pipeline: Annotated[list[Step], Field(min_length=1)] | None = None
     """Steps of datatrove that the training data goes through first, in this order. It is then text: jsonl with `text`,
     csv, parquet, warc, or a hub dataset."""
+    set: NonEmpty | None = None
+    """A set that is prepared already, in place of `train`: a store's address (`s3://bucket/prefix`, a directory,
+    `ssh://user@host/path`) where `stoker prepare --push` put it, `run:NAME`, or the data folder of a run."""
+    stream: bool = False
+    """Read the set from its store while training, through a cache, instead of fetching it first."""
+    cache: Annotated[str, Field(pattern=values.SIZE_PATTERN)] = "4 GB"
+    """Disk that a streamed set may take on a machine, in all; what is read ahead bridges a store that is away."""
     eval: Annotated[NonEmpty, AfterValidator(_share_or_path)] | None = None
     """A share of the training rows (`2%`), or a separate file, directory, glob or hub dataset."""
     length: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] = 2048

@@ -22,6 +22,7 @@ _CURRENCIES = {"RMB": "CNY", "元": "CNY", "$": "USD"}
 _AMOUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12, "万": 10**4, "亿": 10**8}
 AMOUNT_PATTERN = r"^([0-9][0-9,]*(?:\.[0-9]+)?) *([kKMBGT万亿]?)$"
 RATE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB)/s$"
+SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(kB|MB|GB|TB)$"
 DEVICES_PATTERN = r"^(all|[0-9]+(,[0-9]+)*)$"
 
 
@@ -48,6 +49,12 @@ def bytes_per_second(text: str) -> float:
     """`20 MB/s` as 20000000.0."""
     number, unit = re.fullmatch(r"([0-9.]+) *(kB|MB|GB)/s", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
     return float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+
+def size_bytes(text: str) -> int:
+    """`4 GB` as 4000000000."""
+    number, unit = re.fullmatch(r"([0-9.]+) *(kB|MB|GB|TB)", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    return round(float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit])
 
 
 def amount(text: str) -> int | None:

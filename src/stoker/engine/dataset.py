@@ -48,7 +48,7 @@ class PreparedSplit:
     """Rows of one split over all its shards, by memory map."""
 
     def __init__(self, folder: Path, split: Split) -> None:
-        self._shards = [_Shard(folder / name) for name in split.shards]
+        self._shards = [Shard(folder / name) for name in split.shards]
         self._first_row = np.cumsum([0] + [len(shard) for shard in self._shards])
 
     def __len__(self) -> int:
@@ -59,6 +59,14 @@ class PreparedSplit:
         shard, local = self._locate(index)
         return shard.row(local)
 
+    def outline(self, index: int) -> list[Any]:
+        """The segments of one sequence as far as their lengths are needed; `loaded` has their tokens."""
+        return self.row(index)
+
+    def loaded(self, leaves: list[Any], step: int) -> list[Any]:  # noqa: ARG002  # for sets that are not here
+        """The micro batches of a step, made of outlines, with their tokens."""
+        return leaves
+
     def spread(self, count: int) -> list[int]:
         """Indices of `count` sequences spread evenly over the split, or all of a smaller one."""
         return sorted({place * len(self) // count for place in range(count)})
@@ -68,14 +76,17 @@ class PreparedSplit:
         shard, local = self._locate(index)
         return int(shard.trained[local])
 
-    def _locate(self, index: int) -> tuple["_Shard", int]:
+    def _locate(self, index: int) -> tuple["Shard", int]:
         number = int(np.searchsorted(self._first_row, index, side="right")) - 1
         return self._shards[number], index - int(self._first_row[number])
 
 
-class _Shard:
+class Shard:
+    """One shard, by memory map. Of a streamed set the tokens are not there."""
+
     def __init__(self, folder: Path) -> None:
-        self._tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r")
+        here = (folder / "tokens.bin").exists()
+        self._tokens = np.memmap(folder / "tokens.bin", dtype="<i4", mode="r") if here else np.empty(0, "<i4")
         self._segments = np.memmap(folder / "segments.bin", dtype="<i8", mode="r")
         self._rows = np.memmap(folder / "rows.bin", dtype="<i8", mode="r")
         self.trained = np.memmap(folder / "trained.bin", dtype="<i4", mode="r")
@@ -84,8 +95,12 @@ class _Shard:
         return len(self._rows) - 1
 
     def row(self, index: int) -> list[Segment]:
-        bounds = self._segments[self._rows[index] : self._rows[index + 1] + 1]
-        return [self._tokens[start:end] for start, end in itertools.pairwise(bounds)]
+        """The segments of a row."""
+        return [self._tokens[start:end] for start, end in itertools.pairwise(self.bounds(index))]
+
+    def bounds(self, index: int) -> np.ndarray:
+        """Where the segments of a row begin among the shard's tokens, and where the last one ends."""
+        return self._segments[self._rows[index] : self._rows[index + 1] + 1]
 
 
 @dataclass(frozen=True)
@@ -243,19 +258,30 @@ class Steps(Dataset[StepItem]):
     def __getitem__(self, step: int) -> StepItem:
         return make_item(self._split, self.order.sequences(step), self._arrangement, step, self._ranks)
 
+    def sequences_read(self, step: int) -> list[int]:
+        """The sequences of a step of which this rank reads any token."""
+        sequences = self.order.sequences(step)
+        if self._ranks.world == 1:
+            return sequences
+        rows = [self._split.outline(index) for index in sequences]
+        leaves = self._arrangement.leaves(rows)
+        own = {
+            id(segment) for number in _own_leaves(self._ranks, len(leaves)) for row in leaves[number] for segment in row
+        }
+        return [index for index, row in zip(sequences, rows, strict=True) if any(id(one) in own for one in row)]
+
 
 def make_item(
     split: PreparedSplit, sequences: list[int], arrangement: Arrangement, step: int, ranks: Ranks
 ) -> StepItem:
     """The sequences as one step, with this rank's micro batches."""
-    rows = [split.row(index) for index in sequences]
+    rows = [split.outline(index) for index in sequences]
     leaves = arrangement.leaves(rows)
     lengths = [sum(map(len, row)) for row in rows]
     tokens = sum(lengths)
     trained = sum(split.trained_tokens(index) for index in sequences)
     numbers = ranks.leaves(len(leaves))
-    stand_ins = [len(leaves) - 1] * (ranks.turns(len(leaves)) - len(numbers))
-    own = [leaves[number] for number in [*numbers, *stand_ins]]
+    own = split.loaded([leaves[number] for number in _own_leaves(ranks, len(leaves))], step)
     micro_batches = [arrangement.padded(leaf) | arrangement.ends(leaf) for leaf in own]
     parts = [tensor.view(-1) for micro in micro_batches for tensor in micro.values()]
     return StepItem(
@@ -271,6 +297,12 @@ def make_item(
         longest=[max(len(segment) for row in leaf for segment in row) for leaf in own],
         flat=torch.cat([*parts, torch.tensor([trained])]),
     )
+
+
+def _own_leaves(ranks: Ranks, count: int) -> list[int]:
+    """The micro batches of a step that this rank computes, then those that stand in for none."""
+    numbers = ranks.leaves(count)
+    return [*numbers, *[count - 1] * (ranks.turns(count) - len(numbers))]
 
 
 class InOrder(Sequence[StepItem]):

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from stoker.engine import generate, models, program, template_limits, tensors, trained_on
-from stoker.engine.dataset import PreparedSplit, token_ids
+from stoker.engine import generate, models, program, streaming, template_limits, tensors, trained_on
+from stoker.engine.dataset import token_ids
 from stoker.engine.foreign import observe
 from stoker.errors import StokerError
 from stoker.facts import prompts as shipped
@@ -224,7 +224,7 @@ def _segments(run_dir: RunDir, count: int) -> Iterator[np.ndarray]:
     if report is None:
         return
     name = "eval" if report.eval else "train"
-    split = PreparedSplit(run_dir.data / name, report.eval or report.train)
+    split = streaming.open_split(run_dir, name, report.eval or report.train)
     for number in split.spread(count):
         yield from split.row(number)[:1]
 

@@ -128,6 +128,9 @@ def main(path: Path) -> int:
     """Prepare the run's data, unless already prepared."""
     run_dir = RunDir(path)
     run, folder = run_dir.run(), run_dir.folder()
+    if run.data.set is not None:
+        tokenizer.require_same(run, folder, run_dir.data / "tokenizer", run.data.set)
+        return EXIT_DONE
     if prepared.current_report(run_dir, run, folder):
         return EXIT_DONE
     read = inputs.facts(run, folder)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from stoker.engine import generate, models, program
-from stoker.engine.dataset import PreparedSplit, token_ids
+from stoker.engine import generate, models, program, streaming
+from stoker.engine.dataset import token_ids
 from stoker.errors import StokerError
 from stoker.facts import prompts
 from stoker.rundir import files, prepared
@@ -150,7 +150,7 @@ def _rows(run_dir: RunDir, count: int) -> Iterator[list[int]]:
     report = prepared.read_report(run_dir.data)
     if report is None:
         return
-    split = PreparedSplit(run_dir.data / "train", report.train)
+    split = streaming.open_split(run_dir, "train", report.train)
     for number in split.spread(count):
         yield [token for segment in split.row(number) for token in token_ids(segment).tolist()]
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from stoker.config.run import Shape
-from stoker.engine import generate
-from stoker.engine.dataset import PreparedSplit, Segment, token_ids
+from stoker.engine import generate, streaming
+from stoker.engine.dataset import Segment, token_ids
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 
@@ -20,7 +20,7 @@ Sample = dict[str, Any]
 def make(run_dir: RunDir, report: Report, model: Any, tokenizer: Any, count: int) -> list[Sample]:
     """`count` samples, evenly spread over the eval rows, or over the training rows if there are none."""
     name, facts = ("eval", report.eval) if report.eval else ("train", report.train)
-    split = PreparedSplit(run_dir.data / name, facts)
+    split = streaming.open_split(run_dir, name, facts)
     numbers = sorted({place * len(split) // count for place in range(min(count, len(split)))})
     cuts = [_cut(split.row(number)[0]) for number in numbers]
     after = [_answer(model, tokenizer, prompt, wanted) for prompt, wanted in cuts]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tokenizers
 
-from stoker.engine import program
-from stoker.engine.dataset import PreparedSplit, Segment
+from stoker.engine import program, streaming
+from stoker.engine.dataset import Segment
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.rundir import prepared
 from stoker.rundir.layout import RunDir
@@ -23,19 +23,19 @@ Runs = list[tuple[str, bool]]
 
 def main(path: Path) -> int:
     """Write COUNT rows to stdout."""
-    data, count = RunDir(path).data, int(sys.argv[2])
-    report = prepared.read_report(data)
+    run_dir, count = RunDir(path), int(sys.argv[2])
+    report = prepared.read_report(run_dir.data)
     if report is None:
         raise StokerError("STK206")
-    rows = shown_rows(data, report, count)
+    rows = shown_rows(run_dir, report, count)
     sys.stdout.write(json.dumps({"rows": rows}, ensure_ascii=False) + "\n")
     return EXIT_DONE
 
 
-def shown_rows(data: Path, report: Report, count: int) -> list[dict[str, object]]:
+def shown_rows(run_dir: RunDir, report: Report, count: int) -> list[dict[str, object]]:
     """`count` rows of the training split, evenly spread, as text."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
-    split = PreparedSplit(data / "train", report.train)
+    tokenizer = tokenizers.Tokenizer.from_file(str(run_dir.data / "tokenizer" / "tokenizer.json"))
+    split = streaming.open_split(run_dir, "train", report.train)
     return [
         {"row": number, "segments": [_runs(segment, tokenizer) for segment in split.row(number)]}
         for number in split.spread(count)

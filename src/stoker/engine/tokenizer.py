@@ -35,6 +35,13 @@ CHAT_TEMPLATE = (
 )
 """ChatML, with the assistant's words and their end marked for training."""
 
+_PROBES = (
+    "The quick brown fox's 12,345 jumps.\n\n",
+    "  \tdef f(x): return x**2",
+    "用同样的词元，结果才相同。",
+    "Grüße 👋🏽 e\u0301",
+)
+"""Texts that tokenizers of one vocabulary cut differently where their rules differ."""
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -90,6 +97,19 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
     if not target.exists():
         _save(target, lambda aside: write(opened, aside))
     return _described(name, opened)
+
+
+def require_same(run: Run, folder: Path, prepared: Path, where: str) -> None:
+    """The tokenizer that a set was prepared with gives the same tokens as the run's own."""
+    if isinstance(run.tokenizer, TrainTokenizer):
+        return  # the set's is the run's
+    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
+    local = Path(inputs.model_path(name, folder))
+    own = _described(name, _open(name, local if local.is_absolute() else None)).backend
+    other = tokenizers.Tokenizer.from_file(str(prepared / "tokenizer.json"))
+    said = [[one.encode(text).ids for text in _PROBES] for one in (own, other)]
+    if own.get_vocab() != other.get_vocab() or said[0] != said[1]:
+        raise StokerError("STK346", store=where, tokenizer=name)
 
 
 def write(opened: Any, folder: Path) -> None:

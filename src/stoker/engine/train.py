@@ -23,7 +23,6 @@ from stoker.engine import (
     callbacks,
     fused_loss,
     guard,
-    mixed_order,
     models,
     optimizer_factory,
     parallel,
@@ -32,9 +31,10 @@ from stoker.engine import (
     reading,
     rehearsal,
     spread,
+    streaming,
     writers,
 )
-from stoker.engine.dataset import Arrangement, InOrder, PreparedSplit, Steps
+from stoker.engine.dataset import Arrangement, InOrder
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
 from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
@@ -314,7 +314,6 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         flatten=plan.attention == "flash_attention_2",
         pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
-    sequence_order = mixed_order.of(run, report, plan.batch.effective)
     arguments = _arguments(opened)
     steps_guard = guard.StepGuard(plan.guard, past)
     recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
@@ -327,9 +326,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         processing_class=tokenizer,
         optimizer_cls_and_kwargs=optimizer_factory.of(run, arguments),
         callbacks=around,
-        steps=Steps(
-            PreparedSplit(data / "train", report.train), sequence_order, arrangement, plan.steps.total, opened.ranks
-        ),
+        steps=streaming.steps(opened.run_dir, run, plan, report, arrangement, opened.ranks),
         start_step=found.step if found else 0,
         plan=plan,
         ranks=opened.ranks,
@@ -365,7 +362,7 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
 def _eval_items(opened: Opened, arrangement: Arrangement) -> InOrder | list[Any]:
     if opened.report.eval is None:
         return []
-    split = PreparedSplit(opened.run_dir.data / "eval", opened.report.eval)
+    split = streaming.open_split(opened.run_dir, "eval", opened.report.eval)
     return InOrder(split, arrangement, opened.plan.batch.effective, opened.ranks)
 
 

@@ -38,6 +38,7 @@ from stoker.engine.known_rows import KnownRows
 from stoker.engine.mixed_order import Seen
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
+from stoker.engine.read_ahead import Carried
 from stoker.engine.saving import Copied
 from stoker.engine.writers import Writers
 from stoker.plan.plan import Plan
@@ -136,7 +137,10 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """The next step, with the time the loop waited for it. The item has its count of trained tokens."""
         self.pulse.step, self.pulse.mark = self.state.global_step + 1, "data"
         started = time.perf_counter()
-        item = next(epoch_iterator)
+        try:
+            item = next(epoch_iterator)
+        except Carried as carried:
+            raise carried.error from None
         self.wait_seconds = time.perf_counter() - started
         self.pulse.waited(self.wait_seconds)
         return [item], None

@@ -1,11 +1,12 @@
 """Collects the facts a plan follows from: the model's shape, the data's size, the machine, a price."""
 
+import contextlib
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.config import load
+from stoker.config import load, values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -22,10 +23,11 @@ from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Plan, Reason, Rung
-from stoker.rundir import checkpoints, files, layout, nodes, prepared, training_words
+from stoker.rundir import checkpoints, files, layout, nodes, prepared, set_list, training_words
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
+from stoker.store import sets
 
 
 def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
@@ -125,7 +127,7 @@ def _with_deepspeed(run_file: RunFile) -> Run:
     return run.model_copy(update={"native": native})
 
 
-def counted(report: Report) -> DataFacts:
+def counted(report: Report, run: Run) -> DataFacts:
     """Counted facts."""
     tokens = report.train.tokens + (report.eval.tokens if report.eval else 0)
     return DataFacts(
@@ -135,9 +137,19 @@ def counted(report: Report) -> DataFacts:
         longest_segment=report.train.longest_segment,
         digest=report.digest,
         has_eval=report.eval is not None,
-        disk_bytes=4 * tokens,
+        disk_bytes=_disk_bytes(report, run, 4 * tokens),
         sources=tuple(report.train.sources),
     )
+
+
+def _disk_bytes(report: Report, run: Run, tokens_bytes: int) -> int:
+    """What the set takes here; of one that is streamed, its index, its eval rows and what is read ahead."""
+    if not run.data.stream:
+        return tokens_bytes
+    train, held = report.train, report.eval
+    per_row, per_segment = 8 + 4 + set_list.SUM_BYTES, 8
+    index = per_row * train.sequences + per_segment * train.segments
+    return index + (4 * held.tokens if held else 0) + min(values.size_bytes(run.data.cache), 4 * train.tokens)
 
 
 def record(run_dir: RunDir, run_file: RunFile, on: Machine, data_digest: str) -> None:
@@ -210,18 +222,22 @@ def _out_of_memory(run_dir: RunDir | None) -> tuple[Rung, ...]:
 
 def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
     """The report of data prepared for this very run, if there is one."""
+    run = run_file.run
     if run_dir is None:
-        try:
-            run_dir = layout.find(str(run_file.run.name))
-        except StokerError:
-            return None
-    return prepared.current_report(run_dir, run_file.run, run_file.folder)
+        with contextlib.suppress(StokerError):
+            run_dir = layout.find(str(run.name))
+    report = prepared.current_report(run_dir, run, run_file.folder) if run_dir is not None else None
+    if report is not None or run.data.set is None or run.data.tokens is not None:
+        return report
+    report = sets.look(run, run_file.folder)
+    prepared.require_fits(report, run, run.data.set)
+    return report
 
 
 def _data(run_file: RunFile, report: Report | None, shape: ResolvedShape) -> DataFacts:
     """Counted facts win over declared ones, those over what the files on this machine let estimate."""
     if report:
-        return counted(report)
+        return counted(report, run_file.run)
     if run_file.run.data.tokens is not None:
         return data.declared(run_file.run)
     return raw_data.size(run_file.run, run_file.folder, shape.shape)

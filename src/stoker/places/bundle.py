@@ -164,15 +164,19 @@ def _record(package: Package, run: Run, wheel_name: str, sources: dict[str, Path
 
 def _extras(package: Package, run: Run) -> list[str]:
     """Extras of Stoker that this run needs."""
-    kind = str(run.save.store or "").partition("://")[0]
-    return ["train", *([] if package.prepared else ["data"]), *(["store"] if kind in _STORE_SECRETS else [])]
+    kinds = _store_kinds(run)
+    return ["train", *([] if package.prepared else ["data"]), *(["store"] if kinds & _STORE_SECRETS.keys() else [])]
 
 
 def secret_names(run: Run) -> list[str]:
     """Names of variables the run may need there: those of its store, and those that are set here."""
-    kind = str(run.save.store or "").partition("://")[0]
-    needed = [variable.name for variable in _STORE_SECRETS.get(kind, ())]
+    needed = [variable.name for kind in _store_kinds(run) for variable in _STORE_SECRETS.get(kind, ())]
     return sorted({*needed, *packages.secrets(run)})
+
+
+def _store_kinds(run: Run) -> set[str]:
+    """Schemes of the stores that hold a run's copies and its data."""
+    return {str(where or "").partition("://")[0] for where in (run.save.store, run.data.set)}
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

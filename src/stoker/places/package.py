@@ -143,7 +143,7 @@ def secrets(run: Run | None = None, platform: str = "") -> dict[str, str]:
 
 
 def _has_bucket(run: Run) -> bool:
-    return (run.save.store or "").startswith("s3://")
+    return any((where or "").startswith("s3://") for where in (run.save.store, run.data.set))
 
 
 def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
@@ -156,7 +156,8 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
     if report is None:
         return {}, {}
     inner = [path for path in run_dir.data.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {path.relative_to(run_dir.data).as_posix(): path for path in inner}, dict(report.files)
+    found = {path.relative_to(run_dir.data).as_posix(): path for path in inner}
+    return found, {name: digest for name, digest in report.files.items() if name in found}
 
 
 def _so_far(run_name: str) -> dict[str, Path]:

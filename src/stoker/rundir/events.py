@@ -14,6 +14,8 @@ Kinds and their fields (a reader ignores what it does not know):
                 padded_tokens, seconds, wait_seconds, memory_bytes; `sequences` is their number, `order` the CRC-32 of
                 their ids, which the data's digest, the seed and the step determine (plan/order.py); of a mixture also
                 sources: sequences and tokens seen of each since the first step, by name
+    stalled     rank, step, seconds, reason: a step waits for rows of a streamed set; the store's fault, or none: slow
+    damaged     rank, file, begin: a row of a streamed set came with another digest, and is fetched again
     eval        step, eval_loss, perplexity, seconds
     filesystem  type, renames, reason: the disk under the checkpoints
     interval    seconds, cost_seconds, between_failures_seconds: of `save.every: auto`, where it was measured anew

@@ -33,7 +33,7 @@ Which files a tokenizer reads is up to its class (`vocab.json`, `merges.txt`, `t
 
 
 def train_sources(run: Run) -> list[Source]:
-    """The training sources, however the run file writes them."""
+    """The training sources, however the run file writes them; none where it names a prepared set."""
     return mixing.sources(run.data)
 
 
@@ -45,7 +45,7 @@ def eval_share(run: Run) -> str | None:
 
 def eval_source(run: Run) -> Source | None:
     """The source of its own that eval rows come from, if there is one."""
-    asked = run.data.eval
+    asked = run.data.eval if run.data.set is None else None
     return Source(path=asked) if asked and not eval_share(run) else None
 
 

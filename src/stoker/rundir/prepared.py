@@ -22,7 +22,7 @@ from stoker import messages, plugins
 from stoker.config import layouts, mixing
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, files, inputs, layout
+from stoker.rundir import checkpoints, files, inputs, layout, set_list
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
@@ -183,9 +183,13 @@ def _asked(run: Run) -> dict[str, Any]:
     return {**asked, "formats": others} if others else asked
 
 
+_NOT_PREPARED = {"rows", "tokens", "stages", "set", "stream", "cache"}
+"""Keys of `data` that prepare nothing."""
+
+
 def _asked_data(run: Run) -> dict[str, Any]:
     """What is asked of `data`. How sources are mixed is not: only that they are kept apart, and their names."""
-    asked = run.data.model_dump(exclude={"rows", "tokens", "stages", *(() if run.data.pipeline else ("pipeline",))})
+    asked = run.data.model_dump(exclude=_NOT_PREPARED | (set() if run.data.pipeline else {"pipeline"}))
     train = asked["train"]
     for source in train if isinstance(train, list) else [train] if isinstance(train, dict) else []:
         for key in ("name", "share", "epochs"):
@@ -214,9 +218,15 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     report = read_report(run_dir.data)
     if report is None:
         return None
-    splits = [report.train, *([report.eval] if report.eval else [])]
-    if not all((run_dir.data / name).is_file() for split in splits for name in split.files):
+    local = (name for name in _local_files(run_dir.data, report) if not name.startswith(f"{TOKENIZER_NAME}/"))
+    if not all((run_dir.data / name).is_file() for name in local):
         return None
+    if run.data.set is not None:
+        listed = set_list.read(run_dir.data)
+        if listed is None or listed.where != run.data.set or (listed.streamed and not run.data.stream):
+            return None
+        require_fits(report, run, run.data.set)
+        return report
     try:
         wanted = key(run, folder)
     except StokerError:
@@ -224,6 +234,30 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     same = report.words in ("", words(run))
     sealed = same and (not wanted or (layout.was_trained(run_dir) and is_trained_on(run_dir, report)))
     return report if report.key == wanted or sealed else None
+
+
+def require_fits(report: Report, run: Run, where: str) -> None:
+    """A set that was prepared elsewhere is what the run file's own words would make of such rows."""
+    pairs = {
+        "data.length": (run.data.length, report.length),
+        "data.pack": (run.data.pack, report.packed),
+        "train.objective": (run.train.objective, report.objective),
+        "data.eval": (run.data.eval is not None, report.eval is not None),
+    }
+    differs = [
+        f"{word} {json.dumps(asked)} / {json.dumps(has)}" for word, (asked, has) in pairs.items() if asked != has
+    ]
+    if differs:
+        raise StokerError("STK342", store=where, differs=differs)
+
+
+def _local_files(data: Path, report: Report) -> dict[str, str]:
+    """SHA-256 of the files that are on this machine: of a set that is streamed, all but the tokens."""
+    listed = set_list.read(data)
+    if listed is None or not listed.streamed:
+        return report.files
+    own = {name: digest for name, digest in report.files.items() if not set_list.is_streamed(name)}
+    return own | {name: one.sha256 for name, one in listed.files.items() if name.endswith(set_list.SUMS_NAME)}
 
 
 def is_trained_on(run_dir: RunDir, report: Report) -> bool:
@@ -235,6 +269,8 @@ def is_trained_on(run_dir: RunDir, report: Report) -> bool:
 
 def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
     """Files that are not what the set was prepared from: changed, new or gone; none where they are not here at all."""
+    if run.data.set is not None:
+        return []  # they are where it was prepared
     try:
         now = inputs.facts(run, folder)
     except StokerError:
@@ -249,12 +285,16 @@ def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
 def check_sizes(data: Path, split_name: str, split: Split) -> None:
     """Every file is there and as large as the counts say: a cheap check before training."""
     shards = len(split.shards)
+    listed = set_list.read(data)
     expected = {
         "tokens.bin": 4 * split.tokens,
         "segments.bin": 8 * (split.segments + shards),
         "rows.bin": 8 * (split.sequences + shards),
         "trained.bin": 4 * split.sequences,
     }
+    if listed is not None and listed.streamed and split_name == "train":
+        del expected["tokens.bin"]
+        expected[set_list.SUMS_NAME] = set_list.SUM_BYTES * split.sequences
     for name, size in expected.items():
         paths = [data / split_name / shard / name for shard in split.shards]
         missing = [path for path in paths if not path.is_file()]
@@ -272,7 +312,7 @@ def check_sizes(data: Path, split_name: str, split: Split) -> None:
 
 def check_digests(data: Path, report: Report) -> None:
     """Every file is what was prepared, to the last bit."""
-    for name, wanted in report.files.items():
+    for name, wanted in _local_files(data, report).items():
         path = data / name
         if not path.is_file():
             raise StokerError("STK311", str(path), reason=messages.text("damage.missing", name=path.name), folder=data)

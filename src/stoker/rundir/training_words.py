@@ -12,14 +12,12 @@ from stoker.config.run import Run
 _BLOCKS = {"model", "tokenizer", "data", "tune", "train", "native"}
 """`where`, `save` and `budget` may change between attempts."""
 _LEFT_OUT = {
-    "data": {"rows", "tokens"},
+    "data": {"rows", "tokens", "set", "stream", "cache"},
     "train": {"on_bad_step", "spike"},
     "native": {"vllm", "datatrove"},
 }
-"""Sizes that only plans use, what to do about a bad step, how the model is served, what runs a pipeline.
-
-Options of places come on top.
-"""
+"""Sizes that only plans use, where a set is (its digest counts), what to do about a bad step, how the model is served,
+what runs a pipeline; options of places come on top."""
 
 _ORIGIN = "forked_from."
 _FREE = ("native.", _ORIGIN)

@@ -7,14 +7,14 @@ new folder on the box itself: only the last part of the path is created.
 import functools
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from stoker import messages
 from stoker.errors import StokerError
 from stoker.rundir import files
-from stoker.store.store_protocol import Bandwidth, Fault, Patience, bounded, require_small
+from stoker.store.store_protocol import Bandwidth, ByteRange, Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 
@@ -91,6 +91,11 @@ class DirectoryStore:
     def download(self, name: str, target: Path, size_bytes: int) -> None:
         """Append the missing bytes to the target."""
         self._append(self._root / name, target, size_bytes)
+
+    def ranges(self, wanted: Sequence[ByteRange]) -> Iterator[tuple[int, bytes]]:
+        """One after the other: a local disk needs no more, and a mount reads ahead by itself."""
+        for number, one in enumerate(wanted):
+            yield number, self._do(functools.partial(_read_range, self._root, one), one.end - one.begin)
 
     def sha256(self, name: str, size_bytes: int) -> str:
         """Read again."""
@@ -179,6 +184,17 @@ class DirectoryStore:
 def disk_of(root: Path) -> int:
     """The disk a store is on: its own where it is a mount, else that of the folder it will be made in."""
     return (root if root.exists() else root.parent).stat().st_dev
+
+
+def _read_range(root: Path, wanted: ByteRange) -> bytes:
+    if not root.is_dir():
+        raise Fault(messages.text("store.unmounted", folder=root))  # it may be back soon
+    with (root / wanted.name).open("rb") as file:
+        file.seek(wanted.begin)
+        content = file.read(wanted.end - wanted.begin)
+    if len(content) != wanted.end - wanted.begin:
+        raise Fault(f"{wanted.name}: {len(content)} bytes came in place of {wanted.end - wanted.begin}")
+    return content
 
 
 def _copy_chunk(source: Path, target: Path, begin: int, part_bytes: int) -> int:

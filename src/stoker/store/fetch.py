@@ -126,13 +126,13 @@ def fetch_files(store: Patient, folder: str, aside: Path, entries: dict[str, Fil
     needed = sum(entry.bytes for entry in entries.values())
     files.require_room(_existing(aside), max(0, needed - files.folder_bytes(aside)))
     for name, entry in entries.items():
-        _fetch_named(store, f"{folder}/{name}", aside / name, entry)
+        fetch_named(store, f"{folder}/{name}", aside / name, entry)
     for path in [path for path in aside.rglob("*") if path.is_file()]:
         if path.relative_to(aside).as_posix() not in entries:
             path.unlink()
 
 
-def _fetch_named(store: Patient, name: str, target: Path, entry: FileEntry) -> None:
+def fetch_named(store: Patient, name: str, target: Path, entry: FileEntry) -> None:
     """A name may be too long for the disk, hold a NUL, or be that of a folder."""
     try:
         if not (target.is_file() and files.sha256(target) == entry.sha256):

@@ -9,18 +9,21 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker import env
 from stoker.errors import StokerError
 from stoker.store.address import Address
-from stoker.store.store_protocol import Bandwidth, Fault, Patience, bounded, require_small
+from stoker.store.store_protocol import Bandwidth, ByteRange, Fault, Patience, bounded, require_small
 
 T = TypeVar("T")
 _MOST_PARTS = 9000
 """S3 takes 10,000."""
+_AT_ONCE = 8
+"""Ranges that are asked for at once; botocore keeps 10 connections."""
 _CONDITION_FAILED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _UNSUPPORTED = ("NotImplemented", "MethodNotAllowed", "501", "405")
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
@@ -132,6 +135,24 @@ class S3Store:
             except Fault as fault:
                 raise Fault(fault, gained_bytes=done - begun) from fault
 
+    def ranges(self, wanted: Sequence[ByteRange]) -> Iterator[tuple[int, bytes]]:
+        """Several requests at once: small ranges cost mostly the way to the server and back."""
+        _ = self._client  # before the threads
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            asked = {pool.submit(self._range, *one): number for number, one in enumerate(wanted)}
+            failed: Exception | None = None
+            for one in as_completed(asked):
+                if one.cancelled():
+                    continue
+                try:
+                    yield asked[one], one.result()
+                except (Fault, FileNotFoundError, StokerError) as error:
+                    failed = error
+                    for other in asked:
+                        other.cancel()
+        if failed is not None:
+            raise failed
+
     def sha256(self, name: str, size_bytes: int) -> str:
         """The whole object is read back."""
         digest = hashlib.sha256()
@@ -190,12 +211,15 @@ class S3Store:
     def _ranges(self, name: str, begin: int, end: int) -> Iterator[bytes]:
         while begin < end:
             behind = min(begin + self._patience.part_bytes, end)
-            self._bandwidth.spend(behind - begin)
-            chunk = self._get(name, behind - begin, Range=f"bytes={begin}-{behind - 1}")
-            if len(chunk) != behind - begin:
-                raise Fault(f"{name}: {len(chunk)} bytes came in place of {behind - begin}")
-            yield chunk
+            yield self._range(name, begin, behind)
             begin = behind
+
+    def _range(self, name: str, begin: int, end: int) -> bytes:
+        self._bandwidth.spend(end - begin)
+        chunk = self._get(name, end - begin, Range=f"bytes={begin}-{end - 1}")
+        if len(chunk) != end - begin:
+            raise Fault(f"{name}: {len(chunk)} bytes came in place of {end - begin}")
+        return chunk
 
     def _get(self, name: str, size_bytes: int, **options: str) -> bytes:
         def get() -> bytes:

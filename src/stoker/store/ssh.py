@@ -8,7 +8,7 @@ import secrets
 import shlex
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 from stoker.store import sftp
 from stoker.store.address import Address
 from stoker.store.sftp import Connection
-from stoker.store.store_protocol import Bandwidth, Fault, Patience, require_small
+from stoker.store.store_protocol import Bandwidth, ByteRange, Fault, Patience, require_small
 
 T = TypeVar("T")
 _REFUSALS = ("Permission denied", "Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
@@ -117,6 +117,17 @@ class SshStore:
             self._do(fetch)
         except Fault as fault:
             raise Fault(fault, gained_bytes=done - begun) from fault
+
+    def ranges(self, wanted: Sequence[ByteRange]) -> Iterator[tuple[int, bytes]]:
+        """File by file over one connection, the ranges of a file on their way at once."""
+        by_name: dict[str, list[int]] = {}
+        for number, one in enumerate(wanted):
+            by_name.setdefault(one.name, []).append(number)
+        for name, numbers in by_name.items():
+            parts = [(wanted[number].begin, wanted[number].end) for number in numbers]
+            path = self._path(name)
+            content = self._do(lambda line, path=path, parts=parts: line.ranges(path, parts))  # type: ignore[misc]
+            yield from zip(numbers, content, strict=True)
 
     def sha256(self, name: str, size_bytes: int) -> str:
         """All of it read back."""

@@ -6,10 +6,10 @@ A store holds files by name below one root. A name shows a complete file or none
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from stoker import env, messages
 from stoker.errors import StokerError
@@ -111,6 +111,22 @@ class Store(Protocol):
 
     def sweep(self, folder: str, current: str) -> None:
         """Delete leftovers of unfinished uploads below a folder, except below `current`."""
+
+
+class ByteRange(NamedTuple):
+    """Part of a stored file."""
+
+    name: str
+    begin: int
+    end: int
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """A store whose files can be read in parts, for training that reads while it runs; not every kind can."""
+
+    def ranges(self, wanted: Sequence[ByteRange]) -> Iterator[tuple[int, bytes]]:
+        """Each range by its place in the list, in any order; a `Fault` comes after those that arrived."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ BAD_STEP = {"STK405", "STK416", "STK672"}
 WATCHED = {"silent", "node", "hang"}
 """Reasons seen from outside: the lost rank's own exit code then only says how we killed it."""
 _OUT_OF_MEMORY = "STK408"
-_MAY_PASS = {"STK407", "STK413", "STK421", "STK440"}
-"""Disk and model hub: a mistake before the first step, a failure of the surroundings after it."""
+_MAY_PASS = {"STK341", "STK407", "STK413", "STK421", "STK440"}
+"""Store of streamed data, disk, model hub: a mistake before the first step, a failure of the surroundings after it."""
 _PORT_TAKEN = "STK424"
 """The port at which ranks meet was free a moment ago; the next attempt takes another."""
 _PEER = "STK402"

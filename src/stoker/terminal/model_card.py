@@ -154,7 +154,8 @@ def _training(run: Run, plan: Plan) -> dict[str, Any]:
 
 
 def _data(run_dir: RunDir, run: Run) -> dict[str, Any]:
-    names = [Path(s.path).name if s.path.startswith(("/", "~", ".")) else s.path for s in inputs.train_sources(run)]
+    paths = [source.path for source in inputs.train_sources(run)] or [str(run.data.set)]
+    names = [Path(path).name if path.startswith(("/", "~", ".")) else path for path in paths]
     report = prepared.read_report(run_dir.data)
     return {
         "sources": [f"`{name}`" for name in names],
