@@ -42,6 +42,12 @@ def duration(seconds: float) -> str:
     return messages.text("duration.seconds", seconds=whole)
 
 
+def limit(seconds: float) -> str:
+    """A duration that was asked for: `6 h` where it is whole hours."""
+    whole = seconds >= 3600 and seconds % 3600 == 0
+    return messages.text("duration.whole_hours", hours=f"{seconds / 3600:,.0f}") if whole else duration(seconds)
+
+
 def time_range(seconds: tuple[float, float, float]) -> str:
     """`6 h 27 min (4 h 58 min to 8 h 36 min)`."""
     expected, least, most = map(duration, seconds)
