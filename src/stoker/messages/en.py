@@ -701,7 +701,6 @@ ENGLISH: dict[str, str] = {
     "recipes.name": "recipe",
     "recipes.card": "card",
     "recipes.for": "what it does",
-    "recipes.formerly": "formerly",
     "optimizer.refused.backward": "it updates weights during the backward pass, so there is no gradient left to clip and to add in one order",
     "optimizer.refused.device": "it needs a device that Stoker does not train on",
     "optimizer.refused.package": "it comes from a package that Stoker does not install, and its exact resume was not tested",

@@ -701,7 +701,6 @@ CHINESE: dict[str, str] = {
     "recipes.name": "配方",
     "recipes.card": "显卡",
     "recipes.for": "用途",
-    "recipes.formerly": "原名",
     "optimizer.refused.backward": "它在反向传播过程中就更新权重，没有留下梯度可供裁剪和按固定顺序相加",
     "optimizer.refused.device": "它需要 Stoker 不支持训练的设备",
     "optimizer.refused.package": "它来自 Stoker 不安装的软件包，能否精确继续没有测试过",
