@@ -24,9 +24,11 @@ def money(amount: float) -> str:
 
 
 def thousands(value: float) -> str:
-    """`870`, `1.2k`, `12k`."""
+    """`870`, `1.2k`, `12k`, `18M`."""
     if value < 1000:
         return f"{value:.0f}"
+    if value >= 10_000_000:
+        return f"{value / 1e6:,.0f}M"
     return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:,.0f}k"
 
 
