@@ -85,7 +85,7 @@ LABELS: dict[str, dict[str, str]] = {
         "object": "mapping",
         "mapping below": "mapping (below)",
         "argument": "argument or option",
-        "repeatable": "may be repeated",
+        "repeatable": " (may be repeated)",
         "hint": "Hint: ",
         "exit": "exit code",
         "variable": "variable",
@@ -155,7 +155,7 @@ LABELS: dict[str, dict[str, str]] = {
         "object": "键值映射",
         "mapping below": "键值映射（见下）",
         "argument": "参数或选项",
-        "repeatable": "可重复",
+        "repeatable": "（可重复）",
         "hint": "提示：",
         "exit": "退出码",
         "variable": "变量",
@@ -355,7 +355,7 @@ def usage(name: str, command: Any) -> str:
 def parameter_row(parameter: Any, words: Words) -> list[str]:
     meaning = CATALOGUES[words.language][parameter.help]
     if parameter.multiple:
-        meaning += f" ({words.label('repeatable')})"
+        meaning += words.label("repeatable")
     value = parameter.default
     if parameter.required:
         shown = words.label("required")

@@ -17,7 +17,7 @@ DYNAMIC_PREFIXES = (
     *("type.", "origin.", "card.", "eval.sample.", "prove.check."),
     *("plan.fits.", "disk.", "part.", "moment.", "explain.section.", "explain.fits."),
     *("compare.fits.", "compare.goal.", "change.", "why.sessions."),
-    *("trap.", "fingerprint.", "hosts.kept.", "hosts.python."),
+    *("group.", "trap.", "fingerprint.", "hosts.kept.", "hosts.python."),
     *("why.after.", "settle.state.", "settle.stays.", "settle.copy.", "settle.budget.", "reason.", "billed."),
 )
 """Keys whose last part is filled in at run time (`messages.text(f"origin.{...}")`)."""

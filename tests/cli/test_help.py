@@ -1,12 +1,17 @@
 """`--help` of every command, in both languages."""
 
+import io
+
 import pytest
 import typer
 from made_runs import CommandLine
 from rich.cells import cell_len
+from rich.console import Console
 
 from stoker import messages
 from stoker.cli.main import app
+from stoker.errors import StokerError
+from stoker.terminal import console
 from stoker.terminal.wrapping import wrap
 
 GROUP = typer.main.get_group(app)
@@ -42,6 +47,30 @@ def test_a_chinese_line_ends_between_characters_and_never_before_punctuation() -
         assert all(cell_len(line) <= width for line in lines)
         assert not any(line[0] in "，。、）" or line[-1] == "（" for line in lines)
         assert any("`stoker plan run.yaml`" in line for line in lines)
+
+
+def test_a_number_and_its_unit_stay_in_one_line() -> None:
+    text = (
+        "整个租用过程要 4 小时 37 分（准备环境 +4 分），共 9.15 CNY、1,024 步；the whole takes 4 h 37 min and 23.1 GiB"
+    )
+    for width in range(12, 70):
+        lines = wrap(text, width)
+        for amount in ("4 小时", "37 分", "+4 分", "9.15 CNY", "1,024 步", "4 h", "37 min", "23.1 GiB"):
+            assert any(amount in line for line in lines), (width, amount)
+
+
+def test_talk_and_errors_end_lines_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [f"`choice{number}`" for number in range(30)]
+    error = StokerError("STK108", "--sort", given="`x`", choices=options, nearest="")
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=60, soft_wrap=True)
+    monkeypatch.setattr(console, "stderr", screen)
+    monkeypatch.setenv("STOKER_LANG", "en")
+    console.show_error(error)
+    console.talk("run.named", name="run-a52a08", asked="翻译")
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= 60
+    for word in [*options, "`run-a52a08`", f"hint: {error.hint.split()[0]}"]:
+        assert any(word in line for line in lines), word
 
 
 def test_a_narrow_terminal_gets_a_narrow_page(stoker: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,13 @@ def test_the_whole_table_fits_80_columns_uncut(stoker: CommandLine, language: st
     assert "…" not in done.out
 
 
+@pytest.mark.parametrize(("language", "again"), [("en", "as lora"), ("zh", "同“lora”")])
+def test_a_reason_that_several_cells_share_is_said_once(stoker: CommandLine, language: str, again: str) -> None:
+    said = " ".join(stoker("models", "falcon_h1", language=language).out.split())
+    assert said.count("Mamba-based") == 1
+    assert said.count(again) == 2
+
+
 def test_a_cell_is_yes_no_grouped_or_not_run(stoker: CommandLine) -> None:
     head, llama, granite = (line.split() for line in stoker("models").out.splitlines())
     assert head == ["family", *CELLS[:7], "GGUF", "vLLM"]

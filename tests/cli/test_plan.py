@@ -57,7 +57,7 @@ def test_the_table_is_short_and_says_how_to_see_the_rest(stoker: CommandLine) ->
 def test_the_answer_is_one_sentence_and_stands_first(stoker: CommandLine, language: str) -> None:
     best = rows(stoker, "--region", "global")["recommended"]
     sentence = stoker("plan", RUN, "--region", "global", language=language).out.splitlines()[0]
-    assert sentence.startswith({"en": "Use ", "zh": "建议租 "}[language])
+    assert sentence.startswith({"en": "Use ", "zh": "建议租用 "}[language])
     assert f"{best['devices']} {'x' if language == 'en' else '张'} {best['card']}" in sentence
     assert f"{best['cost']['amount']:,.2f} {best['cost']['currency']}" in sentence
 
@@ -237,6 +237,18 @@ def test_the_page_and_the_explanation_say_the_verdict_of_the_table_and_whose_pri
         assert likely in said
         assert {"en": "(your price)", "zh": "（你的价格）"}[language] in said.replace("\n", "")
         assert {"en": "0 days", "zh": "0 天"}[language] not in said
+
+
+def test_chinese_pages_have_chinese_words(stoker: CommandLine) -> None:
+    page = stoker("plan", RUN, "--card", "RTX4090", language="zh").out.replace("\n", "")
+    assert re.search(r"稳妥 +\d+x\d+x1 重算", page)
+    said = stoker("plan", RUN, "--explain", "RTX4090", language="zh").out
+    said = re.sub(r"\s+", "", said)
+    assert "组：QLoRA单卡消费级显卡" in said
+    assert "102%" not in said or "实际频率高于标称频率" in said
+    asked = ("--provider", "autodl", "--budget", "0.1CNY", "--by", "1h")
+    nearest = " ".join(stoker("plan", RUN, *asked, language="zh").out.split())
+    assert "没有方案能同时满足 0.1 CNY 和 1 小时；" in nearest
 
 
 def test_the_explanation_as_json_is_the_plan_and_the_lines(stoker: CommandLine) -> None:

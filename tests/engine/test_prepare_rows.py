@@ -460,9 +460,9 @@ def test_files_of_a_folder_may_have_different_layouts(case: Case) -> None:
     write_jsonl(case.folder / "mixed/inner/a.jsonl", [{"text": "running text"}])
     (case.folder / "mixed/readme.md").write_text("not data")
     found = case.prepare(data={"train": "mixed"}).report.detected
-    assert [(entry["path"], entry["format"], entry["files"]) for entry in found] == [
-        ("mixed", "prompt_completion", 1),
-        ("mixed", "text", 1),
+    assert [(entry["path"], entry["format"], entry["files"], entry["file"]) for entry in found] == [
+        ("mixed", "prompt_completion", 1, "mixed/b.jsonl"),
+        ("mixed", "text", 1, "mixed/inner/a.jsonl"),
     ]
 
 

@@ -114,7 +114,10 @@ def _roof(found: Found) -> list[str]:
         return [messages.text("explain.roof", **has), messages.text("explain.plain")]
     fitted = rates()
     reached = {"products": f"{fitted.peak[on.rate_class]:.0%}", "streams": f"{fitted.bandwidth:.0%}"}
-    return [messages.text("explain.roof", **has), messages.text("explain.reached", **reached)]
+    said = messages.text("explain.reached", **reached)
+    if fitted.peak[on.rate_class] > 1:
+        said = messages.text("explain.reached.above", reached=said)
+    return [messages.text("explain.roof", **has), said]
 
 
 def _term(found: Found, part: str, seconds: float) -> str:
@@ -213,8 +216,18 @@ def _platforms(found: Found) -> list[str]:
 def _between(around: Interval, low: str, high: str) -> str:
     measured = "explain.between" if around.sources else "explain.between.proven"
     ratios = {"down": f"{around.low:.2f}", "up": f"{around.high:.2f}"}
-    fields = {"n": around.n, "sources": around.sources, "group": around.group, "borrowed": f"{around.borrowed:.0%}"}
+    fields = {
+        "n": around.n,
+        "sources": around.sources,
+        "group": _kind(around.group),
+        "borrowed": f"{around.borrowed:.0%}",
+    }
     return messages.text(measured if around.n else "explain.between.none", low=low, high=high, **fields, **ratios)
+
+
+def _kind(group: str) -> str:
+    """`qlora single consumer` in the user's words."""
+    return " ".join(messages.named("group", word) for word in group.split(" "))
 
 
 def _sum(sign: str, figure: str, key: str) -> str:

@@ -131,7 +131,10 @@ class Comparison:
             return messages.text("compare.none")
         offered = _offered(found.row, found.bill)
         if not found.kept:
-            return messages.text("compare.over", asked=_asked(self.terms), offer=offered)
+            asked = _asked(self.terms)
+            if len(asked) == 2:
+                return messages.text("compare.over.both", money=asked[0], time=asked[1], offer=offered)
+            return messages.text("compare.over", asked=asked, offer=offered)
         if found.bill and found.bill.kind == "free":
             said = _free_of_charge(found.row, found.bill)
             asked = _asked(self.terms) if any(row.bill for row in self.rows) else []
@@ -372,7 +375,7 @@ def _whose(bill: Bill) -> str:
 def _asked(terms: Terms) -> list[str]:
     """The terms in words."""
     budget = [f"{terms.budget[0]:g} {terms.budget[1]}"] if terms.budget else []
-    return budget + ([figures.duration(terms.by_seconds)] if terms.by_seconds is not None else [])
+    return budget + ([figures.limit(terms.by_seconds)] if terms.by_seconds is not None else [])
 
 
 def _beyond(terms: Terms, bill: Bill) -> list[str]:

@@ -24,9 +24,11 @@ def money(amount: float) -> str:
 
 
 def thousands(value: float) -> str:
-    """`870`, `1.2k`, `12k`."""
+    """`870`, `1.2k`, `12k`, `18M`."""
     if value < 1000:
         return f"{value:.0f}"
+    if value >= 10_000_000:
+        return f"{value / 1e6:,.0f}M"
     return f"{value / 1000:.1f}k" if value < 10_000 else f"{value / 1000:,.0f}k"
 
 
@@ -40,6 +42,12 @@ def duration(seconds: float) -> str:
     if whole >= 60:
         return messages.text("duration.minutes", minutes=whole // 60, seconds=f"{whole % 60:02d}")
     return messages.text("duration.seconds", seconds=whole)
+
+
+def limit(seconds: float) -> str:
+    """A duration that was asked for: `6 h` where it is whole hours."""
+    whole = seconds >= 3600 and seconds % 3600 == 0
+    return messages.text("duration.whole_hours", hours=f"{seconds / 3600:,.0f}") if whole else duration(seconds)
 
 
 def time_range(seconds: tuple[float, float, float]) -> str:

@@ -122,7 +122,8 @@ def _fits(made: Plan) -> str:
 
 def _safe(made: Plan, way: SafeWay) -> str:
     """The way that surely fits: its cut, memory, time and money."""
-    cut = f"{way.strategy} {way.micro}x{made.batch.effective // way.micro // made.batch.devices}x{made.batch.devices}"
+    strategy = "" if way.strategy == "single" else f"{way.strategy} "
+    cut = f"{strategy}{way.micro}x{made.batch.effective // way.micro // made.batch.devices}x{made.batch.devices}"
     recompute = f" {messages.text('compare.recompute')}" if way.gradient_checkpointing else ""
     paid = [f"{way.cost:,.2f} {made.cost.currency}"] if way.cost is not None and made.cost else []
     high, said = f"{way.device_bytes_range[1] / 2**30:.1f}", [figures.duration(way.time_seconds), *paid]

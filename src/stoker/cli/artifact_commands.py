@@ -37,7 +37,7 @@ def merge(name: str, *, as_json: bool) -> None:
 def has_adapter(run_dir: RunDir) -> bool:
     """Whether the finished model is an adapter; raises where there is no finished model."""
     if not run_dir.final.is_dir():
-        raise StokerError("STK610", name=run_dir.name)
+        raise layout.unfinished(run_dir)
     return (run_dir.final / "adapter_config.json").is_file()
 
 
@@ -170,7 +170,7 @@ def quantize(name: str, gguf: str | None, *, int8: bool, gptq: bool, fp8: bool, 
 
         def take(event: dict[str, Any]) -> None:
             if event["event"] == "parity":
-                status.show(messages.text("parity.progress", **{key: event[key] for key in ("part", "done", "of")}))
+                status.show(messages.text("parity.progress", done=event["done"], of=event["of"]))
 
         made = quantized.make(run_dir, kinds[0], source, take)
     if as_json:

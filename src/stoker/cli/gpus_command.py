@@ -109,6 +109,5 @@ def _price(offer: Offer | None) -> str:
     if offer is None:
         return "-"
     price = f"{offer.price_per_hour:.2f} {offer.currency} {offer.cloud}"
-    if offer.own:
-        return figures.own_price(price)
-    return messages.text("gpus.age", price=price, days=offer.age_days()) if offer.age_days() > STALE_DAYS else price
+    aged = messages.text("gpus.age", price=price, days=offer.age_days()) if offer.age_days() > STALE_DAYS else price
+    return figures.own_price(price) if offer.own else aged

@@ -114,8 +114,8 @@ def _one(row: KnownFamily) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column(row.model_class, overflow="fold")
     for name in CELLS:
-        cell = row.cells.get(name)
-        reason = f"{cell.code} {cell.reason}".strip() if cell else ""
+        cell, same = row.cells.get(name), families.same_reason(row, name)
+        reason = messages.text("models.as", other=messages.text(_HEADS[same])) if same else cell.said if cell else ""
         table.add_row(messages.text(_HEADS[name]), _word(cell), reason)
     return table
 

@@ -110,7 +110,9 @@ def _detected(entry: dict[str, Any]) -> str:
     reason = messages.text(entry["reason"], keys=keys)
     counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
     known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
-    return messages.text("prepare.detected", path=entry["path"], format=known, reason=reason, **counts)
+    return messages.text(
+        "prepare.detected", path=entry.get("file", entry["path"]), format=known, reason=reason, **counts
+    )
 
 
 def _pipeline(report: Report) -> list[str]:
@@ -188,5 +190,6 @@ def _coloured(segment: list[tuple[str, bool]]) -> Text:
     """A document with its trained tokens coloured, and marked for terminals without colour."""
     out = Text("  ")
     for text, trained in segment:
-        out.append(f"{{+{text}+}}" if trained else text, style="bold green" if trained else "dim")
+        shown = text.replace("\n", "\n  ")
+        out.append(f"{{+{shown}+}}" if trained else shown, style="bold green" if trained else "dim")
     return out

@@ -34,7 +34,7 @@ def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bo
         _stop(run_dir, as_json=as_json)
         return
     if not run_dir.final.is_dir():  # before anything is asked to be installed
-        raise StokerError("STK610", name=run_dir.name)
+        raise layout.unfinished(run_dir)
     asks = model_server.find_engine()[0] == "vllm" and model_server.find(run_dir) is None
     reference = parity_lines.make_reference(run_dir) if asks else None
     with console.status() as status:

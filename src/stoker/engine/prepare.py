@@ -277,6 +277,9 @@ def _take(job: PreparePass, read: Read, made: Tokenised) -> None:
     job.bad.open_file(file.label)
     detected = _detected(state, one.path, layout, has_template=job.tokenizer.template is not None)
     detected["files"] += state.rows == 0
+    detected.pop("file", None)
+    if detected["files"] == 1 and file.label != one.path:  # of a folder: which one it is
+        detected["file"] = file.label
     state.context_answers += made.context_answers
     for unit in made.units:
         _take_unit(job, one, file, unit, detected)

@@ -244,11 +244,19 @@ def _offloaded(step: Step, work: Work, links: Links, constants: Rates) -> float:
 
 
 def _without_roofline(step: Step, on: Hardware) -> dict[str, float]:
-    """One utilisation figure: 3 forward passes in full, 2 without weight gradients, 1 more to recompute."""
+    """One utilisation figure: 3 forward passes in full, 2 without weight gradients, 1 more to recompute.
+
+    A GPU waits for the host to launch kernels here, too.
+    """
     passes = (2 if step.adapter else 3) + (1 if step.recompute == "full" else 0)
     tokens = step.micro * (step.mean_length or step.length) * step.accumulation
     seconds = passes * 2 * step.shape.active_parameters() * tokens / (_UTILISATION[on.kind] * on.half_flops)
-    return {"products": seconds}
+    if on.kind == "cpu":
+        return {"products": seconds}
+    work = operations.work(step)
+    kernels = step.accumulation * (work.forward.launches + work.backward.launches + work.again.launches)
+    host = (kernels + work.update.launches) * rates().launch
+    return {"products": seconds, "launches": _excess(host, seconds)}
 
 
 def _rate_class(card: Card, half: float) -> str:

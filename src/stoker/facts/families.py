@@ -5,6 +5,7 @@ Written by `benchmarks/families.py` from its evidence. A family that is not in i
 
 import functools
 import json
+import re
 from importlib import resources
 from typing import Literal
 
@@ -38,6 +39,11 @@ class FamilyCell(Fact):
         """Why it is refused, in the user's language; empty where it is not."""
         return StokerError(self.code, "", **self.fields).what if self.code else ""
 
+    @property
+    def said(self) -> str:
+        """The error's code and the reason."""
+        return f"{self.code} {self.reason}".strip()
+
 
 class KnownFamily(Fact):
     """A family, by its `model_type` in transformers."""
@@ -50,6 +56,17 @@ class KnownFamily(Fact):
     straight: bool = False
     """Whether the class hands the output layer's logits to the loss as they are, so that the two can be fused."""
     cells: dict[str, FamilyCell]
+
+
+def same_reason(row: KnownFamily, name: str) -> str:
+    """The first cell of a family that is refused in the same words, in any order: sets are printed in none."""
+
+    def words(cell: FamilyCell) -> list[str]:
+        return sorted(re.findall(r"\w+", cell.said))
+
+    cell = row.cells.get(name)
+    first = next((one for one, other in row.cells.items() if cell and cell.code and words(other) == words(cell)), name)
+    return first if first != name else ""
 
 
 class FamilyTable(Fact):

@@ -288,7 +288,8 @@ def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choi
     if run.save.every != "auto":
         return _because(run.save.every, "intervals.save", "why.asked", word="save.every")
     hours, share = f"{between_failures_seconds / 3600:.0f}", f"{OVERHEAD_CAP * 100:g}"
-    return _because("auto", "intervals.save", "why.save.auto", place=place, hours=hours, share=share)
+    key = "why.save.auto.local" if place == "local" else "why.save.auto"
+    return _because("auto", "intervals.save", key, place=place, hours=hours, share=share)
 
 
 def background(machine: Machine, checkpoint_bytes: int) -> Choice[bool]:

@@ -298,6 +298,11 @@ def was_trained(run_dir: RunDir) -> bool:
     return events.has_steps(run_dir.events_file) or bool(checkpoints.committed(run_dir.checkpoints))
 
 
+def unfinished(run_dir: RunDir) -> StokerError:
+    """The error of a run without a finished model: not fully trained, or never begun."""
+    return StokerError("STK610" if was_trained(run_dir) else "STK502", name=run_dir.name)
+
+
 def words_of(manifest: Manifest, text: str) -> dict[str, Any]:
     """The words of a training by the manifest of another machine.
 

@@ -25,6 +25,7 @@ from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
 from stoker.rundir.files import Unreadable
 from stoker.terminal import usage
 from stoker.terminal.plain_text import json_plain, plain
+from stoker.terminal.wrapping import wrap
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -54,9 +55,9 @@ def data(text: str) -> None:
 def sentence(text: str, indent: str = "", screen: Console = stdout) -> None:
     """Print a sentence of an answer: on a terminal in lines that end between words, elsewhere in one."""
     room = screen.width - 2 * len(indent)
-    lines = Text(plain(text)).wrap(screen, room) if screen.is_terminal else [Text(text)]
+    lines = wrap(plain(text), room) if screen.is_terminal and "\n" not in text else [text.rstrip()]
     for number, line in enumerate(lines):
-        screen.print(f"{indent * min(number + 1, 2)}{line.plain.rstrip()}")
+        screen.print(f"{indent * min(number + 1, 2)}{line}")
 
 
 def piece(text: str) -> None:
@@ -96,7 +97,7 @@ def live() -> "Live":
 
 def talk(key: str, /, **fields: Any) -> None:
     """Print a sentence of the catalogue to stderr."""
-    stderr.print(messages.text(key, **fields))
+    sentence(messages.text(key, **fields), screen=stderr)
 
 
 def show_error(error: StokerError) -> None:
@@ -119,13 +120,23 @@ def _show_errors(problems: list[StokerError]) -> None:
 
 
 def _show_problem(error: StokerError) -> None:
-    stderr.print(Text(messages.text("error"), style="bold red"), f"{error.what}  [{error.code}]", sep="")
+    _headed("error", "bold red", f"{error.what}  [{error.code}]")
     if error.where:
         stderr.print(f"  {env.masked(error.where)}")
 
 
 def _show_hint(error: StokerError) -> None:
-    stderr.print(Text(messages.text("hint"), style="bold"), error.hint, sep="")
+    _headed("hint", "bold", error.hint)
+
+
+def _headed(key: str, style: str, text: str) -> None:
+    """A sentence after its styled word, in lines as `sentence` has them."""
+    head = messages.text(key)
+    wraps = stderr.is_terminal and "\n" not in text
+    first, *rest = wrap(plain(head + text), stderr.width) if wraps else [head + text]
+    stderr.print(Text(head, style=style), first.removeprefix(head), sep="")
+    for line in rest:
+        stderr.print(line)
 
 
 class StatusLine:

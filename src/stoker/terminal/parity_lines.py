@@ -37,8 +37,7 @@ def make_reference(run_dir: RunDir) -> Reference:
 
 def _show(status: console.StatusLine, event: dict[str, Any]) -> None:
     if event["event"] == "parity":
-        fields = {key: event[key] for key in ("part", "done", "of")}
-        status.show(messages.text("parity.progress", **fields))
+        status.show(messages.text("parity.progress", done=event["done"], of=event["of"]))
 
 
 def _counts(figures: dict[str, Any]) -> dict[str, str]:

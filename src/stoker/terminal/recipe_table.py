@@ -37,11 +37,11 @@ def show(*, as_json: bool) -> None:
         console.data_json(rows)
         return
     table = Table(box=None, pad_edge=False)
-    for head in ("recipes.name", "recipes.card", "recipes.formerly"):
+    for head in ("recipes.name", "recipes.card"):
         table.add_column(messages.text(head), no_wrap=True)
     table.add_column(messages.text("recipes.for"), overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["card"], row["formerly"], row["for"])
+        table.add_row(row["name"], row["card"], row["for"])
     console.table(table)
 
 

@@ -5,8 +5,10 @@ import re
 from rich.cells import cell_len
 
 _OPEN, _WIDE, _CLOSE = r"[（《「]*", r"[\u2e80-\uffef]", r"[，。；：、？！）》」]*"
-_PIECE = re.compile(rf"{_OPEN}(?:`[^`]*`|{_WIDE}|[^\s`\u2e80-\uffef]+|`){_CLOSE}\s*")
-"""A Chinese character or a Latin word, with the punctuation that may not be parted from it."""
+_UNITS = r"(?:小时|分钟|词元|分|秒|天|步|轮|次|张|块|个|周|行|条|(?:GiB|GB|MB|CNY|USD|TFLOPS|min|h|s)(?![A-Za-z]))"
+_AMOUNT = rf"[+<~-]?\d[\d.,]* {_UNITS}"
+_PIECE = re.compile(rf"{_OPEN}(?:`[^`]*`|{_AMOUNT}|{_WIDE}|[^\s`\u2e80-\uffef]+|`){_CLOSE}\s*")
+"""A Chinese character, a Latin word or a number with its unit, with the punctuation that may not be parted from it."""
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -281,6 +281,12 @@ def test_a_processor_and_a_mac_get_one_utilisation_figure():
     assert speed.estimate(step, mac).step_seconds == pytest.approx(flops / (0.30 * 7.1e12))
 
 
+def test_a_mac_waits_for_the_host_to_launch_the_kernels_of_a_short_step():
+    short = full(weights="fp32", compute="fp32", micro=1, length=8)
+    parts = speed.estimate(short, speed.hardware(cards.find("Apple M2 Ultra"))).parts
+    assert parts["launches"] > parts["products"]
+
+
 def test_shipped_constants_are_possible():
     made = rates()
     shares = [made.flash, made.efficient, made.older, made.experts, made.bandwidth, made.link, made.bounce, made.hidden]

@@ -163,6 +163,11 @@ def test_a_run_is_found_by_the_name_of_its_file(folder: Path) -> None:
             layout.find(name)
 
 
+def test_a_run_without_a_finished_model_was_never_begun_or_is_not_fully_trained(folder: Path) -> None:
+    assert layout.unfinished(create()).code == "STK502"
+    assert layout.unfinished(after_a_step()).code == "STK610"
+
+
 def test_all_runs_are_listed_and_other_folders_are_not(folder: Path) -> None:
     assert layout.all_runs() == []
     create("name: b\n" + TEXT)
