@@ -4,7 +4,7 @@ The replay hands out one sequence after the other (tests/mixture_case.py). Bars:
 the replay, a count is within one sequence of its share in each stage, a run killed at any step ends with the weights of
 one that was left alone, as do 2 and 4 processes, and a seek into 10^9 sequences takes less than a second. Controls: an
 order that forgets the stages, one that begins every source anew at each stage, and largest remainders, must be caught.
-Usage: python benchmarks/mixture.py [--cases N] [--out FILE]
+Usage: python benchmarks/mixture.py [--cases N] [--kill-every N] [--out FILE]
 """
 
 import argparse
@@ -39,12 +39,12 @@ STAGES = (
     "[{share: 40%, mix: {wiki: 60%, code: 30%, qa: 10%}},"
     " {share: 35%, mix: {wiki: 30%, code: 30%, qa: 20%, books: 20%}}, {share: 25%, mix: {qa: 50%, books: 50%}}]"
 )
-STEPS = 3_000
+STEPS = 1_000
 TRAINED_STEPS = 20
 
 
 def large() -> tuple[Mixture, int]:
-    """Four sources, three stages, 96,000 sequences."""
+    """Four sources, three stages, 32,000 sequences."""
     run = run_of(STAGES, f"steps: {STEPS}, batch: 32")
     mixed = mixture.of(run, split_of([9_001, 4_003, 1_999, 301], [510.5, 333.25, 120.75, 61.5]))
     assert mixed is not None
@@ -144,8 +144,8 @@ def sought() -> dict[str, Any]:
     return {"step": mixed.sequences // 64 - 1, **found}
 
 
-def trained(folder: Path) -> dict[str, Any]:
-    """Real trainings: alone, killed after every step, by 2 and 4 processes, and by an order that forgets the stages."""
+def trained(folder: Path, every: int) -> dict[str, Any]:
+    """Real trainings: alone, killed at every n-th step, by 2 and 4 processes, by an order that forgets the stages."""
     base = tiny_run.make_base_model(folder / "base", dropout=0.1, width=32, layers=1)
 
     def done(name: str, where: str = "", kill_after: int | None = None) -> tuple[str, list[str]]:
@@ -157,7 +157,7 @@ def trained(folder: Path) -> dict[str, Any]:
         return tiny_run.weights_sha(run_dir.final), orders
 
     alone = done("alone")
-    killed = {step: done(f"killed-{step}", kill_after=step) == alone for step in range(1, TRAINED_STEPS)}
+    killed = {step: done(f"killed-{step}", kill_after=step) == alone for step in range(1, TRAINED_STEPS, every)}
     ranks = {count: done(f"ranks-{count}", f", strategy: ddp, processes: {count}") == alone for count in (2, 4)}
     with tiny_run.replaced(Mixture, "seen", forgets_stages):
         forgetful = done("forgetful")
@@ -173,11 +173,12 @@ def trained(folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--kill-every", type=int, default=1, help="steps between two places of a kill")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/evidence/mixture.json")
     asked = parser.parse_args()
     counts, seek = counted(asked.cases), sought()
     with tempfile.TemporaryDirectory(prefix="mixture-") as made:
-        training = trained(Path(made))
+        training = trained(Path(made), asked.kill_every)
     bars = {
         "counts_exact": counts["wrong_steps"] == counts["random"]["wrong_steps"] == counts["taken_back"] == 0,
         "within_one": counts["farthest_from_share"] <= 1,
@@ -189,7 +190,7 @@ def main() -> int:
     report = {
         "what": "a mixture of four sources by tokens over three stages: counts, resumes, worlds, seeks",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"just mixture --cases {asked.cases}",
+        "command": f"just mixture --cases {asked.cases} --kill-every {asked.kill_every}",
         "bars": bars,
         "counts": counts,
         "seek": seek,
