@@ -4,7 +4,7 @@ The replay hands out one sequence after the other (tests/mixture_case.py). Bars:
 the replay, a count is within one sequence of its share in each stage, a run killed at any step ends with the weights of
 one that was left alone, as do 2 and 4 processes, and a seek into 10^9 sequences takes less than a second. Controls: an
 order that forgets the stages, one that begins every source anew at each stage, and largest remainders, must be caught.
-Usage: python benchmarks/mixture.py [--cases N] [--out FILE]
+Usage: python benchmarks/mixture.py [--cases N] [--kill-every N] [--folder FOLDER] [--out FILE]
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -22,29 +23,29 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/engine")]
 
-import mixed_run  # noqa: E402  # after the path
-import tiny_run  # noqa: E402
-from mixture_case import any_case, replayed, run_of, split_of  # noqa: E402
+from mixture_case import any_case, replayed, run_of, split_of  # noqa: E402  # after the path
 
 from stoker.engine.mixed_order import MixedOrder  # noqa: E402
 from stoker.rows import mixture  # noqa: E402
 from stoker.rows.mixture import Mixture  # noqa: E402
 from stoker.rundir import events  # noqa: E402
+from stoker.rundir.layout import RunDir  # noqa: E402
 
 STAGES = (
     "[{share: 40%, mix: {wiki: 60%, code: 30%, qa: 10%}},"
     " {share: 35%, mix: {wiki: 30%, code: 30%, qa: 20%, books: 20%}}, {share: 25%, mix: {qa: 50%, books: 50%}}]"
 )
-STEPS = 3_000
+STEPS = 300
 TRAINED_STEPS = 20
 
 
 def large() -> tuple[Mixture, int]:
-    """Four sources, three stages, 96,000 sequences."""
+    """Four sources, three stages, 9,600 sequences."""
     run = run_of(STAGES, f"steps: {STEPS}, batch: 32")
     mixed = mixture.of(run, split_of([9_001, 4_003, 1_999, 301], [510.5, 333.25, 120.75, 61.5]))
     assert mixed is not None
@@ -70,12 +71,12 @@ def farthest(mixed: Mixture, batch: int) -> float:
     return round(found, 4)
 
 
-def forgets_stages(plain: Any, mixed: Mixture, sequences: int) -> list[int]:
+def forgets_stages(mixed: Mixture, sequences: int) -> list[int]:
     """As if the first stage went on for ever."""
     return mixture.divided(sequences, mixed.stages[0].parts)
 
 
-def forgets_position(plain: Any, mixed: Mixture, sequences: int) -> list[int]:
+def forgets_position(mixed: Mixture, sequences: int) -> list[int]:
     """As if every source began anew at each stage."""
     ends = itertools.accumulate(stage.sequences for stage in mixed.stages)
     number = next((number for number, end in enumerate(ends) if sequences <= end), len(mixed.stages) - 1)
@@ -83,7 +84,7 @@ def forgets_position(plain: Any, mixed: Mixture, sequences: int) -> list[int]:
     return mixture.divided(sequences - first, mixed.stages[number].parts)
 
 
-def by_remainders(plain: Any, total: int, parts: Sequence[int]) -> list[int]:
+def by_remainders(total: int, parts: Sequence[int]) -> list[int]:
     """Largest remainders, which can take a sequence back."""
     whole = sum(parts)
     counts = [total * part // whole for part in parts]
@@ -114,10 +115,10 @@ def counted(cases: int) -> dict[str, Any]:
     assert rare is not None
     controls = {}
     for broken in (forgets_stages, forgets_position):
-        with tiny_run.replaced(Mixture, "seen", broken):
+        with patch.object(Mixture, "seen", broken):
             controls[broken.__name__] = wrong_steps(mixed, batch)
     plainly = taken_back(rare, 1)
-    with tiny_run.replaced(mixture, "divided", by_remainders):
+    with patch.object(mixture, "divided", by_remainders):
         controls["by_remainders"] = taken_back(rare, 1)
     return {
         "sequences": mixed.sequences,
@@ -144,22 +145,30 @@ def sought() -> dict[str, Any]:
     return {"step": mixed.sequences // 64 - 1, **found}
 
 
-def trained(folder: Path) -> dict[str, Any]:
-    """Real trainings: alone, killed after every step, by 2 and 4 processes, and by an order that forgets the stages."""
-    base = tiny_run.make_base_model(folder / "base", dropout=0.1, width=32, layers=1)
+def trained(folder: Path, every: int) -> dict[str, Any]:
+    """Real trainings: alone, killed at every n-th step, by 2 and 4 processes, by an order that forgets the stages."""
+    import mixed_run  # with torch, which counting does not need
+    import tiny_run
+
+    base = folder / "base"
+    if not base.exists():
+        tiny_run.make_base_model(base, dropout=0.1, width=32, layers=1)
 
     def done(name: str, where: str = "", kill_after: int | None = None) -> tuple[str, list[str]]:
-        run_dir = mixed_run.make(folder / name, base, where)
-        if kill_after:
-            assert tiny_run.train(run_dir, kill_after=kill_after) == -9
-        assert tiny_run.train(run_dir) == 0, tiny_run.said(run_dir)
+        run_dir = RunDir(folder / name / "runs/run")
+        if not run_dir.final.exists():
+            shutil.rmtree(folder / name, ignore_errors=True)
+            run_dir = mixed_run.make(folder / name, base, where)
+            if kill_after:
+                assert tiny_run.train(run_dir, kill_after=kill_after) == -9
+            assert tiny_run.train(run_dir) == 0, tiny_run.said(run_dir)
         orders = [event["order"] for _, event in sorted(events.steps(run_dir.events_file).items())]
         return tiny_run.weights_sha(run_dir.final), orders
 
     alone = done("alone")
-    killed = {step: done(f"killed-{step}", kill_after=step) == alone for step in range(1, TRAINED_STEPS)}
+    killed = {step: done(f"killed-{step}", kill_after=step) == alone for step in range(1, TRAINED_STEPS, every)}
     ranks = {count: done(f"ranks-{count}", f", strategy: ddp, processes: {count}") == alone for count in (2, 4)}
-    with tiny_run.replaced(Mixture, "seen", forgets_stages):
+    with patch.object(Mixture, "seen", forgets_stages):
         forgetful = done("forgetful")
     return {
         "weights": alone[0],
@@ -173,11 +182,13 @@ def trained(folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--kill-every", type=int, default=1, help="steps between two places of a kill")
+    parser.add_argument("--folder", type=Path, help="keeps the trainings; those finished there are not done again")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/evidence/mixture.json")
     asked = parser.parse_args()
     counts, seek = counted(asked.cases), sought()
     with tempfile.TemporaryDirectory(prefix="mixture-") as made:
-        training = trained(Path(made))
+        training = trained(asked.folder or Path(made), asked.kill_every)
     bars = {
         "counts_exact": counts["wrong_steps"] == counts["random"]["wrong_steps"] == counts["taken_back"] == 0,
         "within_one": counts["farthest_from_share"] <= 1,
@@ -189,7 +200,7 @@ def main() -> int:
     report = {
         "what": "a mixture of four sources by tokens over three stages: counts, resumes, worlds, seeks",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"just mixture --cases {asked.cases}",
+        "command": f"just mixture --cases {asked.cases} --kill-every {asked.kill_every}",
         "bars": bars,
         "counts": counts,
         "seek": seek,
