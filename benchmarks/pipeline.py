@@ -142,13 +142,11 @@ def _whole(
     report = prepared.read_report(run_dir.data)
     assert report is not None
     place = _pipeline(folder, name)
-    lines = [line for path in sorted(place.glob("output/*.jsonl")) for line in path.read_text("utf-8").splitlines()]
-    kept = [json.loads(line)["id"] for line in lines]
     result = json.loads((place / "done.json").read_text("utf-8"))
     return {
         "rows_in": len(planted.rows),
-        "rows_out": len(kept),
-        **planted_text.score(planted, set(kept)),
+        "rows_out": len(planted_text.names(place / "output")),
+        **planted_text.scored(planted, place),
         "steps": dict(_steps(result["stages"])),
         "output_digest": _digest(result["files"]),
         "set_digest": report.digest,

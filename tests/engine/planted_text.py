@@ -26,6 +26,8 @@ ONLY_BY_LENGTH: dict[str, None] = dict.fromkeys(
 )
 """Options of `GopherQualityFilter`: what it thinks of changelogs is not measured here."""
 _SHORT = 20
+_WINDOWS = 20
+"""Of one file, at most."""
 _SHINGLE = 5
 _MOST_SHARED = 0.1
 _QUESTION_WORDS = 24
@@ -92,12 +94,20 @@ def write(planted: Planted, folder: Path, files: int, *, parquet: bool) -> None:
     _jsonl(folder / "eval.jsonl", planted.eval_rows)
 
 
-def score(planted: Planted, kept: set[str]) -> dict[str, float | int]:
-    """Of duplicates: precision, recall and F1, where a pair counts once; of leaks: how many are left."""
-    gone = {row["id"] for row in planted.rows} - kept - planted.leaks - planted.short
+def score(planted: Planted, kept: set[str], dropped: dict[str, set[str]]) -> dict[str, float | int]:
+    """Of duplicates: precision, recall and F1, where a pair counts once; of leaks and short rows: how many are left.
+
+    Args:
+        planted: What was planted.
+        kept: Names of the rows that are left.
+        dropped: Names of the rows that each step dropped. What decontamination drops and was not planted shares n-grams
+            with the eval set by itself (pages of one program do): it is counted, and is no mistake of a deduplication.
+    """
+    gone = set().union(*(names for step, names in dropped.items() if step.endswith("Dedup")))
     found = sum(1 for one, other in planted.pairs.items() if len({one, other} & gone) == 1)
     wrong = len(gone) - found
     missed = len(planted.pairs) - found
+    contaminated = set().union(*(names for step, names in dropped.items() if step.endswith("NGramsDecont")))
     return {
         "pairs": len(planted.pairs),
         "found": found,
@@ -106,9 +116,21 @@ def score(planted: Planted, kept: set[str]) -> dict[str, float | int]:
         "f1": round(2 * found / max(1, 2 * found + wrong + missed), 4),
         "leaks": len(planted.leaks),
         "leaks_left": len(planted.leaks & kept),
+        "contaminated_besides": len(contaminated - planted.leaks),
         "short": len(planted.short),
         "short_left": len(planted.short & kept),
     }
+
+
+def names(folder: Path) -> set[str]:
+    """Names of the rows in the files of a folder."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()]
+    return {json.loads(line)["id"] for line in lines}
+
+
+def scored(planted: Planted, place: Path) -> dict[str, float | int]:
+    """The score of a pipeline, by its folder."""
+    return score(planted, names(place / "output"), {one.name: names(one) for one in place.glob("dropped/*")})
 
 
 def _add(planted: Planted, name: str, text: str, of: str = "") -> None:
@@ -147,7 +169,7 @@ def _windows(rng: random.Random) -> Iterator[list[str]]:
         except (OSError, ValueError, EOFError):
             continue
         words = text.split()
-        for start in range(0, min(len(words), 20 * WINDOW) - WINDOW, WINDOW):
+        for start in range(0, min(len(words), _WINDOWS * WINDOW) - WINDOW, WINDOW):
             yield words[start : start + WINDOW]
 
 

@@ -42,9 +42,8 @@ def run(run_dir: RunDir, on_event: EventCallback) -> None:
         return
     python = tools.require(tools.DATATROVE)
     job = _job(run_dir, place, tools.version(python, "datatrove"))
-    if _version(place) != job.version:
-        shutil.rmtree(place, ignore_errors=True)
-    (place / "done.json").unlink(missing_ok=True)
+    if _version(place) != job.version or (place / "done.json").exists():
+        shutil.rmtree(place, ignore_errors=True)  # of another datatrove, or finished and damaged since
     place.mkdir(parents=True, exist_ok=True)
     files.write_json(place / "job.json", job.model_dump())
     log = run_dir.logs / "pipeline.log"

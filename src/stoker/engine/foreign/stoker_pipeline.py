@@ -271,10 +271,15 @@ class Stages:
         if "partition" in options:
             _queued(pipeline, tasks, logs, f"stoker-{self._job['key'][:12]}", options)
         else:
-            workers = min(tasks, options.pop("workers", len(os.sched_getaffinity(0))))
+            workers = min(tasks, options.pop("workers", _processors()))
             LocalPipelineExecutor(
                 pipeline, tasks=tasks, workers=workers, logging_dir=logs, start_method="fork", **options
             ).run()
+
+
+def _processors() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _queued(pipeline: list[PipelineStep], tasks: int, logs: str, name: str, options: dict[str, Any]) -> None:
