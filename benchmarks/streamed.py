@@ -2,8 +2,10 @@
 
 speed     pairs of a local and a streamed run, one after the other. The line is so slow that the reader takes most of
           it, the cache is 5 % of the set. Tokens/s once warm, and the share of the time that steps waited for rows.
-          Once with steps of a fixed time (a sleep makes up the rest, as a card would: a simulation that a busy machine
-          does not disturb), and once as fast as this machine computes: reader and model share its cores.
+          Once with steps of a fixed time (a sleep makes up the rest, as a card would), and once as fast as this machine
+          computes: reader and model share its cores. A busy machine changes its speed from second to second, so the
+          line follows the training's; `ratio` is of the time that is not spent on waiting for rows, which other
+          processes hardly change, and the tokens/s by the clock stand beside it.
 campaign  runs over a line that is cut (reset, stall, half-open, one byte a second, server away) and slow by turns.
           Every loss, every sequence and the weights must be those of the local run.
 controls  a byte that is wrong in the store is refused; one that is wrong on the line is fetched again; and without the
@@ -46,7 +48,9 @@ from stoker.store import row_ranges  # noqa: E402
 from stoker.store.row_ranges import RowPlace  # noqa: E402
 from stoker.store.store_protocol import Patience  # noqa: E402
 
-LENGTH, BATCH, STEPS, WARM = 1024, 4, 150, 30
+LENGTH, BATCH, STEPS, WARM = 1024, 4, 160, 30
+NEWEST, AHEAD, HEADERS = 10, 10, 1.1
+"""Steps by which the line follows the training; steps that the cache holds; what requests add to the rows."""
 CACHE_SHARE = 0.05
 PERIOD = 0.4
 LINE_SHARE = 0.8
@@ -129,29 +133,26 @@ def warm(run_dir: RunDir) -> dict[str, float]:
     }
 
 
-def line_share(run_dir: RunDir, proxy: Proxy, log: list[tuple[float, int]]) -> float:
-    """What came down the line while the warm steps were done, of what could have."""
-    times = [
-        datetime.datetime.fromisoformat(event["at"]).timestamp()
-        for step, event in sorted(events.steps(run_dir.events_file).items())
-        if step > WARM
-    ]
-    # What is read ahead ends before the last step: up to the last bytes.
-    end = next(at for at, moved in log if moved >= log[-1][1])
-    window = [moved for at, moved in log if times[0] <= at <= min(times[-1], end)]
-    begun = [at for at, _ in log if times[0] <= at <= min(times[-1], end)]
-    return (window[-1] - window[0]) / (begun[-1] - begun[0]) / proxy.bytes_per_second
-
-
 @contextmanager
-def logged(proxy: Proxy) -> Iterator[list[tuple[float, int]]]:
-    """What came down the line so far, ten times a second."""
-    log: list[tuple[float, int]] = []
+def followed(proxy: Proxy, run_dir: RunDir) -> Iterator[list[tuple[float, float]]]:
+    """A line a quarter faster than the training takes its rows; for each second what came and what could have."""
+    log: list[tuple[float, float]] = []
     ended = threading.Event()
 
     def look() -> None:
-        while not ended.wait(0.1):
-            log.append((time.time(), proxy.moved[DOWN]))
+        moved, then = proxy.moved[DOWN], time.monotonic()
+        while not ended.wait(1.0):
+            now = time.monotonic()
+            could, came = proxy.bytes_per_second * (now - then), proxy.moved[DOWN] - moved
+            moved, then = proxy.moved[DOWN], now
+            newest = events.newest_steps(run_dir.events_file, NEWEST)
+            if len(newest) == NEWEST:
+                log.append((came, could))
+                seconds = sum(event["seconds"] for event in newest.values())
+                tokens = sum(event["tokens"] for event in newest.values())
+                proxy.bytes_per_second = 4 * HEADERS * tokens / seconds / LINE_SHARE
+            if newest and max(newest) >= STEPS - AHEAD:  # all is read ahead by then
+                return
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -172,10 +173,9 @@ def speed(folder: Path, server: int, pairs: int, period: float) -> dict[str, Any
         for number in range(pairs):
             own = trained(local(folder / f"local-{number}", base, LENGTH, STEPS), period)
             before = warm(own)
-            headers = 1.1
-            proxy.bytes_per_second = 4 * before["tokens_per_second"] * headers / LINE_SHARE
             run_dir = streamed(folder / f"streamed-{number}", base, store, LENGTH, STEPS)
-            with logged(proxy) as log:
+            proxy.bytes_per_second = 4 * HEADERS * before["tokens_per_second"] / LINE_SHARE
+            with followed(proxy, run_dir) as log:
                 trained(run_dir, period)
             after = warm(run_dir)
             assert case.sha(run_dir) == case.sha(own)
@@ -183,12 +183,13 @@ def speed(folder: Path, server: int, pairs: int, period: float) -> dict[str, Any
                 {
                     "local": before,
                     "streamed": after,
-                    "ratio": after["tokens_per_second"] / before["tokens_per_second"],
-                    "line_bytes_per_second": proxy.bytes_per_second,
-                    "line_share": line_share(run_dir, proxy, log),
+                    "tokens_per_second_ratio": after["tokens_per_second"] / before["tokens_per_second"],
+                    "ratio": (1 - after["waited_share"]) / (1 - before["waited_share"]),
+                    "line_share": sum(came for came, _ in log) / sum(could for _, could in log),
                     "load": os.getloadavg()[0],
                 }
             )
+            proxy.bytes_per_second = 0
             print(json.dumps(found[-1]), flush=True)
     return {
         "step_seconds_at_least": period,
@@ -198,7 +199,7 @@ def speed(folder: Path, server: int, pairs: int, period: float) -> dict[str, Any
         "warm_after": WARM,
         "pairs": found,
         "ratio": statistics.median(one["ratio"] for one in found),
-        "not_waiting": 1 - statistics.median(one["streamed"]["waited_share"] for one in found),
+        "tokens_per_second_ratio": statistics.median(one["tokens_per_second_ratio"] for one in found),
         "line_share": statistics.median(one["line_share"] for one in found),
     }
 
