@@ -105,7 +105,7 @@ def told(run_dir: Any, plan: dict[str, Any], folder: Path) -> gpu_sides.Given:
     """What the other sides are told."""
     import bare as yardstick
 
-    from stoker.plan.order import Order
+    from stoker.rows.order import Order
     from stoker.rundir import prepared
 
     run, report = run_dir.run(), prepared.read_report(run_dir.data)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config import load
-from stoker.plan.order import Order, check
+from stoker.rows.order import Order, check
 from stoker.rundir import events, layout, segments
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir

@@ -150,7 +150,7 @@ import json, sys, time
 from pathlib import Path
 from stoker.engine.dataset import Arrangement, PreparedSplit, make_item
 from stoker.engine.parallel import Ranks
-from stoker.plan.order import Order
+from stoker.rows.order import Order
 from stoker.rundir.prepared import Split
 def resident():
     "Its own memory; pages of mapped files are the kernel's cache, which it takes back"

@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from stoker.config import load
 from stoker.config.run import Run
-from stoker.plan.order import Order
 from stoker.rows.mixture import Mixture
+from stoker.rows.order import Order
 from stoker.rundir.prepared import SourceCount, Split
 
 NAMES = ("wiki", "code", "qa", "books", "news", "talk")

@@ -29,8 +29,8 @@ from stoker.config.load import RunFile
 from stoker.engine import mixed_order
 from stoker.facts import own_code
 from stoker.launch import plan_inputs
-from stoker.plan import order
 from stoker.plan.make import make_plan
+from stoker.rows import order
 from stoker.rundir import events, files, layout, prepared
 from stoker.rundir.layout import RunDir
 

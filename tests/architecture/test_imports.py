@@ -86,7 +86,7 @@ def test_an_import_that_is_gone_is_found() -> None:
     program = """
 from stoker.launch import muster
 CODE = "from stoker.nowhere import a\\nprint(a)"
-from stoker.plan.order import Order
+from stoker.rows.order import Order
 """
     assert missing(ast.parse(program)) == ["stoker.launch.muster", "stoker.nowhere.a"]
 

@@ -18,7 +18,7 @@ from campaign import Campaign
 
 from stoker.engine.dataset import Arrangement, PreparedSplit, Steps
 from stoker.engine.parallel import ALONE
-from stoker.plan.order import Order
+from stoker.rows.order import Order
 from stoker.rundir import events
 from stoker.rundir.prepared import Split
 

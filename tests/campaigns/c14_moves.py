@@ -334,7 +334,7 @@ def _count(campaign: Campaign, kind: str, method: str, moved: Moved) -> None:
 
 def _order_by_world() -> None:
     """The order of sequences follows the number of processes."""
-    from stoker.plan.order import Order
+    from stoker.rows.order import Order
 
     plain = Order.sequences
 

@@ -17,7 +17,7 @@ from stoker.facts.mirrors import Network
 from stoker.launch import plan_inputs
 from stoker.plan import moves
 from stoker.plan.make import make_plan
-from stoker.plan.order import VERSION
+from stoker.rows.order import VERSION
 from stoker.rundir import checkpoints, layout
 from stoker.rundir.layout import RunDir
 

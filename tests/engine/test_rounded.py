@@ -16,7 +16,7 @@ from stoker.engine.writers import Writers
 from stoker.estimate import memory, rounding
 from stoker.estimate.step import Step
 from stoker.facts import shapes
-from stoker.plan.order import stream_seed
+from stoker.rows.order import stream_seed
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -367,7 +367,7 @@ def test_an_eight_bit_optimizer_resumes_exactly(tmp_path: Path, base: Path) -> N
 def test_events_name_every_sequence_of_every_step(tmp_path: Path, base: Path) -> None:
     run_dir = make(tmp_path, base)
     assert tiny_run.train(run_dir) == 0
-    from stoker.plan.order import Order
+    from stoker.rows.order import Order
 
     digest = json.loads((run_dir.data / "report.json").read_text())["digest"]
     order = Order(digest, 42, 30, 8)

@@ -12,11 +12,7 @@ from stoker.api.sentences import listed
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
-from stoker.terminal import console, recipe_table, source_lines
-
-_BAR_WIDTH = 40
-_PLAIN = {"alpaca": "prepare.plain.alpaca", "prompt_completion": "prepare.plain.prompt_completion"}
-"""How rows of a format are laid out where the tokenizer has no chat template."""
+from stoker.terminal import console, data_report, recipe_table
 
 
 def prepare(name: str, overrides: list[str], show: int, push: str | None = None, *, as_json: bool) -> None:
@@ -31,7 +27,8 @@ def prepare(name: str, overrides: list[str], show: int, push: str | None = None,
         pushed = {"pushed_bytes": sent} if sent is not None else {}
         console.data_json({**report.model_dump(), **shown, **pushed})
         return
-    _summary(run_dir, report)
+    for line in data_report.lines(run_dir, report):
+        console.data(line)
     if shown:
         _show_rows(shown["rows"])
 
@@ -80,97 +77,6 @@ def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
     key = "prepare.progress" if event["rows"] else "prepare.progress_open"
     counts = {name: f"{event[name]:,}" for name in ("done_rows", "rows", "tokens")}
     status.show(messages.text(key, **counts))
-
-
-# ---- the report in words
-
-
-def _summary(run_dir: RunDir, report: Report) -> None:
-    for line in _pipeline(report):
-        console.data(line)
-    for entry in report.detected:
-        console.data(_detected(entry))
-        if entry.get("plain"):
-            console.data(messages.text(_PLAIN[entry["format"]], path=entry["path"]))
-    console.data("")
-    for line in _figures(report):
-        console.data(line)
-    console.data("")
-    console.data(messages.text("prepare.lengths"))
-    for line in _histogram(report.length_histogram):
-        console.data(line)
-    if report.bad_rows:
-        console.data("")
-        path = run_dir.data / "bad_rows.jsonl"
-        console.data(messages.text("prepare.bad_rows", count=f"{report.bad_rows:,}", path=path))
-
-
-def _detected(entry: dict[str, Any]) -> str:
-    keys = [f"`{key}`" for key in entry["keys"]]
-    reason = messages.text(entry["reason"], keys=keys)
-    counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
-    known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
-    return messages.text(
-        "prepare.detected", path=entry.get("file", entry["path"]), format=known, reason=reason, **counts
-    )
-
-
-def _pipeline(report: Report) -> list[str]:
-    """What each step of `data.pipeline` kept; blocks that only read or write say nothing new."""
-    return [
-        messages.text(
-            "prepare.pipeline_step",
-            step=block["block"],
-            total=f"{block['counts']['total']:,}",
-            dropped=f"{block['counts'].get('dropped', 0):,}",
-        )
-        for stage in report.pipeline or []
-        for block in stage["blocks"]
-        if "forwarded" in block["counts"] or "dropped" in block["counts"]
-    ]
-
-
-def _figures(report: Report) -> list[str]:
-    train = report.train
-    lines = [
-        messages.text(
-            "prepare.packed" if report.packed else "prepare.unpacked",
-            segments=f"{train.segments:,}",
-            sequences=f"{train.sequences:,}",
-            length=f"{report.length:,}",
-            efficiency=f"{report.pack_efficiency:.1%}",
-        ),
-        messages.text(
-            "prepare.tokens",
-            tokens=f"{train.tokens:,}",
-            trained=f"{train.trained_tokens:,}",
-            share=f"{train.trained_tokens / train.tokens:.1%}",
-        ),
-        *source_lines.prepared(report),
-    ]
-    if report.eval:
-        counts = {"segments": f"{report.eval.segments:,}", "tokens": f"{report.eval.tokens:,}"}
-        lines.append(messages.text("prepare.eval", **counts))
-    if report.truncated_rows:
-        count, length = f"{report.truncated_rows:,}", f"{report.length:,}"
-        lines.append(messages.text("prepare.truncated", count=count, length=length))
-    if report.context_answers:
-        lines.append(messages.text("prepare.context_answers", count=f"{report.context_answers:,}"))
-    return lines
-
-
-def _histogram(counts: dict[str, int]) -> list[str]:
-    """A bar per power of two, in order."""
-    if not counts:
-        return []
-    tops = sorted(int(top) for top in counts)
-    largest = max(counts.values())
-    names = {top: f"{top // 2 + 1}-{top}" if top > 2 else str(top) for top in tops}
-    width = max(len(name) for name in names.values())
-    return [
-        f"  {names[top]:>{width}}  {'#' * max(1, round(_BAR_WIDTH * counts[str(top)] / largest))} {counts[str(top)]:,}"
-        for top in tops
-    ]
 
 
 # ---- rows

@@ -65,7 +65,7 @@ def check(document: Document) -> list[StokerError]:
     steps = data.get("pipeline") if isinstance(data, dict) else None
     problems = []
     for number, step in enumerate(steps if isinstance(steps, list) else ()):
-        known = native.step_options().get(step.get("step", "")) if isinstance(step, dict) else None
+        known = native.step_options().get(str(step.get("step"))) if isinstance(step, dict) else None
         options = step.get("options") if known is not None else None
         for name in options if isinstance(options, dict) else ():
             if known is not None and name not in known:

@@ -76,6 +76,7 @@ _EXAMPLES = {
     "tokenizer.vocab": "`32000`",
     "data": "`{train: data/train.jsonl}`",
     "data.train": "`data/train.jsonl`, `hub:owner/name`, `[{path: a.jsonl, weight: 2}, {path: b.jsonl}]`",
+    "data.set": "`s3://bucket/wiki`, `run:my-run`",
     "data.train[]": "`{path: data/train.jsonl}`",
     "data.train.path": "`data/train.jsonl`",
     "data.train.config": "`en`",

@@ -30,8 +30,8 @@ from stoker.config.values import Every
 from stoker.engine.guard import StepGuard
 from stoker.engine.parallel import Ranks
 from stoker.engine.saving import Saver
-from stoker.plan import order
 from stoker.plan.plan import Plan
+from stoker.rows import order
 from stoker.rundir.events import EventLog
 
 

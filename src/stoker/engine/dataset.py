@@ -1,6 +1,6 @@
 """Prepared data as the trainer reads it: memory-mapped rows, and one item per optimizer step.
 
-`Steps[k]` is a pure function of (prepared set, seed, k): the step's sequences by `plan.order`, arranged into numbered
+`Steps[k]` is a pure function of (prepared set, seed, k): the step's sequences by `rows.order`, arranged into numbered
 logical micro batches, of which a rank gets its own. Stateless: any worker process may compute any step.
 
 Shapes: B sequences of a micro batch, L tokens of the longest of them.
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Sampler
 
 from stoker.engine.mixed_order import MixedOrder
 from stoker.engine.parallel import ALONE, Ranks
-from stoker.plan.order import Order
+from stoker.rows.order import Order
 from stoker.rundir.prepared import Split
 
 UNTRAINED = -100

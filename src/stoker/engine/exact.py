@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from stoker.plan.order import stream_seed
+from stoker.rows.order import stream_seed
 
 Gradients = list[torch.Tensor]
 T = TypeVar("T")

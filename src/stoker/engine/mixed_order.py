@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stoker.config.run import Run
-from stoker.plan import order
-from stoker.plan.order import Order
-from stoker.rows import mixture
+from stoker.rows import mixture, order
 from stoker.rows.mixture import Mixture
+from stoker.rows.order import Order
 from stoker.rundir.prepared import Report, SourceCount
 
 

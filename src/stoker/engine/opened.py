@@ -19,8 +19,9 @@ from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
 from stoker.errors import StokerError
 from stoker.facts import machine, own_code
-from stoker.plan import moves, order
+from stoker.plan import moves
 from stoker.plan.plan import Plan
+from stoker.rows import order
 from stoker.rundir import checkpoints, files, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir

@@ -5,10 +5,10 @@ from typing import Any
 
 from stoker.config.run import Source
 from stoker.errors import StokerError
+from stoker.rows import pipeline_output
+from stoker.rows.pipeline_output import PipelineJob, PipelineResult
 from stoker.rows.row_files import File
-from stoker.rundir import pipeline_output
 from stoker.rundir.layout import RunDir
-from stoker.rundir.pipeline_output import PipelineJob, PipelineResult
 
 
 def train_files(run_dir: RunDir) -> Callable[[int, Source], list[File]]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stoker.estimate.rounding import FULL_STATE_BELOW, ROUNDED_AT_ONCE, STATE_BLOCK
-from stoker.plan.order import stream_seed
+from stoker.rows.order import stream_seed
 
 _AVERAGES = {"exp_avg": True, "exp_avg_sq": False}
 """Whether it is signed."""

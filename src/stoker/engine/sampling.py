@@ -1,6 +1,6 @@
 """Which rows are taken: a pure function of (seed, source, row number), so that any machine takes the same ones."""
 
-from stoker.plan import order
+from stoker.rows import order
 
 _GOLDEN = 0x9E3779B97F4A7C15
 """SplitMix64's step: 2^64 over the golden ratio."""

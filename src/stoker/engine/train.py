@@ -39,8 +39,9 @@ from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
 from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.plan import moves, order
+from stoker.plan import moves
 from stoker.plan.plan import Plan
+from stoker.rows import order
 from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_place, lock, prepared, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir

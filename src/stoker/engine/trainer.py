@@ -31,14 +31,26 @@ from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, shares, tokenizer, zero
+from stoker.engine import (
+    checkpoint,
+    exact,
+    fsdp,
+    guard,
+    models,
+    paged,
+    parallel,
+    read_ahead,
+    reading,
+    shares,
+    tokenizer,
+    zero,
+)
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.known_rows import KnownRows
 from stoker.engine.mixed_order import Seen
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
-from stoker.engine.read_ahead import Carried
 from stoker.engine.saving import Copied
 from stoker.engine.writers import Writers
 from stoker.plan.plan import Plan
@@ -94,8 +106,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
         self._eval_items = eval_items
-        self._commit = commit
-        self._asked_to_stop = asked_to_stop
+        self._commit, self._asked_to_stop = commit, asked_to_stop
         self.due: list[str] = []
         """What a stop postponed at this step."""
         self.tokens = 0
@@ -137,10 +148,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """The next step, with the time the loop waited for it. The item has its count of trained tokens."""
         self.pulse.step, self.pulse.mark = self.state.global_step + 1, "data"
         started = time.perf_counter()
-        try:
-            item = next(epoch_iterator)
-        except Carried as carried:
-            raise carried.error from None
+        item = read_ahead.following(epoch_iterator)
         self.wait_seconds = time.perf_counter() - started
         self.pulse.waited(self.wait_seconds)
         return [item], None

@@ -127,16 +127,11 @@ def expert_copies(shape: ModelShape, adapter: Adapter, *, packed: bool) -> tuple
 
 
 def trainable_parameters(shape: ModelShape, adapter: Adapter | None) -> int:
-    """Weights that get a gradient."""
+    """Weights that get a gradient; towers beside the language model get none of rows of text."""
     if adapter is None:
-        return shape.parameters() - sum(one.elements * one.count for one in _towers(shape))
+        return sum(one.elements * one.count for one in trained(shape, None)) if shape.parts else shape.parameters()
     low_rank = sum(adapter.rank * one.ranks * (one.inputs + one.outputs) * one.count for one in adapted(shape, adapter))
     return low_rank + len({"embed_tokens", "lm_head"} & set(adapter.whole)) * shape.vocab * shape.hidden
-
-
-def _towers(shape: ModelShape) -> list[WeightGroup]:
-    """Weights beside the language model: rows of text leave them as they are."""
-    return [one for one in shape.parts.groups if one.tower != TEXT] if shape.parts else []
 
 
 @dataclass(frozen=True)

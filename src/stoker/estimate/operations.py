@@ -205,9 +205,8 @@ class _Sizes:
         self.linear_weights = sum(one.inputs * one.outputs * one.count for one in self.linears) / self.parts
         self.packed = layers.quantised(shape) if self.quantised else []
         self.packed_weights = sum(one.weights * one.count for one in self.packed) / self.parts
-        untrained = 0 if adapter else shape.parameters() - layers.trainable_parameters(shape, None)
-        low_rank = layers.trainable_parameters(shape, adapter) / self.parts
-        self.trained = low_rank if adapter else self.held - untrained / self.parts
+        trained = layers.trainable_parameters(shape, adapter)
+        self.trained = (trained if adapter else trained - _elsewhere(step)) / self.parts
         self.trained_width = BYTES[adapter.dtype] if adapter else 4 if step.weights == "fp32" else 2
 
     @property

@@ -16,10 +16,11 @@ from stoker.config.pipeline_steps import Block, Decontamination
 from stoker.config.run import Run, Source
 from stoker.errors import StokerError
 from stoker.launch import tools
-from stoker.rundir import files, inputs, pipeline_output
+from stoker.rows import pipeline_output
+from stoker.rows.pipeline_output import PipelineJob
+from stoker.rundir import files, inputs
 from stoker.rundir.events import EventCallback
 from stoker.rundir.layout import RunDir
-from stoker.rundir.pipeline_output import PipelineJob
 from stoker.supervise import starting
 
 MOST_TASKS = 1000

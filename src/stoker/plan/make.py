@@ -32,7 +32,6 @@ from stoker.plan import (
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.moves import Earlier
-from stoker.plan.order import Order
 from stoker.plan.plan import (
     BatchSplit,
     DataPlan,
@@ -50,6 +49,7 @@ from stoker.plan.plan import (
 )
 from stoker.plan.search import Constraints, Fits, Way
 from stoker.rows import mixture
+from stoker.rows.order import Order
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"

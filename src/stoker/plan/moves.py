@@ -13,8 +13,9 @@ from stoker import messages
 from stoker.config.run import Run
 from stoker.facts import own_code
 from stoker.facts.machine import Machine
-from stoker.plan import optimizers, order
+from stoker.plan import optimizers
 from stoker.plan.plan import Plan, Reason, Resume
+from stoker.rows import order
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
 """Packages whose versions are part of the fingerprint; DeepSpeed's, Liger's, torchao's only where they are used."""

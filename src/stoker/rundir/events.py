@@ -12,7 +12,7 @@ Kinds and their fields (a reader ignores what it does not know):
     rehearsal   part, seconds
     step        step, epoch, loss, grad_norm, learning_rate, sequences, order, micro_batches, tokens, trained_tokens,
                 padded_tokens, seconds, wait_seconds, memory_bytes; `sequences` is their number, `order` the CRC-32 of
-                their ids, which the data's digest, the seed and the step determine (plan/order.py); of a mixture also
+                their ids, which the data's digest, the seed and the step determine (rows/order.py); of a mixture also
                 sources: sequences and tokens seen of each since the first step, by name
     stalled     rank, step, seconds, reason: a step waits for rows of a streamed set; the store's fault, or none: slow
     damaged     rank, file, begin: a row of a streamed set came with another digest, and is fetched again

@@ -25,18 +25,25 @@ WHOLE = {
 }
 
 
+LISTED: dict[str, dict[str, Any]] = {"stages": {"mix": {"wiki": "100%"}}, "pipeline": {"step": "MinhashDedup"}}
+"""Sections of `data` that are lists, and what one of their parts has."""
+
+
+def first_of(data: dict[str, Any], section: str, last: str) -> dict[str, Any]:
+    """The only part of such a section, in which a key is to be set."""
+    data[section] = [{**LISTED[section], **({"step": "NGramsDecont"} if last == "against" else {})}]
+    part: dict[str, Any] = data[section][0]
+    return part
+
+
 @pytest.mark.parametrize("key", [key for key in problems.all_keys() if key != "model.shape"])
 def test_every_example_is_one_that_is_read(key: str) -> None:
     for text in (one.strip("`") for one in problems.example(key)):
         values: Any = {section: dict(words) for section, words in WHOLE.items()}
         *sections, last = key.split(".")
         place = values
-        if sections == ["data", "pipeline"]:
-            place = {"step": "NGramsDecont" if last == "against" else "MinhashDedup"}
-            values["data"]["pipeline"] = [place]
-            sections = []
         for section in sections:
-            place = place.setdefault(section, {})
+            place = place.setdefault(section, {}) if section not in LISTED else first_of(place, section, last)
         place[last] = reader.parse(text, "x").values if ":" in text or "[" in text else reader.scalar(text)
         Run.model_validate(values)
 
@@ -138,12 +145,8 @@ def test_every_wrong_value_of_a_key_is_explained(key: str) -> None:
         *sections, last = key.split(".")
         values: Any = {section: dict(words) for section, words in WHOLE.items()}
         place = values
-        if sections == ["data", "pipeline"]:
-            place = {"step": "NGramsDecont" if last == "against" else "MinhashDedup"}
-            values["data"]["pipeline"] = [place]
-            sections = []
         for section in sections:
-            place = place.setdefault(section, {})
+            place = place.setdefault(section, {}) if section not in LISTED else first_of(place, section, last)
         place[last] = value
         found = refusals(json.dumps(values).replace("NaN", ".nan"))
         assert all(one.what and one.hint for one in found)

@@ -8,7 +8,8 @@ import pytest
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.launch import pipeline, tools
-from stoker.rundir import layout, pipeline_output
+from stoker.rows import pipeline_output
+from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 
 WORDS = """

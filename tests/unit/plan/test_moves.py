@@ -11,8 +11,8 @@ from stoker.facts.machine import Machine
 from stoker.plan import moves
 from stoker.plan.make import make_plan
 from stoker.plan.moves import Earlier
-from stoker.plan.order import VERSION
 from stoker.plan.plan import Plan, Rung
+from stoker.rows.order import VERSION
 
 TORCH_ONLY = {"instructions": "AVX2", "driver": "12080", "cuda": "12.8", "base": "a digest"}
 BESIDE = {"tensorboard": "2.21", "datasets": "5.2"}

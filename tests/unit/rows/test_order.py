@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.plan import order
-from stoker.plan.order import Order
+from stoker.rows import order
+from stoker.rows.order import Order
 
 
 def epoch(one: Order, number: int = 0) -> list[int]:

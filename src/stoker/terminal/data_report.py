@@ -1,0 +1,94 @@
+"""What `prepare` found in the data, in words."""
+
+from typing import Any
+
+from stoker import messages
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+from stoker.terminal import source_lines
+
+_BAR_WIDTH = 40
+_PLAIN = {"alpaca": "prepare.plain.alpaca", "prompt_completion": "prepare.plain.prompt_completion"}
+"""How rows of a format are laid out where the tokenizer has no chat template."""
+
+
+def lines(run_dir: RunDir, report: Report) -> list[str]:
+    """The whole report; empty lines stand between its parts."""
+    found = _pipeline(report)
+    for entry in report.detected:
+        found.append(_detected(entry))
+        if entry.get("plain"):
+            found.append(messages.text(_PLAIN[entry["format"]], path=entry["path"]))
+    found += ["", *_figures(report), "", messages.text("prepare.lengths"), *_histogram(report.length_histogram)]
+    if report.bad_rows:
+        path = run_dir.data / "bad_rows.jsonl"
+        found += ["", messages.text("prepare.bad_rows", count=f"{report.bad_rows:,}", path=path)]
+    return found
+
+
+def _detected(entry: dict[str, Any]) -> str:
+    keys = [f"`{key}`" for key in entry["keys"]]
+    reason = messages.text(entry["reason"], keys=keys)
+    counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
+    known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
+    return messages.text(
+        "prepare.detected", path=entry.get("file", entry["path"]), format=known, reason=reason, **counts
+    )
+
+
+def _pipeline(report: Report) -> list[str]:
+    """What each step of `data.pipeline` kept; blocks that only read or write say nothing new."""
+    return [
+        messages.text(
+            "prepare.pipeline_step",
+            step=block["block"],
+            total=f"{block['counts']['total']:,}",
+            dropped=f"{block['counts'].get('dropped', 0):,}",
+        )
+        for stage in report.pipeline or []
+        for block in stage["blocks"]
+        if "forwarded" in block["counts"] or "dropped" in block["counts"]
+    ]
+
+
+def _figures(report: Report) -> list[str]:
+    train = report.train
+    lines = [
+        messages.text(
+            "prepare.packed" if report.packed else "prepare.unpacked",
+            segments=f"{train.segments:,}",
+            sequences=f"{train.sequences:,}",
+            length=f"{report.length:,}",
+            efficiency=f"{report.pack_efficiency:.1%}",
+        ),
+        messages.text(
+            "prepare.tokens",
+            tokens=f"{train.tokens:,}",
+            trained=f"{train.trained_tokens:,}",
+            share=f"{train.trained_tokens / train.tokens:.1%}",
+        ),
+        *source_lines.prepared(report),
+    ]
+    if report.eval:
+        counts = {"segments": f"{report.eval.segments:,}", "tokens": f"{report.eval.tokens:,}"}
+        lines.append(messages.text("prepare.eval", **counts))
+    if report.truncated_rows:
+        count, length = f"{report.truncated_rows:,}", f"{report.length:,}"
+        lines.append(messages.text("prepare.truncated", count=count, length=length))
+    if report.context_answers:
+        lines.append(messages.text("prepare.context_answers", count=f"{report.context_answers:,}"))
+    return lines
+
+
+def _histogram(counts: dict[str, int]) -> list[str]:
+    """A bar per power of two, in order."""
+    if not counts:
+        return []
+    tops = sorted(int(top) for top in counts)
+    largest = max(counts.values())
+    names = {top: f"{top // 2 + 1}-{top}" if top > 2 else str(top) for top in tops}
+    width = max(len(name) for name in names.values())
+    return [
+        f"  {names[top]:>{width}}  {'#' * max(1, round(_BAR_WIDTH * counts[str(top)] / largest))} {counts[str(top)]:,}"
+        for top in tops
+    ]
