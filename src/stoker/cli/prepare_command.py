@@ -7,7 +7,7 @@ from rich.text import Text
 
 from stoker import messages
 from stoker.api import preparation
-from stoker.api.sentences import listed
+from stoker.api.sentences import listed, pipeline_progress, pipeline_steps
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -57,7 +57,7 @@ def _reading(status: console.StatusLine, done: int, total: int) -> None:
 
 def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
     if event["event"] == "pipeline":
-        status.show(messages.text("prepare.pipeline_progress", stage=event["stage"], done=event["done"]))
+        status.show(pipeline_progress(event))
     if event["event"] != "prepare":
         return
     key = "prepare.progress" if event["rows"] else "prepare.progress_open"
@@ -69,14 +69,12 @@ def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
 
 
 def _summary(run_dir: RunDir, report: Report) -> None:
-    for line in _pipeline(report):
-        console.data(line)
     for entry in report.detected:
         console.data(_detected(entry))
         if entry.get("plain"):
             console.data(messages.text(_PLAIN[entry["format"]], path=entry["path"]))
     console.data("")
-    for line in _figures(report):
+    for line in [*pipeline_steps(report.pipeline or []), *_figures(report)]:
         console.data(line)
     console.data("")
     console.data(messages.text("prepare.lengths"))
@@ -94,21 +92,6 @@ def _detected(entry: dict[str, Any]) -> str:
     counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
     known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
     return messages.text("prepare.detected", path=entry["path"], format=known, reason=reason, **counts)
-
-
-def _pipeline(report: Report) -> list[str]:
-    """What each step of `data.pipeline` kept; blocks that only read or write say nothing new."""
-    return [
-        messages.text(
-            "prepare.pipeline_step",
-            step=block["block"],
-            total=f"{block['counts']['total']:,}",
-            dropped=f"{block['counts'].get('dropped', 0):,}",
-        )
-        for stage in report.pipeline or []
-        for block in stage["blocks"]
-        if "forwarded" in block["counts"] or "dropped" in block["counts"]
-    ]
 
 
 def _figures(report: Report) -> list[str]:

@@ -147,7 +147,7 @@ class EvalIndex(NGramsDecontIndexer):
             file.write(found.tobytes())
 
 
-class Queue(SlurmPipelineExecutor):
+class SlurmStage(SlurmPipelineExecutor):
     """Slurm without datatrove's job that merges statistics, which is left waiting where a stage fails."""
 
     def launch_merge_stats(self) -> None:
@@ -289,7 +289,7 @@ def _queued(pipeline: list[PipelineStep], tasks: int, logs: str, name: str, opti
     programs, modules = (shlex.quote(str(Path(path).parent)) for path in (sys.executable, __file__))
     here = f"export PATH={programs}:$PATH PYTHONPATH={modules}"
     for _ in range(_ATTEMPTS):
-        stage = Queue(pipeline, tasks, job_name=name, logging_dir=logs, env_command=here, **options)
+        stage = SlurmStage(pipeline, tasks, job_name=name, logging_dir=logs, env_command=here, **options)
         _wait_for_queue(name)
         if not stage.get_incomplete_ranks():
             return
@@ -315,14 +315,18 @@ def main(path: Path) -> None:
     job = json.loads(path.read_text(encoding="utf-8"))
     folder = Path(job["folder"])
     done = folder / "done.json"
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
-    # Children have the lock, too: nobody begins before the last of a killed pipeline is gone.
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.register_at_fork(after_in_child=_end_with_parent(lock))
-    multiprocess.set_start_method("fork", force=True)
-    if done.exists():
-        return
-    Stages(job).run()
+    with (folder / "lock").open("wb") as lock:
+        # Children have the lock, too: nobody begins before the last of a killed pipeline is gone.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.register_at_fork(after_in_child=_end_with_parent(lock.fileno()))
+        multiprocess.set_start_method("fork", force=True)
+        if not done.exists():
+            Stages(job).run()
+            _finish(job, folder, done)
+
+
+def _finish(job: dict[str, Any], folder: Path, done: Path) -> None:
+    """Write what there is now; what only the stages needed is removed."""
     found = sorted((folder / "output").glob("*.jsonl"))
     result = {
         "key": job["key"],
