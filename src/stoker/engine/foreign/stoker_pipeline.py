@@ -315,14 +315,18 @@ def main(path: Path) -> None:
     job = json.loads(path.read_text(encoding="utf-8"))
     folder = Path(job["folder"])
     done = folder / "done.json"
-    lock = (folder / "lock").open("wb")
-    # Children have the lock, too: nobody begins before the last of a killed pipeline is gone.
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.register_at_fork(after_in_child=_end_with_parent(lock.fileno()))
-    multiprocess.set_start_method("fork", force=True)
-    if done.exists():
-        return
-    Stages(job).run()
+    with (folder / "lock").open("wb") as lock:
+        # Children have the lock, too: nobody begins before the last of a killed pipeline is gone.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.register_at_fork(after_in_child=_end_with_parent(lock.fileno()))
+        multiprocess.set_start_method("fork", force=True)
+        if not done.exists():
+            Stages(job).run()
+            _finish(job, folder, done)
+
+
+def _finish(job: dict[str, Any], folder: Path, done: Path) -> None:
+    """Write what there is now; what only the stages needed is removed."""
     found = sorted((folder / "output").glob("*.jsonl"))
     result = {
         "key": job["key"],
