@@ -86,12 +86,10 @@ def _summary(run_dir: RunDir, report: Report) -> None:
 
 def _detected(entry: dict[str, Any]) -> str:
     keys = [f"`{key}`" for key in entry["keys"]]
-    reason = messages.text(entry["reason"], keys=keys)
+    reason, path = messages.text(entry["reason"], keys=keys), entry.get("file", entry["path"])
     counts = {name: f"{entry[name]:,}" for name in ("files", "rows", "bad_rows")}
     known = f"{entry['format']} ({entry['package']})" if "package" in entry else entry["format"] or "-"
-    return messages.text(
-        "prepare.detected", path=entry.get("file", entry["path"]), format=known, reason=reason, **counts
-    )
+    return messages.text("prepare.detected", path=path, format=known, reason=reason, **counts)
 
 
 def _figures(report: Report) -> list[str]:
