@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,14 @@ class Carried(Exception):
     def error(self) -> StokerError:
         """The error itself."""
         return StokerError.from_json(json.loads(str(self).strip().splitlines()[-1].partition(": ")[2]))
+
+
+def next_of(items: Iterator[Any]) -> Any:
+    """The next item of a loader; an error that one of its processes carried out is raised by its own name."""
+    try:
+        return next(items)
+    except Carried as carried:
+        raise carried.error from None
 
 
 class StepCache:

@@ -31,13 +31,25 @@ from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from stoker.engine import checkpoint, exact, fsdp, guard, models, paged, parallel, reading, shares, tokenizer, zero
+from stoker.engine import (
+    checkpoint,
+    exact,
+    fsdp,
+    guard,
+    models,
+    paged,
+    parallel,
+    read_ahead,
+    reading,
+    shares,
+    tokenizer,
+    zero,
+)
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
 from stoker.engine.evaluate import mean_loss
 from stoker.engine.known_rows import KnownRows
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
-from stoker.engine.read_ahead import Carried
 from stoker.engine.saving import Copied
 from stoker.engine.writers import Writers
 from stoker.plan.plan import Plan
@@ -135,10 +147,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """The next step, with the time the loop waited for it. The item has its count of trained tokens."""
         self.pulse.step, self.pulse.mark = self.state.global_step + 1, "data"
         started = time.perf_counter()
-        try:
-            item = next(epoch_iterator)
-        except Carried as carried:
-            raise carried.error from None
+        item = read_ahead.next_of(epoch_iterator)
         self.wait_seconds = time.perf_counter() - started
         self.pulse.waited(self.wait_seconds)
         return [item], None
