@@ -1,7 +1,6 @@
 """`stoker prepare`: tokenise and pack the run's data, and say what was found in it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,7 +11,7 @@ from stoker.api.sentences import listed
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
-from stoker.terminal import console, data_report, recipe_table
+from stoker.terminal import console, data_report, recipe_table, set_words
 
 
 def prepare(name: str, overrides: list[str], show: int, push: str | None = None, *, as_json: bool) -> None:
@@ -21,11 +20,10 @@ def prepare(name: str, overrides: list[str], show: int, push: str | None = None,
     with run_file.located(), preparation.created(run_file) as run_dir:
         report = ensure_prepared(run_dir)
         say_changes(run_dir, report)
-        sent = _pushed(run_dir, push) if push else None
+        sent = set_words.pushed(run_dir, push) if push else None
     shown = json.loads(programs.ask_engine("show", run_dir, str(show))) if show > 0 else {}
     if as_json:
-        pushed = {"pushed_bytes": sent} if sent is not None else {}
-        console.data_json({**report.model_dump(), **shown, **pushed})
+        console.data_json({**report.model_dump(), **shown, **({} if sent is None else {"pushed_bytes": sent})})
         return
     for line in data_report.lines(run_dir, report):
         console.data(line)
@@ -36,7 +34,7 @@ def prepare(name: str, overrides: list[str], show: int, push: str | None = None,
 def ensure_prepared(run_dir: RunDir) -> Report:
     """The report of the run's prepared data, with a progress line while it is prepared."""
     with console.status() as status:
-        preparation.read_inputs(run_dir, lambda done, total: _reading(status, done, total))
+        preparation.read_inputs(run_dir, lambda *read: set_words.moved(status, "prepare.digesting", *read))
     report = preparation.current(run_dir)
     if report is not None:
         return report
@@ -51,27 +49,11 @@ def say_changes(run_dir: RunDir, report: Report) -> None:
         console.talk("prepare.sources_changed", files=listed(changed))
 
 
-def _pushed(run_dir: RunDir, where: str) -> int:
-    """Push the set, and say what was sent; a relative directory starts at the working one."""
-    with console.status() as status:
-        sent = preparation.push(run_dir, where, Path.cwd(), lambda *done: _moved(status, "prepare.pushing", *done))
-    console.talk("prepare.pushed" if sent else "prepare.pushed_before", where=where, sent=f"{sent / 1e9:.3g}")
-    return sent
-
-
-def _moved(status: console.StatusLine, key: str, done: int, total: int) -> None:
-    status.show(messages.text(key, done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
-
-
-def _reading(status: console.StatusLine, done: int, total: int) -> None:
-    status.show(messages.text("prepare.digesting", done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
-
-
 def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
     if event["event"] == "pipeline":
         status.show(messages.text("prepare.pipeline_progress", stage=event["stage"], done=event["done"]))
     if event["event"] == "bringing":
-        _moved(status, "prepare.bringing", event["done_bytes"], event["total_bytes"])
+        set_words.moved(status, "prepare.bringing", event["done_bytes"], event["total_bytes"])
     if event["event"] != "prepare":
         return
     key = "prepare.progress" if event["rows"] else "prepare.progress_open"

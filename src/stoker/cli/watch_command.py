@@ -21,7 +21,7 @@ from stoker.launch import training
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
-from stoker.terminal import console, source_lines
+from stoker.terminal import console, set_words, source_lines
 from stoker.terminal.billing_words import clock
 from stoker.terminal.keyboard import Keyboard
 from stoker.terminal.progress import interrupted_text, sparkline, spent_text, state_word
@@ -143,9 +143,7 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
         rows.add_row(label, value)
     parts: list[RenderableType] = [_title(progress, state), *_bar(progress, state), rows]
     if state == "running" and progress.stalled:
-        why = str(progress.stalled["reason"]) or messages.text("watch.slow")
-        said = messages.text("watch.stalled", seconds=duration(progress.stalled["seconds"]), reason=why)
-        parts.append(Text("! " + said, style="yellow"))
+        parts.append(Text("! " + set_words.stalled(progress.stalled), style="yellow"))
     elif state == "running" and progress.input_bound:
         parts.append(Text("! " + messages.text("progress.input_bound"), style="yellow"))
     if state == "interrupted":

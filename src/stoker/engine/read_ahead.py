@@ -47,8 +47,8 @@ class Carried(Exception):
         return StokerError.from_json(json.loads(str(self).strip().splitlines()[-1].partition(": ")[2]))
 
 
-def following(items: Iterator[Any]) -> Any:
-    """The next item of a loader; an error that it carries is raised as itself."""
+def next_of(items: Iterator[Any]) -> Any:
+    """The next item of a loader; an error that one of its processes carried out is raised by its own name."""
     try:
         return next(items)
     except Carried as carried:

@@ -148,7 +148,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         """The next step, with the time the loop waited for it. The item has its count of trained tokens."""
         self.pulse.step, self.pulse.mark = self.state.global_step + 1, "data"
         started = time.perf_counter()
-        item = read_ahead.following(epoch_iterator)
+        item = read_ahead.next_of(epoch_iterator)
         self.wait_seconds = time.perf_counter() - started
         self.pulse.waited(self.wait_seconds)
         return [item], None
