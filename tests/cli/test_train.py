@@ -40,6 +40,15 @@ def test_a_stop_without_a_last_checkpoint_is_said(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_run_that_was_renamed_is_resumed_by_its_new_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(runs, "medical").rename(runs / "renamed")
+    train_command.say_stopped(supervised(folder, committed_step=40, reason="user", ended=""), 40)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Stopped at step 40" in said
+    assert "`stoker train run.yaml --set name=renamed`" in said
+    assert "the same command" not in said
+
+
 def test_a_finished_model_that_is_not_of_the_best_step_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(runs, "medical")
     not_best = {"event": "not_best", "best": 40, "step": 80, "reason": "COMMIT.json is missing"}

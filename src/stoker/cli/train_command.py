@@ -19,7 +19,7 @@ from stoker.rundir import checkpoints, layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
 from stoker.terminal import console, plan_pages, recipe_table
-from stoker.terminal.progress import progress_line
+from stoker.terminal.progress import progress_line, say_resumable
 
 _CAUSES = {"compute": "straggler.compute", "data": "straggler.data"}
 
@@ -132,6 +132,7 @@ def _who(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ended(run_dir: RunDir, code: int, progress: RunProgress) -> int:
+    run_dir = layout.present(run_dir)
     if training.supervision(run_dir).get("reason") == "store":
         console.talk("train.not_stored")
     if code == EXIT_DONE:
@@ -158,4 +159,4 @@ def say_stopped(run_dir: RunDir, step: int) -> None:
     elif not seen.get("committed_step") and not checkpoints.committed(run_dir.checkpoints):
         console.talk("stop.before_first")
     else:
-        console.talk("train.stopped", step=step)
+        say_resumable(run_dir, step)

@@ -3,7 +3,9 @@
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
+from stoker.rundir.layout import RunDir
 from stoker.settle.spending import Spent
+from stoker.terminal import console
 
 STATES = {
     "new": "state.new",
@@ -47,6 +49,13 @@ def progress_line(progress: RunProgress) -> str:
         failed = progress.failed_save["error"]["fields"]
         parts.append(messages.text("progress.save_failed", step=failed["step"], reason=failed["reason"]))
     return " · ".join(parts)
+
+
+def say_resumable(run_dir: RunDir, step: int) -> None:
+    """That a run stopped with a checkpoint, and the command that resumes it: another where its folder was renamed."""
+    manifest = run_dir.manifest()
+    key = "train.stopped" if manifest.name == run_dir.name else "train.stopped.renamed"
+    console.talk(key, step=step, name=run_dir.name, file=manifest.run_file)
 
 
 def spent_text(spent: Spent) -> str:
