@@ -24,7 +24,7 @@ from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 from stoker.terminal.billing_words import billed_words, clock
 from stoker.terminal.plain_text import last_state
-from stoker.terminal.progress import say_resumable, state_word
+from stoker.terminal.progress import say_stopped, state_word
 
 _LONGEST_LINE_BYTES = 1 << 20
 """A longer line of a log is printed in parts."""
@@ -187,7 +187,5 @@ def stop(name: str) -> None:
     run, run_dir = open_run(name), layout.find(name)
     if not stopping.stop(run_dir, console.talk):
         console.talk("stop.idle", name=run.name)
-    elif run.figures["checkpoint"]:
-        say_resumable(run_dir, run.figures["step"])
     else:
-        console.talk("stop.before_first")
+        say_stopped(run_dir, run.figures["step"])

@@ -3,7 +3,10 @@
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
+from stoker.launch import training
+from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
+from stoker.settle.reasons import reason
 from stoker.settle.spending import Spent
 from stoker.terminal import console
 
@@ -51,7 +54,21 @@ def progress_line(progress: RunProgress) -> str:
     return " · ".join(parts)
 
 
-def say_resumable(run_dir: RunDir, step: int) -> None:
+def say_stopped(run_dir: RunDir, step: int) -> None:
+    """Report that it stopped, by which limit, and whether a last checkpoint was committed."""
+    seen = training.supervision(run_dir)
+    by = seen.get("reason")
+    if seen.get("ended"):
+        console.talk("train.stopped_short", step=seen["committed_step"], reason=reason(seen["ended"]))
+    elif by in ("time", "money", "deadline", "notice"):
+        console.talk("train.stopped_by", step=step, limit=reason(str(by)))
+    elif not seen.get("committed_step") and not checkpoints.committed(run_dir.checkpoints):
+        console.talk("stop.before_first")
+    else:
+        _say_resumable(run_dir, step)
+
+
+def _say_resumable(run_dir: RunDir, step: int) -> None:
     """That a run stopped with a checkpoint, and the command that resumes it: another where its folder was renamed."""
     manifest = run_dir.manifest()
     key = "train.stopped" if manifest.name == run_dir.name else "train.stopped.renamed"
