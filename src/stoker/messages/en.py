@@ -933,6 +933,7 @@ ENGLISH: dict[str, str] = {
     "compare.drawn": "Plot: {path}",
     "compare.seconds": "seconds",
     "compare.paid": "{amount}, {source}",
+    "compare.offer.here": "{count} x {card}, this machine: training {training} + setup {setup}; nothing to rent",
     "compare.resume": "On this machine the run resumes: {said}",
     "change.method": "with `tune.method: {method}` on {count} x {card}: {figures}",
     "change.key": "with `{method}` on {count} x {card}: {figures}",

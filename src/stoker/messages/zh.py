@@ -933,6 +933,7 @@ CHINESE: dict[str, str] = {
     "compare.drawn": "图：{path}",
     "compare.seconds": "秒",
     "compare.paid": "{amount}，{source}",
+    "compare.offer.here": "本机 {count} 张 {card}：训练 {training} + 准备环境 {setup}；不用租",
     "compare.resume": "在这台机器上继续：{said}",
     "change.method": "改用 `tune.method: {method}`，{count} x {card}：{figures}",
     "change.key": "改用 `{method}`，{count} x {card}：{figures}",
