@@ -287,6 +287,7 @@ def make_plan(inputs: Inputs) -> Plan:
         estimated=_estimated(data),
         reasons=[
             remarks.of_batch(batch),
+            *remarks.of_steps(run),
             *data.reasons,
             *(choice.reason for choice in found.choices),
             *remarks.of_way(constraints, way),
