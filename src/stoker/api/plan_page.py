@@ -9,7 +9,7 @@ from stoker import messages
 from stoker.api import figures, html_tables
 from stoker.facts.prices import STALE_DAYS
 from stoker.plan import money
-from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay
+from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay, StepCounts
 
 _OF_NO_CHOICE = ("why.card.taken", "why.data")
 """Reasons that hold on a card that nothing runs on."""
@@ -100,10 +100,7 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
             messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
         ),
         ("plan.model", messages.text("plan.model_value", **_model_fields(made))),
-        (
-            "plan.steps",
-            messages.text("plan.steps_value", total=steps.total, per_epoch=steps.per_epoch, epochs=steps.epochs),
-        ),
+        ("plan.steps", messages.text(_steps_key(steps), share=f"{steps.total / steps.per_epoch:.2f}", **vars(steps))),
         *(_pace(made) if made.fits != "no" else []),
         ("plan.disk", _disk(made)),
     ]
@@ -112,6 +109,13 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     if made.resume:
         rows.append(("plan.resume", resume_text(made.resume)))
     return [(messages.text(key), value) for key, value in rows]
+
+
+def _steps_key(steps: StepCounts) -> str:
+    """Whole epochs are a product; `train.steps` may end in the middle of one."""
+    if steps.total == steps.per_epoch * steps.epochs:
+        return "plan.steps_value"
+    return "plan.steps_part" if steps.total < steps.per_epoch else "plan.steps_parts"
 
 
 def _fits(made: Plan) -> str:
