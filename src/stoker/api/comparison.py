@@ -168,7 +168,7 @@ class Comparison:
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
             said.append(messages.text("compare.one_price", price=self.run.where.price))
-        return [*said, *self._not_planned(), *self._data_remark()]
+        return [*said, *self._not_planned(), *self._data_remark(), *self._refusal()]
 
     def _keeps(self, bill: Bill) -> bool:
         return self.terms.keep(bill, bill.seconds[0])
@@ -196,6 +196,11 @@ class Comparison:
             return []
         bad = [one.text for one in data.reasons if one.key.startswith("why.data.bad")]
         return [*plan_page.data_remark(data.reasons), *bad]
+
+    def _refusal(self) -> list[str]:
+        """That `stoker train` will refuse, where another training has the name."""
+        inputs = next((row.found.inputs for row in (self.here, *self.rows) if row.found), None)
+        return [one.text for one in inputs.setup if one.key == "why.other_run"] if inputs else []
 
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""

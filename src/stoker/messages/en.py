@@ -792,6 +792,7 @@ ENGLISH: dict[str, str] = {
     "why.serve.memory.cpu": "{mib} MiB of main memory for the KV cache",
     "why.serve.eager": "no compilation: on a CPU it would add minutes to startup",
     "why.micro.earlier": "{micro}, as before: it determines the bits of a step",
+    "why.other_run": "`stoker train` will refuse (STK401): `{name}` was trained with other settings: {changes}",
     "why.out_of_memory": "micro batch {micro} with {strategy} ran out of memory at step {step} on {card}",
     "why.limit.money": "{hours} h = {money} / ({price} x {devices}) ({source})",
     "why.limit.no_price": "no price in {currency} is known for {card}, so `budget.money` cannot be applied and `train` refuses it; set `where.price` (`--price 2.5{currency}/h`) or `budget.time`",

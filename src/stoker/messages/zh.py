@@ -792,6 +792,7 @@ CHINESE: dict[str, str] = {
     "why.serve.memory.cpu": "{mib} MiB 内存用于 KV 缓存",
     "why.serve.eager": "不编译：在 CPU 上编译会让启动多花几分钟",
     "why.micro.earlier": "{micro}，沿用之前的值：改变它，结果就不再逐位相同",
+    "why.other_run": "`stoker train` 会拒绝（STK401）：`{name}` 训练时的设置不同：{changes}",
     "why.out_of_memory": "在 {card} 上，微批次 {micro}、并行策略 {strategy} 于第 {step} 步显存或内存不足",
     "why.limit.money": "{hours} 小时 = {money} / ({price} x {devices})（{source}）",
     "why.limit.no_price": "查不到 {card} 以 {currency} 计的价格，`budget.money` 无法生效，`train` 会拒绝；请设置 `where.price`（`--price 2.5{currency}/h`）或 `budget.time`",
