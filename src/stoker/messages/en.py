@@ -1411,7 +1411,7 @@ ENGLISH: dict[str, str] = {
     "card.training": "training",
     "card.training_value": "{objective}, {steps} step{steps:|s} in {epochs} epoch{epochs:|s}, batch {batch}, length {length}, learning rate {rate} ({schedule}, {warmup} warm-up step{warmup:|s}), {precision}, seed {seed}",
     "card.data": "data",
-    "card.data_value": "{sources}: {rows} row{rows:|s}, {tokens} token{tokens:|s}; digest of the prepared set `{digest}`",
+    "card.data_value": "{sources}: {rows} row{rows:|s} read; trained on {trained} of them or their pieces, {tokens} token{tokens:|s}; digest of the prepared set `{digest}`",
     "card.train_loss": "training loss",
     "card.train_loss_value": "{loss} (mean of the last {steps} step{steps:|s})",
     "card.eval_loss": "eval loss",

@@ -1411,7 +1411,7 @@ CHINESE: dict[str, str] = {
     "card.training": "训练",
     "card.training_value": "{objective}，{epochs} 轮共 {steps} 步，批次 {batch}，长度 {length}，学习率 {rate}（{schedule}，预热 {warmup} 步），{precision}，种子 {seed}",
     "card.data": "数据",
-    "card.data_value": "{sources}：{rows} 行，{tokens} 个词元；数据摘要 `{digest}`",
+    "card.data_value": "{sources}：读入 {rows} 行；用于训练的有 {trained} 行（或其分段），{tokens} 个词元；数据摘要 `{digest}`",
     "card.train_loss": "训练损失",
     "card.train_loss_value": "{loss}（最后 {steps} 步的平均）",
     "card.eval_loss": "评估损失",
