@@ -1,5 +1,6 @@
 """What a run reads: the run file's sources expanded to files, in a fixed order. Knows names and sizes, not contents."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
@@ -7,7 +8,7 @@ from typing import Any
 
 from stoker.config import load
 from stoker.config.run import Run, Source
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.rundir import artifacts, digests, layout
 from stoker.rundir.layout import RunDir
 
@@ -99,8 +100,16 @@ def expand(path: str, folder: Path) -> list[Path]:
     else:
         found = []
     if not found:
-        raise StokerError("STK301", path=path, folder=folder)
+        nearest = "" if full.exists() else closest(path, _beside(path, folder))
+        raise StokerError("STK301", path=path, folder=folder, nearest=nearest)
     return found
+
+
+def _beside(path: str, folder: Path) -> list[str]:
+    """What is in the folder that a path names, written like the path."""
+    with contextlib.suppress(OSError):
+        return sorted((PurePath(path).parent / one.name).as_posix() for one in (folder / path).parent.iterdir())
+    return []
 
 
 def label(path: Path, folder: Path) -> str:
