@@ -149,7 +149,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
 def prepare(
     run: RunName,
     set_: Overrides = None,
-    show: Annotated[int, typer.Option(metavar="N", help="help.prepare.show")] = 0,
+    show: Annotated[int, typer.Option(metavar="N", min=0, help="help.prepare.show")] = 0,
     json: Json = False,
 ) -> None:
     from stoker.cli import prepare_command as body

@@ -114,6 +114,8 @@ _ELSEWHERE = {
     "model_name": "model",
     "model_name_or_path": "model",
     "finetuning_type": "tune.method",
+    "lora": "tune",
+    "qlora": "tune",
     "lora_rank": "tune.rank",
     "lora_r": "tune.rank",
     "lora_target": "tune.targets",
