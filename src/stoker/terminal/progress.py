@@ -34,7 +34,7 @@ def progress_line(progress: RunProgress) -> str:
     """One line: step, epoch, loss, pace, time left, money."""
     step = progress.step
     if not step:
-        return messages.text("progress.starting")
+        return messages.text("progress.rehearsing" if progress.attempt else "progress.starting")
     fields = {
         "step": progress.done_steps,
         "total": progress.total_steps,
