@@ -106,6 +106,11 @@ def test_another_recipe_under_the_same_name_does_not_go_on(stoker: CommandLine, 
     begin(runs, path, "T4")
     assert plan(stoker, path, "--card", "T4")["resume"]
     assert plan(stoker, path, "--card", "T4", "--set", "train.batch=64")["resume"] is None
+    for words in ((), ("--card", "T4")):
+        said = " ".join(stoker("plan", str(path), *words, "--set", "train.batch=64").out.split())
+        assert "`stoker train` will refuse (STK401)" in said
+        assert "train.batch 32 -> 64" in said
+        assert "STK401" not in stoker("plan", str(path), *words).out
 
 
 def test_less_than_the_run_file_asks_for_is_refused_before_the_start(

@@ -10,6 +10,7 @@ from made_runs import attempt, end, make_run, step, write_events
 from stoker.api.run_progress import RunProgress
 from stoker.cli import train_command
 from stoker.rundir.layout import RunDir
+from stoker.terminal.progress import say_stopped
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,17 @@ def test_a_stop_without_a_last_checkpoint_is_said(
     runs: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, str], said: str
 ) -> None:
     run_dir = supervised(make_run(runs, "medical"), committed_step=30, **facts)
-    train_command.say_stopped(run_dir, 40)
+    say_stopped(run_dir, 40)
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_was_renamed_is_resumed_by_its_new_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(runs, "medical").rename(runs / "renamed")
+    say_stopped(supervised(folder, committed_step=40, reason="user", ended=""), 40)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Stopped at step 40" in said
+    assert "`stoker train run.yaml --set name=renamed`" in said
+    assert "the same command" not in said
 
 
 def test_a_finished_model_that_is_not_of_the_best_step_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,10 @@ def test_process_without_events_yet_is_starting(stoker: CommandLine, runs: Path)
     folder = make_run(runs, "medical")
     with training(folder):
         assert stoker("watch", "medical").out.splitlines()[:2] == ["medical · running", "starting"]
+        write_events(folder, attempt(6))
+        assert "before the first step: loading, then rehearsing" in stoker("watch", "medical").out
+        write_events(folder, step(1, 2.0))
+        assert "rehearsing" not in stoker("watch", "medical").out
 
 
 def test_unknown_run_is_an_error(stoker: CommandLine) -> None:

@@ -11,10 +11,11 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
+from stoker.api import figures
 from stoker.cli.main import app
 from stoker.engine import export
 from stoker.errors import StokerError
-from stoker.rundir import artifacts, events, files
+from stoker.rundir import artifacts, events, files, prepared
 from stoker.terminal import model_card
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -88,6 +89,11 @@ def _check_card(run_dir: tiny_run.RunDir, path: Path, machine: Path) -> None:
     digest = files.read_json(run_dir.data / "report.json")["digest"]
     for value in (f"| {measured:.4f} |", f"{mean:.4f} (mean of the last 10 steps)", digest, "12 steps", "r 4", "0.03"):
         assert value in text, value
+    report = prepared.read_report(run_dir.data)
+    assert report is not None
+    assert f"{report.rows_read} rows read; trained on {report.train.segments} of them" in text
+    weights = sum(one.stat().st_size for one in path.parent.glob("*.safetensors"))
+    assert f"| {figures.size(weights)} |" in text.replace("float32, ", "| ")
     assert "用 Stoker 在 acme-1b 上微调。" in text
     assert str(machine) not in text
 

@@ -4,13 +4,19 @@ import csv
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prepare_case import CHATML, Case, make_tokenizer, write_jsonl
 
 from stoker import messages
+from stoker.config.run import Source
+from stoker.engine import prepare
 from stoker.errors import StokerError, StokerErrors
+from stoker.rows import row_files
+from stoker.rundir import events
+from stoker.rundir.events import EventLog
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -492,3 +498,20 @@ def test_modelscope_without_its_package_names_the_package(case: Case, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, "modelscope.msdatasets", None)
     error = raised(case, data={"train": "modelscope:owner/name"})
     assert (error.code, error.fields["package"]) == ("STK309", "modelscope")
+
+
+@pytest.mark.parametrize(("suffix", "rows"), [("txt", 3), ("jsonl", 2)])
+def test_of_text_files_the_number_of_rows_is_known(tmp_path: Path, suffix: str, rows: int) -> None:
+    """Half of the first of three files was read; a file of text is one row, however large."""
+    paths = [tmp_path / f"{name}.{suffix}" for name in "abc"]
+    files = [
+        row_files.File(path.name, path, Source(path=path.name), size)
+        for path, size in zip(paths, (2, 1, 1), strict=True)
+    ]
+    state = SimpleNamespace(source=0, file=0, rows_read=1)
+    job = SimpleNamespace(inputs=[SimpleNamespace(files=files)], state=state, writers={})
+    log = EventLog(tmp_path / "events.jsonl")
+    prepare.PassProgress(log, 2).show(job, files[0], SimpleNamespace(read_share=0.5))  # type: ignore[arg-type]  # parts
+    log.close()
+    (event,) = events.skim(tmp_path / "events.jsonl")
+    assert event["rows"] == rows

@@ -50,8 +50,18 @@ class Comparison:
     @cached_property
     def answer(self) -> Advice | None:
         """What to take, or what is nearest to what was asked; None where nothing fits."""
+        return compare.or_own(self._rented, self._unpriced, self.terms) if self._unpriced else self._rented
+
+    @cached_property
+    def _rented(self) -> Advice | None:
+        """What to take of all that has a price; this machine, if the run file states one."""
         own = [self.here] if self._asks_here and self.here.bill and self.here.fits != "no" else []
         return compare.answer(compare.ranked([*own, *self.rows], self.goal), self.terms)
+
+    @property
+    def _unpriced(self) -> Row | None:
+        """This machine, where it is asked about, the run fits it, and nothing is to be paid for it."""
+        return self.here if self._asks_here and self.here.bill is None and self.here.fits != "no" else None
 
     @property
     def _asks_here(self) -> bool:
@@ -66,7 +76,9 @@ class Comparison:
     @cached_property
     def frontier(self) -> list[Row]:
         """Rows that no other beats in both time and money."""
-        return compare.frontier(self.rows)
+        own = self._unpriced
+        beaten = own.seconds if own and own.sure else float("inf")
+        return [*(row for row in compare.frontier(self.rows) if row.seconds < beaten), *([own] if own else [])]
 
     @cached_property
     def shortlist(self) -> list[Row]:
@@ -76,16 +88,14 @@ class Comparison:
     @cached_property
     def choices(self) -> list[Row]:
         """The rows that somebody might take."""
-        taken = self.answer.row if self.answer else None
+        taken = self._rented.row if self._rented else None
         return [row for row in self.rows if compare.a_choice(row, taken)]
 
     @property
     def _advised(self) -> list[Row]:
-        """The row of the answer and, where there is one, a much faster one."""
-        if self.answer is None:
-            return []
-        quick = self._faster
-        return [row for row in (self.answer.row, quick) if row and row is not self.here]
+        """The row of the answer and the best of all that has a price; where there is one, a much faster one."""
+        found = [one.row for one in (self.answer, self._rented) if one]
+        return [row for row in (*found, self._faster) if row and row is not self.here]
 
     @property
     def _faster(self) -> Row | None:
@@ -106,7 +116,8 @@ class Comparison:
         currency = self.terms.market.currency
         headings += [currency or messages.text("compare.money"), messages.text("compare.why")]
         cells: list[list[Cell]] = []
-        own = self._asks_here and compare.a_choice(self.here, self.answer.row if self.answer else None)
+        taken = self.answer.row if self.answer else None
+        own = self._asks_here and (taken is self.here or compare.a_choice(self.here, taken))
         listed = [*rows, self.here] if self.here.fits == "no" else [self.here, *rows]
         for row in listed if own else rows:
             name = messages.text("compare.here") if row is self.here else row.card
@@ -129,7 +140,7 @@ class Comparison:
         found = self.answer
         if found is None:
             return messages.text("compare.none")
-        offered = _offered(found.row, found.bill)
+        offered = _offered(found.row, found.bill, own=found.row is self.here)
         if not found.kept:
             asked = _asked(self.terms)
             if len(asked) == 2:
@@ -160,7 +171,7 @@ class Comparison:
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
             said.append(messages.text("compare.one_price", price=self.run.where.price))
-        return [*said, *self._not_planned(), *self._data_remark()]
+        return [*said, *self._not_planned(), *self._data_remark(), *self._refusal()]
 
     def _keeps(self, bill: Bill) -> bool:
         return self.terms.keep(bill, bill.seconds[0])
@@ -189,6 +200,11 @@ class Comparison:
         bad = [one.text for one in data.reasons if one.key.startswith("why.data.bad")]
         return [*plan_page.data_remark(data.reasons), *bad]
 
+    def _refusal(self) -> list[str]:
+        """That `stoker train` will refuse, where another training has the name."""
+        inputs = next((row.found.inputs for row in (self.here, *self.rows) if row.found), None)
+        return [one.text for one in inputs.setup if one.key == "why.other_run"] if inputs else []
+
     def resume_sentence(self) -> str:
         """How it goes on here; empty for a run that was not begun."""
         return messages.text("compare.resume", said=plan_page.resume_text(self.resume)) if self.resume else ""
@@ -207,7 +223,7 @@ class Comparison:
             },
             "answer": comparison_json.of_answer(self.answer, self.answer_sentence()),
             "recommended": _row_json(advised, self.frontier) if advised else None,
-            "here": _row_json(self.here, []),
+            "here": _row_json(self.here, self.frontier),
             "rows": [_row_json(row, self.frontier) for row in self.rows],
             "changes": changes_json(self.changes),
             "resume": self.resume.model_dump() if self.resume else None,
@@ -335,7 +351,7 @@ def _way(found: Found) -> str:
 # ---- sentences
 
 
-def _offered(row: Row, bill: Bill | None) -> str:
+def _offered(row: Row, bill: Bill | None, *, own: bool = False) -> str:
     """A stay in words: from whom, for how much, training and setup apart, what is billed."""
     assert row.found is not None
     fields = {
@@ -345,7 +361,7 @@ def _offered(row: Row, bill: Bill | None) -> str:
         "setup": figures.duration(sum((bill.setup if bill else row.setup).values())),
     }
     if bill is None:
-        return messages.text("compare.offer.unpriced", **fields)
+        return messages.text("compare.offer.here" if own else "compare.offer.unpriced", **fields)
     fields |= {"billed": figures.duration(bill.billed_seconds), "amount": figures.paid(bill.cost)}
     if bill.provider == setup_times.LOCAL:
         return messages.text("compare.offer.own", **fields)

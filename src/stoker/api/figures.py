@@ -6,6 +6,8 @@ from stoker.facts.prices import STALE_DAYS
 from stoker.plan import money as money_facts
 from stoker.plan.plan import Cost
 
+_LESS = "<0.01"
+
 
 def short(value: float) -> str:
     """Two digits behind the point below one, one below a hundred, none above; `12k`."""
@@ -19,7 +21,7 @@ def short(value: float) -> str:
 def money(amount: float) -> str:
     """Two digits behind the point below ten, one below a hundred, none above; `<0.01`."""
     if 0 < amount < 0.01:
-        return "<0.01"
+        return _LESS
     return f"{amount:.2f}" if amount < 10 else short(amount)
 
 
@@ -59,9 +61,14 @@ def time_range(seconds: tuple[float, float, float]) -> str:
 
 
 def paid(cost: Cost) -> str:
-    """`12.79 CNY (9.84 to 17.05)`."""
-    amount, least, most = (f"{each:,.2f}" for each in (cost.amount, *cost.amount_range))
-    return messages.text("plan.range", value=f"{amount} {cost.currency}", low=least, high=most)
+    """`12.79 CNY (9.84 to 17.05)`; `<0.01 USD`."""
+    amount, least, most = map(_cents, (cost.amount, *cost.amount_range))
+    value = f"{amount} {cost.currency}"
+    return value if most == _LESS else messages.text("plan.range", value=value, low=least, high=most)
+
+
+def _cents(amount: float) -> str:
+    return _LESS if 0 < amount < 0.01 else f"{amount:,.2f}"
 
 
 def price_source(cost: Cost, machine: str | None = None) -> str:

@@ -7,7 +7,7 @@ from pydantic import PrivateAttr
 
 from stoker import messages
 from stoker.api import figures, html_tables
-from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay
+from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay, StepCounts
 
 _OF_NO_CHOICE = ("why.card.taken", "why.data")
 """Reasons that hold on a card that nothing runs on."""
@@ -89,7 +89,6 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     """The figures: a label and a value each."""
     used, there = made.memory.peak_device_bytes / 2**30, made.memory.available_bytes / 2**30
     low, high = (f"{each / 2**30:.1f}" for each in made.memory.device_bytes_range)
-    steps = made.steps
     rows = [
         ("plan.fits_row", _fits(made)),
         *([("plan.safe", _safe(made, made.safe))] if made.safe else []),
@@ -98,10 +97,7 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
             messages.text("plan.memory_value", used=f"{used:.1f}", there=f"{there:.1f}", low=low, high=high),
         ),
         ("plan.model", messages.text("plan.model_value", **_model_fields(made))),
-        (
-            "plan.steps",
-            messages.text("plan.steps_value", total=steps.total, per_epoch=steps.per_epoch, epochs=steps.epochs),
-        ),
+        ("plan.steps", steps_text(made.steps)),
         *(_pace(made) if made.fits != "no" else []),
         ("plan.disk", _disk(made)),
     ]
@@ -110,6 +106,14 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
     if made.resume:
         rows.append(("plan.resume", resume_text(made.resume)))
     return [(messages.text(key), value) for key, value in rows]
+
+
+def steps_text(steps: StepCounts) -> str:
+    """Whole epochs are a product; `train.steps` may end in the middle of one."""
+    key = "plan.steps_part" if steps.total < steps.per_epoch else "plan.steps_parts"
+    if steps.total == steps.per_epoch * steps.epochs:
+        key = "plan.steps_value"
+    return messages.text(key, share=f"{steps.total / steps.per_epoch:.2f}", **steps.model_dump())
 
 
 def _fits(made: Plan) -> str:

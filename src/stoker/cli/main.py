@@ -149,7 +149,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
 def prepare(
     run: RunName,
     set_: Overrides = None,
-    show: Annotated[int, typer.Option(metavar="N", help="help.prepare.show")] = 0,
+    show: Annotated[int, typer.Option(metavar="N", min=0, help="help.prepare.show")] = 0,
     push: Annotated[str | None, typer.Option(metavar="STORE", help="help.prepare.push")] = None,
     json: Json = False,
 ) -> None:

@@ -24,7 +24,7 @@ from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 from stoker.terminal.billing_words import billed_words, clock
 from stoker.terminal.plain_text import last_state
-from stoker.terminal.progress import state_word
+from stoker.terminal.progress import say_stopped, state_word
 
 _LONGEST_LINE_BYTES = 1 << 20
 """A longer line of a log is printed in parts."""
@@ -184,9 +184,8 @@ def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
 
 def stop(name: str) -> None:
     """Ask the run to stop at the next step boundary, or before its first one, and wait until it has."""
-    run = open_run(name)
-    if not stopping.stop(layout.find(name), console.talk):
+    run, run_dir = open_run(name), layout.find(name)
+    if not stopping.stop(run_dir, console.talk):
         console.talk("stop.idle", name=run.name)
-        return
-    found = run.figures
-    console.talk("train.stopped" if found["checkpoint"] else "stop.before_first", step=found["step"])
+    else:
+        say_stopped(run_dir, run.figures["step"])

@@ -15,11 +15,11 @@ from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.hosts.shell import LocalShell
 from stoker.launch import training
 from stoker.places import registry
-from stoker.rundir import checkpoints, layout
+from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
 from stoker.terminal import console, plan_pages, recipe_table
-from stoker.terminal.progress import progress_line
+from stoker.terminal.progress import progress_line, say_stopped
 
 _CAUSES = {"compute": "straggler.compute", "data": "straggler.data"}
 
@@ -132,6 +132,7 @@ def _who(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ended(run_dir: RunDir, code: int, progress: RunProgress) -> int:
+    run_dir = layout.present(run_dir)
     if training.supervision(run_dir).get("reason") == "store":
         console.talk("train.not_stored")
     if code == EXIT_DONE:
@@ -145,17 +146,3 @@ def _ended(run_dir: RunDir, code: int, progress: RunProgress) -> int:
     else:
         raise StokerError("STK409", program="train", exit_code=code, log=training.newest_log(run_dir))
     return code
-
-
-def say_stopped(run_dir: RunDir, step: int) -> None:
-    """Report that it stopped, by which limit, and whether a last checkpoint was committed."""
-    seen = training.supervision(run_dir)
-    by = seen.get("reason")
-    if seen.get("ended"):
-        console.talk("train.stopped_short", step=seen["committed_step"], reason=reason(seen["ended"]))
-    elif by in ("time", "money", "deadline", "notice"):
-        console.talk("train.stopped_by", step=step, limit=reason(str(by)))
-    elif not seen.get("committed_step") and not checkpoints.committed(run_dir.checkpoints):
-        console.talk("stop.before_first")
-    else:
-        console.talk("train.stopped", step=step)

@@ -168,7 +168,7 @@ def _bar(progress: RunProgress, state: str) -> list[RenderableType]:
         return [messages.text("progress.starting")] if state == "running" else []
     line = Table.grid(padding=(0, 2))
     line.add_row(ProgressBar(total=total, completed=done, width=44), f"{done}/{total}", f"{100 * done / total:.1f} %")
-    return [line]
+    return [line] if progress.recent or state != "running" else [line, messages.text("progress.rehearsing")]
 
 
 def _training_rows(progress: RunProgress) -> list[tuple[str, str]]:

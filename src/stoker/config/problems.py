@@ -133,6 +133,8 @@ _ELSEWHERE = {
     "finetuning_type": "tune.method",
     "quantization_bit": "tune.method",
     "load_in_4bit": "tune.method",
+    "lora": "tune",
+    "qlora": "tune",
     "lora_rank": "tune.rank",
     "lora_r": "tune.rank",
     "lora_target": "tune.targets",

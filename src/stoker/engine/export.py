@@ -41,7 +41,7 @@ def main(path: Path) -> int:
             "exported",
             source=source.name,
             dtype=files.read_object(folder / "config.json")["dtype"],
-            bytes=files.folder_bytes(folder),
+            bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
             licence=licence(run_dir),
         )
     return EXIT_DONE

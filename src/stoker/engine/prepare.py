@@ -413,7 +413,8 @@ class PassProgress:
         done = sum(f.size_bytes for i in job.inputs[: job.state.source] for f in i.files)
         done += sum(f.size_bytes for f in job.inputs[job.state.source].files[: job.state.file])
         share = (done + batch.read_share * file.size_bytes) / self._total_bytes if self._total_bytes else 0.0
-        rows = round(job.state.rows_read / share) if share else 0
+        every = [f for i in job.inputs for f in i.files]
+        rows = len(every) if all(f.is_text for f in every) else round(job.state.rows_read / share) if share else 0
         tokens = sum(writer.num_tokens for writer in job.writers.values())
         self._events.write("prepare", done_rows=job.state.rows_read, rows=rows, tokens=tokens)
 

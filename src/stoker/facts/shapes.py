@@ -4,16 +4,18 @@ Looked for in this order: a local folder, the Hugging Face cache, the shapes shi
 exact formula is never counted like another: its record is read or made, else it is refused (ADR 0024).
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from stoker import messages
 from stoker.config.run import Shape, TrainTokenizer
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.facts import model_configs, model_records
 from stoker.facts.model_configs import FoundConfig
 from stoker.facts.model_parts import KERNELS, ModelParts
@@ -207,8 +209,24 @@ def resolve(
         return ResolvedShape(shape, "shipped", quantised=published_quantised(model)[0])
     found = found or model_configs.hub(model)
     if found is None:
-        raise StokerError("STK205", model=model, folder=folder)
+        nearest = _no_folder(model, folder) + closest(model, [*_models_beside(model, folder), *shipped()])
+        raise StokerError("STK205", model=model, folder=folder, nearest=nearest)
     return _described(model, found, weigh)
+
+
+def _no_folder(model: str, folder: Path) -> str:
+    """That a folder is missing, where the name may mean one: what it would be in is there."""
+    path = folder / model
+    meant = model.startswith((".", "/", "~")) or path.parent.is_dir()
+    return messages.text("model.no_folder", path=path) if meant and not path.is_dir() else ""
+
+
+def _models_beside(model: str, folder: Path) -> list[str]:
+    """Models in the folder that a path names, written like the path."""
+    with contextlib.suppress(OSError):
+        found = sorted(one.parent.name for one in (folder / model).parent.glob("*/config.json"))
+        return [(PurePath(model).parent / name).as_posix() for name in found]
+    return []
 
 
 def _described(model: str, found: FoundConfig, weigh: Weigh | None) -> ResolvedShape:

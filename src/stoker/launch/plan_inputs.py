@@ -94,7 +94,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         place=_place(run, platform),
         platform=platform,
         network=elsewhere.network if elsewhere else mirror_probe.inherited(),
-        setup=elsewhere.setup if elsewhere else (),
+        setup=(*(elsewhere.setup if elsewhere else ()), *(() if begun else _refusal(run_file))),
         nodes=_names(run_dir) if not elsewhere else (),
         elsewhere=elsewhere is not None,
     )
@@ -200,6 +200,18 @@ def _begun(run_file: RunFile) -> RunDir | None:
         if error.code == "STK520":
             raise
         return None
+
+
+def _refusal(run_file: RunFile) -> list[Reason]:
+    """That `stoker train` will refuse: another training has this name."""
+    try:
+        run_dir = layout.find(str(run_file.run.name))
+        changes = training_words.changed(run_dir.run(), run_file.run)
+    except StokerError:
+        return []
+    if not layout.was_trained(run_dir):
+        return []
+    return [Reason(about="resume", key="why.other_run", fields={"name": run_dir.name, "changes": changes})]
 
 
 def _earlier(run_dir: RunDir | None, run: Run) -> Earlier | None:

@@ -21,6 +21,15 @@ _TRACKERS = {
 }
 """Names that `report_to` knows, with the package of each; TensorBoard comes with Stoker."""
 
+_EXTRAS = {
+    "peft": "train",
+    "bitsandbytes": "train",
+    "tensorboard": "train",
+    "torchao": "bf16",
+    "deepspeed": "deepspeed",
+}
+"""The extra of Stoker that installs a package; Liger's kernels have none."""
+
 _BARE_INITS = (True, False, "gaussian")
 """Initialisations of an adapter that read no `weight` of a layer, which an expert tensor is not."""
 
@@ -35,7 +44,7 @@ def check(run: Run, machine: Machine, shape: ModelShape, *, elsewhere: bool = Fa
         _check_adapter(run.tune, run.native.lora, shape.parts)
     # Without torch the machine only plans; other missing packages do not matter. Elsewhere they are installed.
     if machine.examined and "torch" in machine.packages and not elsewhere:
-        _check_packages(run, set(machine.packages))
+        _check_packages(run, machine)
 
 
 def check_tokens(shape: ModelShape, highest: int | None) -> None:
@@ -126,10 +135,14 @@ def _check_adapter(tune: Lora | Qlora, native: dict[str, Any], parts: ModelParts
         raise StokerError("STK152", layers=bare, family=parts.family, option=option)
 
 
-def _check_packages(run: Run, packages: set[str]) -> None:
+def _check_packages(run: Run, machine: Machine) -> None:
     for word, asked, package in _needed(run):
-        if package not in packages:
-            raise StokerError("STK215", word=word, asked=asked, package=package)
+        if word == "where.kernels" and machine.kind != "cuda":
+            continue  # no package makes them work there; the choice of kernels says so
+        if package not in machine.packages:
+            extra = _EXTRAS.get(package, "")
+            more = messages.text("package.extra", extra=extra) if extra else ""
+            raise StokerError("STK215", word=word, asked=asked, package=package, more=more)
 
 
 def _needed(run: Run) -> list[tuple[str, str, str]]:

@@ -238,6 +238,8 @@ def _hinders_fusing(run: Run, shape: ModelShape) -> str:
 def kernels(run: Run, machine: Machine, shape: ModelShape) -> Choice[str]:
     """Whether Liger's kernels compute norms, rotary positions and gated activations."""
     asked = run.where.kernels
+    if asked == "auto" and machine.kind != "cuda":
+        return _because("plain", "kernels", "why.kernels.none")
     if asked == "auto":
         return _because("plain", "kernels", "why.kernels.plain")
     if asked == "liger" and (hinders := _hinders_liger(run, machine, shape)):

@@ -290,6 +290,7 @@ def make_plan(inputs: Inputs) -> Plan:
         estimated=_estimated(data),
         reasons=[
             remarks.of_batch(batch),
+            *remarks.of_steps(run),
             *data.reasons,
             *remarks.of_sources(run, data, sources),
             *(choice.reason for choice in found.choices),

@@ -28,6 +28,13 @@ def of_sources(run: Run, data: DataFacts, sources: list[SourcePlan]) -> list[Rea
     return [Reason(about="sources", key="why.sources", fields={**one.words, "mean": mean[one.name]}) for one in sources]
 
 
+def of_steps(run: Run) -> list[Reason]:
+    """That `train.epochs` counts for nothing, where both are set."""
+    if run.train.steps is None or "epochs" not in run.train.model_fields_set:
+        return []
+    return [Reason(about="train.epochs", key="why.epochs", fields=run.train.model_dump(include={"epochs", "steps"}))]
+
+
 def of_way(constraints: Constraints, way: Way) -> list[Reason]:
     """How the step is cut, whether it fits, and what ran out of memory."""
     before = constraints.earlier.micro if constraints.earlier else 0
@@ -89,6 +96,9 @@ def of_model(run: Run, found: ResolvedShape) -> list[Reason]:
         fields = {"family": parts.family, "model_class": parts.model_class, "groups": len(parts.groups)}
         reasons.append(Reason(about="model", key="why.weighed", fields=fields))
         reasons += _expert_reasons(run, parts)
+    if found.shape.context and run.data.length > found.shape.context:
+        fields = {"length": run.data.length, "context": found.shape.context}
+        reasons.append(Reason(about="data.length", key="why.context", fields=fields))
     stored, counted = found.stored_parameters, found.shape.parameters()
     if stored and abs(counted - stored) > _AGREES * stored:
         fields = {"counted": f"{counted / 1e9:.3f}", "stored": f"{stored / 1e9:.3f}"}

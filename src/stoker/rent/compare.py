@@ -34,6 +34,8 @@ AS_FAST = 1.1
 """Within this much of the fastest, the cheaper one is the better answer."""
 NOBODY_TAKES = 100.0
 """A row that takes so many times as long as the answer is no choice."""
+WORTH_RENT = 4.0
+"""A machine that is there is not worth the wait where one for rent takes so many times less, and no time was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +281,25 @@ def answer(rows: list[Row], terms: Terms) -> Advice | None:
         return Advice(taken, None, kept=True)
     near = nearest(able, terms)
     return Advice(near, near.bill, kept=False) if near else None
+
+
+def or_own(found: Advice | None, own: Row, terms: Terms) -> Advice:
+    """The same answer, or this machine, which fits and costs nothing.
+
+    Args:
+        found: The answer of all that has a price.
+        own: This machine.
+        terms: What was asked; this machine keeps to any budget.
+    """
+    mine = Advice(own, None, kept=terms.by_seconds is None or own.seconds <= terms.by_seconds)
+    if found is None or found.kept < mine.kept:
+        return mine
+    times = own.seconds / (found.bill.seconds[0] if found.bill else found.row.seconds)
+    if terms.goal == "speed" or not mine.kept:
+        better = times <= AS_FAST
+    else:
+        better = times <= WORTH_RENT or terms.by_seconds is not None
+    return mine if better and own.rank <= found.row.rank and mine.kept == found.kept else found
 
 
 def recommend(rows: list[Row], terms: Terms) -> Row | None:

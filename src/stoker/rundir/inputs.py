@@ -1,5 +1,6 @@
 """What a run reads: the run file's sources expanded to files, in a fixed order. Knows names and sizes, not contents."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
@@ -8,7 +9,7 @@ from typing import Any
 from stoker.config import load, mixing
 from stoker.config.pipeline_steps import Decontamination
 from stoker.config.run import Run, Source
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.rundir import artifacts, digests, layout
 from stoker.rundir.layout import RunDir
 
@@ -99,12 +100,20 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
     else:
         found = []
     if not found:
-        raise StokerError("STK301", path=path, folder=folder)
+        nearest = "" if full.exists() else closest(path, _beside(path, folder))
+        raise StokerError("STK301", path=path, folder=folder, nearest=nearest)
     return found
 
 
 def _unsupported(where: str, path: Path, kinds: tuple[str, ...]) -> StokerError:
     return StokerError("STK331" if kinds == PIPELINE_SUFFIXES else "STK308", where, suffix=path.suffix)
+
+
+def _beside(path: str, folder: Path) -> list[str]:
+    """What is in the folder that a path names, written like the path."""
+    with contextlib.suppress(OSError):
+        return sorted((PurePath(path).parent / one.name).as_posix() for one in (folder / path).parent.iterdir())
+    return []
 
 
 def label(path: Path, folder: Path) -> str:

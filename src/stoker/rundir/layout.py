@@ -256,7 +256,8 @@ def create(run_file: RunFile) -> RunDir:
     """Make the run directory, or open the one that holds this very run.
 
     Once a step was done, what changes the training (model, tokenizer, data, tune, train, native) must be equal;
-    `where`, `save`, `budget` and declared sizes may change between attempts.
+    `where`, `save`, `budget` and declared sizes may change between attempts. A run that was renamed is not begun again
+    under its old name.
     """
     assert run_file.run.name is not None
     run_dir = named(run_file.run.name)
@@ -265,9 +266,27 @@ def create(run_file: RunFile) -> RunDir:
             raise StokerError("STK401", name=run_dir.name, folder=run_dir.path, changes=changes)
         lasting = run_dir.manifest().model_dump(include=_LASTING)
         write(run_dir, run_file, **{**lasting, "forked_from": lasting["forked_from"] or _origin(run_dir)})
+    elif (now := renamed(run_dir)) and not training_words.differing(now.words(), training_words.of(run_file.run)):
+        raise StokerError("STK441", name=run_dir.name, folder=now.path, file=run_file.name, now=now.name)
     else:
         write(run_dir, run_file, forked_from=_origin(run_dir))
     return run_dir
+
+
+def present(run_dir: RunDir) -> RunDir:
+    """The same run by the name that its folder has now."""
+    if _is_former_name(run_dir.path):
+        return RunDir(run_dir.path.with_name(run_dir.path.resolve().name))
+    return run_dir if run_dir.path.exists() else renamed(run_dir) or run_dir
+
+
+def renamed(run_dir: RunDir) -> RunDir | None:
+    """The run that was trained in this directory and has another name now (`mv runs/v runs/w`)."""
+    for one in all_runs():
+        with contextlib.suppress(StokerError, OSError):
+            if one.name != run_dir.name == one.manifest().name and was_trained(one):
+                return one
+    return None
 
 
 def _origin(run_dir: RunDir) -> dict[str, Any] | None:

@@ -35,6 +35,8 @@ class DirectoryStore:
 
     def names(self, folder: str) -> dict[str, int]:
         """Every file below a folder; names of partial files begin with a dot."""
+        if not folder and not self._do(self._root.is_dir):
+            raise StokerError("STK652", store=self._root, reason=messages.text("store.no_folder", folder=self._root))
 
         def listed() -> dict[str, int]:
             found = (path for path in (self._root / folder).rglob("*") if not path.name.startswith("."))

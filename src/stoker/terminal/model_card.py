@@ -160,6 +160,7 @@ def _data(run_dir: RunDir, run: Run) -> dict[str, Any]:
     return {
         "sources": [f"`{name}`" for name in names],
         "rows": f"{report.rows_read:,}" if report else "?",
+        "trained": f"{report.train.segments:,}" if report else "?",
         "tokens": f"{report.train.tokens:,}" if report else "?",
         "digest": report.digest if report else "?",
     }

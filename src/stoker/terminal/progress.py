@@ -7,8 +7,12 @@ from pathlib import Path
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
+from stoker.launch import training
+from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
+from stoker.settle.reasons import reason
 from stoker.settle.spending import Spent
+from stoker.terminal import console
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 STATES = {
@@ -35,7 +39,7 @@ def progress_line(progress: RunProgress) -> str:
     """One line: step, epoch, loss, pace, time left, money."""
     step = progress.step
     if not step:
-        return messages.text("progress.starting")
+        return messages.text("progress.rehearsing" if progress.attempt else "progress.starting")
     fields = {
         "step": progress.done_steps,
         "total": progress.total_steps,
@@ -70,6 +74,27 @@ def _command(run_dir: RunDir) -> str:
         asked = [str(origin["run"]), "--fork", run_dir.name, *(["--weights"] if origin.get("weights_only") else [])]
     words = [word for override in manifest.overrides for word in ("--set", override)]
     return shlex.join(["stoker", "train", *asked, *words])
+
+
+def say_stopped(run_dir: RunDir, step: int) -> None:
+    """Report that it stopped, by which limit, and whether a last checkpoint was committed."""
+    seen = training.supervision(run_dir)
+    by = seen.get("reason")
+    if seen.get("ended"):
+        console.talk("train.stopped_short", step=seen["committed_step"], reason=reason(seen["ended"]))
+    elif by in ("time", "money", "deadline", "notice"):
+        console.talk("train.stopped_by", step=step, limit=reason(str(by)))
+    elif not seen.get("committed_step") and not checkpoints.committed(run_dir.checkpoints):
+        console.talk("stop.before_first")
+    else:
+        _say_resumable(run_dir, step)
+
+
+def _say_resumable(run_dir: RunDir, step: int) -> None:
+    """That a run stopped with a checkpoint, and the command that resumes it: another where its folder was renamed."""
+    manifest = run_dir.manifest()
+    key = "train.stopped" if manifest.name == run_dir.name else "train.stopped.renamed"
+    console.talk(key, step=step, name=run_dir.name, file=manifest.run_file)
 
 
 def spent_text(spent: Spent) -> str:

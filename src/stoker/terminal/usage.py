@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import sys
 from typing import Any
 
 from stoker import messages
@@ -26,7 +27,7 @@ def asks_for_help(error: Any) -> bool:
 
 def explain(error: Any) -> StokerError:
     """The error for a command line that cannot be read."""
-    command = error.ctx.command_path if error.ctx else "stoker"
+    command = error.ctx.command_path if error.ctx else _typed()
     said = error.format_message()
     for sign, key in _SIGNS:
         if found := re.search(sign, said):
@@ -34,6 +35,12 @@ def explain(error: Any) -> StokerError:
             problem += _nearest(found["name"], key, error)
             return StokerError("STK506", problem=problem, command=command)
     return StokerError("STK506", problem=said, command=command)
+
+
+def _typed() -> str:
+    """The command as it was typed: typer does not say it where an option lacks its value."""
+    words = [word for word in sys.argv[1:2] if not word.startswith("-")]
+    return " ".join(["stoker", *words])
 
 
 def _wrong_value(error: Any, found: re.Match[str]) -> str:

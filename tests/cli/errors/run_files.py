@@ -114,6 +114,7 @@ KEYS: Table = {
             err("STK104", "run.yaml:5: lr", "`train.learning_rate`"),
         ],
     ),
+    "an adapter at the top": (BOTH + "lora: {rank: 8}\n", [err("STK104", "run.yaml:3: lora", "`tune`")]),
     "a number as a key": (BOTH + "5: 3\n", [err("STK104", "run.yaml:3: 5", "`stoker schema` lists all keys")]),
     "an adapter's key in full tuning": (
         BOTH + "tune: {method: full, rank: 8}\n",

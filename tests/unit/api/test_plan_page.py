@@ -5,7 +5,7 @@ import pytest
 import stoker
 from stoker.api import figures, plan_page
 from stoker.messages import in_language
-from stoker.plan.plan import Resume
+from stoker.plan.plan import Cost, Resume, StepCounts
 
 MOVED = Resume(step=120, tier="SAMPLE-EXACT", changed=["precision: bf16 -> fp16", "micro: 4 -> 1"], unseen=["driver"])
 
@@ -53,3 +53,34 @@ def test_a_reason_follows_what_it_is_about(language: str, colon: str, monkeypatc
     monkeypatch.setenv("STOKER_LANG", language)
     made = stoker.plan("scratch_tiny", card="RTX4090")
     assert plan_page.reasons(made) == [f"{reason.about}{colon}{reason.text}" for reason in made.reasons]
+
+
+@pytest.mark.parametrize(
+    ("total", "epochs", "said"),
+    [
+        (546, 2, "546 = 273 per epoch x 2 epochs"),
+        (200, 1, "200 (0.73 of an epoch of 273)"),
+        (400, 2, "400 (1.47 epochs of 273)"),
+    ],
+)
+def test_steps_are_epochs_or_a_share_of_one(
+    total: int, epochs: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+    assert plan_page.steps_text(StepCounts(total=total, per_epoch=273, epochs=epochs, warmup=0)) == said
+
+
+@pytest.mark.parametrize(
+    ("amounts", "said"),
+    [
+        ((0.002, 0.001, 0.004), "<0.01 USD"),
+        ((0.02, 0.004, 0.05), "0.02 USD (<0.01 to 0.05)"),
+        ((0.0, 0.0, 0.0), "0.00 USD (0.00 to 0.00)"),
+    ],
+)
+def test_less_than_a_cent_is_not_nothing(
+    amounts: tuple[float, float, float], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", "en")
+    facts = {"price_per_hour": 1.0, "billed_devices": 1, "source": "a", "age_days": 0}
+    assert figures.paid(Cost(amount=amounts[0], amount_range=amounts[1:], currency="USD", **facts)) == said

@@ -175,6 +175,19 @@ def test_what_no_place_knows_is_refused_by_name(hub: list[str], model: str, tmp_
     assert hub == (["/someone/gone/resolve/main/config.json"] if model == "someone/gone" else [])
 
 
+def test_a_misspelt_folder_is_said_to_be_missing_and_names_the_closest(tmp_path: Path) -> None:
+    made = tmp_path / "models" / "bread"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(StokerError) as caught:
+        shapes.resolve("models/braed", tmp_path)
+    assert f"there is no folder {tmp_path / 'models' / 'braed'}; closest: `models/bread`" in caught.value.hint
+    with pytest.raises(StokerError) as caught:
+        shapes.resolve("Qwen/Qwen2.5-0.5b-instrukt", tmp_path)
+    assert "no folder" not in caught.value.hint
+    assert "`Qwen/Qwen2.5-0.5B-Instruct`" in caught.value.hint
+
+
 @pytest.mark.enable_socket
 def test_a_hub_that_does_not_answer_is_like_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")

@@ -27,7 +27,8 @@ def test_they_are_taken_where_they_are_asked_for_and_leave_the_loss_alone() -> N
 def test_nobody_has_them_unasked() -> None:
     for there in (machine("A100-80-SXM4"), card(), processor(packages=INSTALLED)):
         made = plan("", there, model=SEVEN if there.kind == "cuda" else "Qwen/Qwen2.5-0.5B")
-        assert (made.kernels, reason(made, "kernels")) == ("plain", "why.kernels.plain")
+        assert made.kernels == "plain"
+        assert reason(made, "kernels") == ("why.kernels.plain" if there.kind == "cuda" else "why.kernels.none")
     run = load.parse("model: a/b\ndata: {train: a.jsonl}\nwhere: {kernels: liger}\n", "run.yaml")
     assert checks.extra_packages(run) == ("liger-kernel",)
 
@@ -63,6 +64,9 @@ def test_what_keeps_them_away_is_named(words: str, model: str, version: str, nam
 def test_a_processor_has_no_triton() -> None:
     with pytest.raises(StokerError, match="STK248"):
         plan("where: {kernels: liger}\n", processor())
+    bare = processor(examined=True, packages={"torch": "2.13", "tensorboard": "2"})
+    with pytest.raises(StokerError, match="STK248"):  # no package would help
+        plan("where: {kernels: liger}\n", bare)
     there = machine("A100-80-SXM4", examined=True, memory_bytes=256 << 30, packages={"torch": "2.13"})
     with pytest.raises(StokerError, match="STK215"):
         plan("where: {kernels: liger}\n", there, model=SEVEN)

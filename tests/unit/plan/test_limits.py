@@ -1,12 +1,17 @@
 """What ends a run early, what a plan does after memory ran out, and what is done about bad steps."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from plan_case import SEVEN, SMALL, machine, plan, processor
 
 from stoker import messages
+from stoker.config import load
 from stoker.errors import StokerError
-from stoker.facts import prices
+from stoker.facts import prices, shapes
 from stoker.facts.machine import Machine
+from stoker.plan import remarks
 from stoker.plan.plan import Plan, Rung
 
 
@@ -146,3 +151,12 @@ def test_passing_over_steps_does_not_go_with_zero() -> None:
     with pytest.raises(StokerError) as caught:
         plan("train: {on_bad_step: skip, batch: 16}\nwhere: {strategy: zero2}", machine("A100-80G-SXM", 2))
     assert (caught.value.code, caught.value.fields["word"]) == ("STK216", "train.on_bad_step")
+
+
+def test_a_length_beyond_the_positions_of_the_model_is_said() -> None:
+    found = shapes.resolve(SMALL, Path("nowhere"))
+    found = dataclasses.replace(found, shape=dataclasses.replace(found.shape, context=2048))
+    (said,) = remarks.of_model(load.parse(f"model: {SMALL}\ndata: {{train: a, length: 2049}}\n", "run.yaml"), found)
+    assert (said.about, said.fields) == ("data.length", {"length": 2049, "context": 2048})
+    assert "`data.length: 2049`" in said.text
+    assert not remarks.of_model(load.parse(f"model: {SMALL}\ndata: {{train: a}}\n", "run.yaml"), found)

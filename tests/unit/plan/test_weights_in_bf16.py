@@ -76,5 +76,6 @@ def test_torchao_is_required_here_and_brought_elsewhere() -> None:
     with pytest.raises(StokerError, match="STK215") as caught:
         plan(BF16, here)
     assert caught.value.fields["package"] == "torchao"
+    assert '"stoker[bf16]"' in caught.value.hint
     run = load.parse(f"model: {SMALLER}\ndata: {{train: a.jsonl}}\n{BF16}", "run.yaml")
     assert checks.extra_packages(run) == ("torchao",)

@@ -73,13 +73,16 @@ def _fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "cards", lambda: few)
 
 
-def ask(own: str = "", **question: Any) -> Comparison:
+def ask(own: str = "", *, mine: bool = False, **question: Any) -> Comparison:
+    """The table; this machine, a 4090, takes part where it has a price, or where it is `mine` and costs nothing."""
     text = f"model: {SMALL}\ndata: {{train: a.jsonl, tokens: 5000000, length: 1024}}\ntrain: {{batch: 16}}\n{own}"
     run = load.parse(text, "run.yaml")
     shape = shapes.resolve(run.model, Path("nowhere"), run.tokenizer, run.data.length)
     machine = Machine.of_card(cards.find("RTX4090"))
     inputs = Inputs(run=run, machine=machine, shape=shape, data=data.declared(run), offer=money.offer(run, None, 1))
     here = compare.here(inputs, "RTX4090", 1)
+    if not mine and "price" not in own:
+        here = dataclasses.replace(here, found=None, refused=StokerError("STK208", count=9, found=0))
     return planning.comparison_of(inputs, planning.terms(run, MarketQuestion(**question)), here)
 
 
@@ -152,6 +155,54 @@ def test_your_own_price_is_of_your_own_machine_only() -> None:
     dear = ask("where: {price: 0.90 USD/h}\n")
     assert dear.answer is not None
     assert dear.answer.row is not dear.here
+
+
+OWN = {
+    # 4.5 h here for nothing; runpod's takes as long.
+    "nothing is asked": ({}, True, True),
+    # Four 4090 in 1.5 h are the cheapest in time; here it takes 4.5 h.
+    "a deadline that this machine misses": ({"by": "2h"}, False, True),
+    "a deadline that it keeps": ({"by": "5h"}, True, True),
+    "no money": ({"budget": "0USD"}, True, True),
+    "a budget that buys nothing": ({"budget": "0.01USD", "by": "5h"}, True, True),
+    # Eight H100 take 0.625 h.
+    "speed": ({"goal": "speed"}, False, True),
+    "a provider": ({"provider": "lambda"}, False, True),
+    # Nobody is in time; the fastest is nearest.
+    "no time": ({"by": "1m"}, False, False),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_this_machine_is_the_answer_where_it_costs_nothing_and_keeps_to_the_time(name: str) -> None:
+    question, own, kept = OWN[name]
+    found = ask(mine=True, **question)
+    assert found.answer is not None
+    assert ((found.answer.row is found.here), found.answer.kept) == (own, kept)
+    if own:
+        assert found.answer_sentence().startswith(
+            "Use 1 x RTX4090, this machine: training 4 h 00 min + setup 30 min 00 s; nothing to rent. It is likely"
+        )
+
+
+def test_a_machine_that_is_much_slower_is_not_worth_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60.5 h of this 4090 against 3 h of an A100 for 3.00 USD: rented, unless nothing is to be paid."""
+    monkeypatch.setitem(HOURS, "RTX4090", 60.0)
+    found = ask(mine=True)
+    assert found.answer is not None
+    assert found.answer.row.card == "A100-80-SXM4"
+    free = ask(mine=True, by="61h")
+    assert free.answer is not None
+    assert free.answer.row is free.here
+
+
+def test_no_row_that_is_slower_than_this_machine_is_marked() -> None:
+    found = ask(mine=True)
+    assert any(row is found.here for row in found.frontier)
+    assert all(row.seconds < found.here.seconds for row in found.frontier if row is not found.here)
+    assert found.to_json()["here"]["frontier"]
+    assert found.table(found.shortlist)[1][0][:2] == ["*", "this machine"]
+    assert any(row.card == "RTX4090" and row.devices == 1 for row in found.shortlist), "the best for rent stays"
 
 
 def test_a_provider_has_no_rows_but_its_own() -> None:
@@ -360,7 +411,7 @@ def test_the_language_chooses_the_region_where_nothing_else_does(monkeypatch: py
 
 
 def test_this_machine_stands_last_where_the_run_does_not_fit_it() -> None:
-    found = ask()
+    found = ask(mine=True)
     assert found.table(found.choices)[1][0][1] == "this machine"
     without = dataclasses.replace(
         found, here=Row(card="cpu", devices=1, found=None, refused=StokerError("STK208", count=9, found=0))

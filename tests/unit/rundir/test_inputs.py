@@ -95,6 +95,13 @@ def test_a_source_that_gives_no_file_is_an_error(folder: Path, path: str, code: 
     assert caught.value.code == code
 
 
+def test_a_misspelt_file_names_the_closest(folder: Path) -> None:
+    for path in ("data/bb.jsonl", str(folder / "data/bb.jsonl")):
+        with pytest.raises(StokerError) as caught:
+            inputs.expand(path, folder)
+        assert f"closest: `{path.replace('bb', 'b')}`" in caught.value.hint
+
+
 def test_an_eval_share_is_told_from_a_source_of_its_own() -> None:
     share, own, none = (run(f"{{train: a.jsonl{rest}}}") for rest in (", eval: 2 %", ", eval: b.jsonl", ""))
     assert (inputs.eval_share(share), inputs.eval_source(share)) == ("2 %", None)

@@ -142,6 +142,38 @@ def test_before_the_first_step_the_run_file_may_still_be_mended(folder: Path) ->
     assert create(TEXT.replace("model: m", "model: n")).run().model == "n"
 
 
+def test_a_run_that_was_renamed_does_not_start_over_under_its_old_name(folder: Path) -> None:
+    run_dir = after_a_step()
+    moved = run_dir.path.rename(run_dir.path.with_name("renamed"))
+    assert layout.present(run_dir).path == moved
+    with pytest.raises(StokerError) as caught:
+        create()
+    assert caught.value.code == "STK441"
+    assert "`stoker train run.yaml --set name=renamed`" in caught.value.hint
+    assert not run_dir.path.exists()
+    assert create(TEXT, "name=renamed").path == moved
+    assert create().path == run_dir.path, "the folder has the name of its own run now"
+
+
+def test_another_training_may_take_the_name_of_a_renamed_run(folder: Path) -> None:
+    run_dir = after_a_step()
+    run_dir.path.rename(run_dir.path.with_name("kept"))
+    assert create(TEXT, "train.epochs=3").path == run_dir.path
+
+
+def test_a_renamed_run_that_was_never_trained_is_left_alone(folder: Path) -> None:
+    run_dir = create()
+    run_dir.path.rename(run_dir.path.with_name("kept"))
+    assert create().path == run_dir.path
+
+
+def test_the_link_of_a_former_name_leads_to_the_present_one(folder: Path) -> None:
+    run_dir = after_a_step()
+    moved = run_dir.path.rename(run_dir.path.with_name("renamed"))
+    run_dir.path.symlink_to(moved, target_is_directory=True)
+    assert layout.present(run_dir).path == moved
+
+
 def test_a_run_is_found_by_name_and_by_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = create("name: mine\n" + TEXT)
     assert layout.find("mine").path == made.path

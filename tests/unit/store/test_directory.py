@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from store_case import HASTY, make_run, open_folder, shown
 
+from stoker.errors import StokerError
 from stoker.rundir import files
 from stoker.store import directory, opening, store_protocol
 from stoker.store.directory import DirectoryStore
@@ -19,6 +20,13 @@ from stoker.store.store_protocol import Bandwidth, Fault, Patience, Patient
 
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def test_a_folder_that_is_not_there_is_no_store_without_runs(tmp_path: Path) -> None:
+    store = open_folder(tmp_path / "nosuch")
+    with pytest.raises(StokerError, match=r"nosuch does not exist.*STK652"):
+        store.names("")
+    assert store.names("run") == {}, "a run that is not copied yet"
 
 
 def test_an_upload_is_there_whole(tmp_path: Path) -> None:
