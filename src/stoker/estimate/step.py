@@ -162,11 +162,13 @@ def to_json(step: Step) -> dict[str, Any]:
 
 
 def from_json(stored: dict[str, Any]) -> Step:
-    """A step that was stored."""
-    adapter = stored["adapter"]
-    if adapter:
-        adapter = Adapter(**{**adapter, "targets": tuple(adapter["targets"]), "whole": tuple(adapter["whole"])})
-    shape, foreign = ModelShape(**{**stored["shape"], "parts": None}), Foreign(**stored["foreign"])
+    """A step that was stored; JSON has lists for its tuples."""
+    inner = {
+        name: {key: tuple(one) if isinstance(one, list) else one for key, one in (stored[name] or {}).items()}
+        for name in ("shape", "adapter", "foreign")
+    }
+    adapter = Adapter(**inner["adapter"]) if inner["adapter"] else None
+    shape, foreign = ModelShape(**{**inner["shape"], "parts": None}), Foreign(**inner["foreign"])
     return Step(**{**stored, "shape": shape, "adapter": adapter, "foreign": foreign})
 
 

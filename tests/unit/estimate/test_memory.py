@@ -1,5 +1,6 @@
 """The closed form of memory: facts counted by hand, and what must hold for every step."""
 
+import json
 import time
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.estimate import layers, memory
+from stoker.estimate import step as steps
 from stoker.estimate.step import Adapter, Foreign, Step
 from stoker.estimate.walk import Walk
 from stoker.facts.shapes import ModelShape, shipped
@@ -252,3 +254,12 @@ def test_experts_are_gathered_as_they_are_held() -> None:
     others = [replace(SHARDED, shape=GPT), replace(SHARDED, compute="fp32", autocast=False), FULL, HALF]
     assert dense
     assert not any(layers.gathers_lowered(one) for one in (routed, *others))
+
+
+def test_a_step_comes_back_from_json_as_it_was() -> None:
+    """Also its tuples: figures are remembered by steps."""
+    some = replace(LORA, adapter=Adapter(rank=8, targets=("q_proj",), whole=("lm_head",)))
+    for step in (FULL, some):
+        again = steps.from_json(json.loads(json.dumps(steps.to_json(step))))
+        assert again == step
+        assert memory.estimate(again) == memory.estimate(step)
