@@ -76,14 +76,16 @@ class Comparison:
     @cached_property
     def frontier(self) -> list[Row]:
         """Rows that no other beats in both time and money."""
-        own = self._unpriced
-        beaten = own.seconds if own and own.sure else float("inf")
-        return [*(row for row in compare.frontier(self.rows) if row.seconds < beaten), *([own] if own else [])]
+        rented, own = compare.frontier(self.rows), self._unpriced
+        if own is None or not own.sure:
+            return rented
+        return [*(row for row in rented if row.seconds < own.seconds), own]
 
     @cached_property
     def shortlist(self) -> list[Row]:
         """The rows worth showing."""
-        return compare.shortlist(self.choices, self.frontier, self._advised, _SHOWN)
+        marked = [row for row in self.frontier if row is not self.here]
+        return compare.shortlist(self.choices, marked, self._advised, _SHOWN)
 
     @cached_property
     def choices(self) -> list[Row]:
