@@ -155,6 +155,10 @@ campaign name *args:
 plan-snapshot *args:
     python benchmarks/plan_snapshot.py "$@"
 
+# Preparing against the bare encoder, peak memory, kills (docs/evidence/preparing.json); downloads its text, some hours with all parts.
+preparing *args:
+    python benchmarks/preparing.py "$@"
+
 # What ranks cost each other, saves by size, the planner for 8-64 GPUs (docs/evidence/scale.json, docs/concepts/scale.*).
 scale *args:
     python benchmarks/scale.py "$@"
