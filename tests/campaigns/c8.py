@@ -303,7 +303,7 @@ def _record(step: Path, more: dict[str, Any]) -> None:
     said = {**commit, "files": {**entries, **more}}
     said.pop("digest")
     said["digest"] = checkpoints._digest(said)
-    (step / "COMMIT.json").write_text(checkpoints._rendered(said), encoding="utf-8")
+    (step / "COMMIT.json").write_text(files.json_text(said), encoding="utf-8")
 
 
 def _into_final(run_dir: RunDir, one: Hostile, content: bytes) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.rundir import checkpoints
+from stoker.rundir import checkpoints, files
 
 
 def final_name_from_the_first_byte() -> None:
@@ -18,7 +18,7 @@ def final_name_from_the_first_byte() -> None:
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir(parents=True)
         commit = checkpoints.sealed(checkpoints.Commit(step=step, created="", files={}, **facts).model_dump())
-        (final / checkpoints.COMMIT_NAME).write_text(checkpoints._rendered(commit))
+        (final / checkpoints.COMMIT_NAME).write_text(files.json_text(commit))
         yield final
 
     checkpoints.writing = writing  # type: ignore[assignment]

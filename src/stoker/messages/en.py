@@ -1386,6 +1386,7 @@ ENGLISH: dict[str, str] = {
     "watch.stops_at": "stops by {clock}",
     "watch.money": "money",
     "watch.warned": "most of the budget is spent",
+    "watch.cut_off_elsewhere": "Training and its supervisor were killed, or the machine was restarted. Run the same `stoker train` command again: it resumes from the newest checkpoint.",
     "watch.cut_off": "Training and its supervisor were killed, or the machine was restarted. `{command}` resumes from step {step}.",
     "watch.silent": "{host} does not respond: probably switched off ({platform})",
     "watch.silent_own": "{host} does not respond",

@@ -1386,6 +1386,7 @@ CHINESE: dict[str, str] = {
     "watch.stops_at": "最迟 {clock} 停止",
     "watch.money": "费用",
     "watch.warned": "预算大部分已用完",
+    "watch.cut_off_elsewhere": "训练进程和守护进程被杀，或机器重启过。再次运行同一条 `stoker train` 命令，即可从最新的检查点继续。",
     "watch.cut_off": "训练进程和守护进程被杀，或机器重启过。运行 `{command}` 即可从第 {step} 步继续。",
     "watch.silent": "{host} 没有响应：很可能已关机（{platform}）",
     "watch.silent_own": "{host} 没有响应",

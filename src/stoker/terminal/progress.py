@@ -61,6 +61,8 @@ def progress_line(progress: RunProgress) -> str:
 
 def interrupted_text(progress: RunProgress) -> str:
     """Why a run that was killed with its supervisor stands still, and the command that resumes it."""
+    if progress.elsewhere:
+        return messages.text("watch.cut_off_elsewhere")
     return messages.text("watch.cut_off", command=_command(progress.run_dir), step=progress.checkpoint.get("step", 0))
 
 
