@@ -92,6 +92,7 @@ def test_a_run_without_a_store_is_told_so(tmp_path: Path, run_dir: RunDir) -> No
 
 
 def test_runs_of_a_store_are_listed(tmp_path: Path, run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store").mkdir()
     store_commands.runs("store", as_json=True)
     assert json.loads(capsys.readouterr().out) == []
     store_commands.push("tiny", as_json=False)

@@ -22,6 +22,7 @@ NO_BITS = {
     "opened": "reads and compares",
     "program": "starts and ends",
     "pulse": "heartbeats",
+    "read_ahead": "brings rows of a store, each checked by its digest",
     "reading": "words for errors",
     "samples": "samples",
     "saving": "threads and files; what is saved is engine/checkpoint",

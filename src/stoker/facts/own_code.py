@@ -14,7 +14,7 @@ DECIDES_BITS = (
     *("engine/adapters", "engine/checkpoint", "engine/dataset", "engine/exact", "engine/guard", "engine/models"),
     *("engine/paged", "engine/parallel", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero"),
     *("engine/host_copies", "engine/known_rows", "engine/shared_build", "engine/shares", "engine/weights"),
-    *("engine/mixed_order", "engine/optimizer_factory", "engine/rounded"),
+    *("engine/mixed_order", "engine/optimizer_factory", "engine/rounded", "engine/streaming"),
     *("estimate/fused_rows", "estimate/rounding", "rows/order", "rows/mixture", "rundir/prepared"),
 )
 """Modules that a training process computes a step with. What the plan decides is in the fingerprint by its value."""

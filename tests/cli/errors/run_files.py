@@ -125,7 +125,38 @@ KEYS: Table = {
 VALUES: Table = {
     "no model": (DATA, [err("STK105", "run.yaml:1: model", "Qwen/")]),
     "no data": (MODEL, [err("STK105", "run.yaml:1: data", "data/train.jsonl")]),
-    "no train in data": (MODEL + "data: {length: 64}\n", [err("STK105", "run.yaml:2: data.train", "data/train.jsonl")]),
+    "neither rows nor a set": (MODEL + "data: {length: 64}\n", [err("STK167", "run.yaml:2: data", "data/train.jsonl")]),
+    "a stream without a set": (
+        MODEL + "data: {train: a.jsonl, stream: true}\n",
+        [err("STK168", "run.yaml:2: data.stream", "--push")],
+    ),
+    "shares that are not all": (
+        MODEL + "data: {train: [{path: a.txt, share: 50%}, {path: b.txt, share: 40%}]}\n",
+        [err("STK160", "run.yaml:2: data.train", "90 %", "50% + 40%")],
+    ),
+    "a mixture of a source that is not there": (
+        MODEL + "data: {train: [{path: wiki.txt}, {path: b.txt}], stages: [{mix: {wikki: 100%}}]}\n",
+        [err("STK161", "run.yaml:2: data.stages[0].mix.wikki", "closest: `wiki`")],
+    ),
+    "two sources of one name": (
+        MODEL + "data: {train: [{path: a/x.txt, share: 50%}, {path: b/x.txt, share: 50%}]}\n",
+        [err("STK162", "run.yaml:2: data.train[1].name", "`x`")],
+    ),
+    "a share and epochs": (
+        MODEL + "data: {train: [{path: a.txt, share: 50%, epochs: 2}, {path: b.txt, share: 50%}]}\n",
+        [
+            err("STK163", "run.yaml:2: data.train[0].epochs", "data.train.share"),
+            err("STK164", "run.yaml:2: data.train[1]", "`epochs` is missing"),
+        ],
+    ),
+    "an option datatrove does not have": (
+        MODEL + "data: {train: a.jsonl, pipeline: [{step: MinhashDedup, options: {buckets: 3}}]}\n",
+        [err("STK165", "run.yaml:2: data.pipeline[0].options.buckets", "num_buckets")],
+    ),
+    "an option that stages decide": (
+        MODEL + "data: {train: a.jsonl, pipeline: [{step: MinhashDedup}]}\nnative: {datatrove: {tasks: 3}}\n",
+        [err("STK166", "run.yaml:3: native.datatrove.tasks", "data.pipeline")],
+    ),
     "a model left empty": ("model:\n" + DATA, [err("STK120", "run.yaml:1: model")]),
     "a section left empty": (BOTH + "train:\n", [err("STK120", "run.yaml:3: train", "remove the key")]),
     "a value left empty": (BOTH + "train: {epochs: }\n", [err("STK120", "run.yaml:3: train.epochs")]),
