@@ -163,7 +163,7 @@ def to_json(step: Step) -> dict[str, Any]:
 
 def from_json(stored: dict[str, Any]) -> Step:
     """A step that was stored; JSON has lists for its tuples."""
-    inner = {
+    inner: dict[str, dict[str, Any]] = {
         name: {key: tuple(one) if isinstance(one, list) else one for key, one in (stored[name] or {}).items()}
         for name in ("shape", "adapter", "foreign")
     }
