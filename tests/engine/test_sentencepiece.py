@@ -9,6 +9,8 @@ from prepare_case import Case
 from stoker.engine import models, tokenizer
 from stoker.rundir import prepared
 
+pytestmark = pytest.mark.filterwarnings("default")
+
 ROWS = [{"messages": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven  wagons."}]}]
 
 

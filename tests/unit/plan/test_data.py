@@ -74,7 +74,8 @@ def test_counted_facts_are_those_of_the_report() -> None:
         train=split,
         eval=split.model_copy(update={"tokens": 50}),
     )
-    facts = plan_inputs.counted(report)
+    run = load.parse("model: m\ndata: {train: a}", "run.yaml")
+    facts = plan_inputs.counted(report, run)
     assert (facts.sequences, facts.tokens, facts.longest, facts.longest_segment) == (7, 500, 90, 80)
     assert (facts.digest, facts.has_eval, facts.disk_bytes, facts.estimated) == ("d", True, 4 * 550, False)
-    assert not plan_inputs.counted(report.model_copy(update={"eval": None})).has_eval
+    assert not plan_inputs.counted(report.model_copy(update={"eval": None}), run).has_eval

@@ -257,7 +257,7 @@ def test_setup_is_rounded_as_in_the_answer(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_nothing_keeps_to_is_said_with_the_nearest() -> None:
     said = ask(budget="3USD", by="1h").answer_sentence()
-    assert said.startswith("Nothing keeps to 3 USD, 1 h 00 min; the nearest is 8 x RTX4090 from runpod: 3.20 USD")
+    assert said.startswith("Nothing keeps to both 3 USD and 1 h; the nearest is 8 x RTX4090 from runpod: 3.20 USD")
 
 
 def test_an_answer_that_may_go_beyond_what_was_asked_says_so() -> None:
