@@ -14,6 +14,8 @@ from stoker.settle.reasons import reason
 from stoker.settle.spending import Spent
 from stoker.terminal import console
 
+_SENT_HERE = "where.place=local"
+"""What a place adds to the run file of a run that was sent there."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 STATES = {
     "new": "state.new",
@@ -61,7 +63,7 @@ def progress_line(progress: RunProgress) -> str:
 
 def interrupted_text(progress: RunProgress) -> str:
     """Why a run that was killed with its supervisor stands still, and the command that resumes it."""
-    if progress.elsewhere:
+    if progress.elsewhere or _SENT_HERE in progress.run_dir.manifest().overrides:  # the command was another machine's
         return messages.text("watch.cut_off_elsewhere")
     return messages.text("watch.cut_off", command=_command(progress.run_dir), step=progress.checkpoint.get("step", 0))
 
