@@ -203,9 +203,14 @@ def make_run(
     run_dir = layout.create(run_file)
     if not (run_dir.data / "report.json").exists():
         write_prepared(run_file, run_dir.data, rows, list(eval_rows), sizes)
-    plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
-    files.write_json(run_dir.plan_file, plan.model_dump())
+    plan(run_dir, run_file)
     return run_dir
+
+
+def plan(run_dir: RunDir, run_file: RunFile) -> None:
+    """Plan a run for this machine, its data being there."""
+    made = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
+    files.write_json(run_dir.plan_file, made.model_dump())
 
 
 def rewrite(run_dir: RunDir, old: str, new: str) -> None:

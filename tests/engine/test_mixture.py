@@ -17,8 +17,6 @@ from stoker.api import forking
 from stoker.engine import prepare
 from stoker.engine.mixed_order import MixedOrder
 from stoker.errors import StokerError
-from stoker.launch import plan_inputs
-from stoker.plan.make import make_plan
 from stoker.rows import mixture
 from stoker.rundir import checkpoints, events, files, layout
 from stoker.rundir.layout import RunDir
@@ -201,8 +199,7 @@ def test_a_fork_goes_on_with_the_mixture_and_cannot_move_its_stages(alone: RunDi
     assert caught.value.code == "STK429"
     run_file = forking.fork(parent, "other", [], weights_only=False)
     run_dir = layout.create(run_file)
-    plan = make_plan(plan_inputs.inputs(run_file, run_dir, plan_inputs.machine(None, run_file.run)))
-    files.write_json(run_dir.plan_file, plan.model_dump())
+    tiny_run.plan(run_dir, run_file)
     assert tiny_run.train(run_dir) == 0, tiny_run.said(run_dir)
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(alone.final)
     assert events.steps(run_dir.events_file)[20]["sources"] == events.steps(alone.events_file)[20]["sources"]

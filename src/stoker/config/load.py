@@ -350,6 +350,8 @@ def _data_conflicts(run: Run, document: Document) -> list[StokerError]:
         return [StokerError("STK167", document.where(("data",)))]
     if run.data.stream and run.data.set is None:
         return [StokerError("STK168", document.where(("data", "stream")))]
+    if run.data.stream and isinstance(run.data.set, list):
+        return [StokerError("STK169", document.where(("data", "stream")))]
     return []
 
 

@@ -1,14 +1,15 @@
 """What a run file says about mixing its sources: names, stages with shares by tokens, and words that do not agree.
 
-A mixture is asked for by `data.stages`, or by `share` or `epochs` at the sources. Knows no data: what a share is in
-sequences says `rows/mixture.py`.
+A mixture is asked for by `data.stages`, by `share` or `epochs` at the sources, or by a list of prepared sets. Knows no
+data: what a share is in sequences says `rows/mixture.py`.
 """
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from stoker.config.data import Data, PreparedSource, Source, Stage
 from stoker.config.reader import Document, KeyPath
-from stoker.config.run import Data, Run, Source, Stage
+from stoker.config.run import Run
 from stoker.errors import StokerError, closest
 
 _EXTENSIONS = (".gz", ".jsonl", ".json", ".csv", ".parquet", ".txt")
@@ -25,8 +26,18 @@ def sources(data: Data) -> list[Source]:
     return [data.train] if isinstance(data.train, Source) else list(data.train)
 
 
-def name_of(source: Source) -> str:
-    """`wiki` for `data/wiki.jsonl.gz` and `hub:owner/wiki`, unless the source has a name."""
+def set_paths(data: Data) -> list[str]:
+    """Where the prepared sets are that a run file names; none where it names rows."""
+    return [data.set] if isinstance(data.set, str) else [one.path for one in data.set or ()]
+
+
+def parts(data: Data) -> Sequence[Source | PreparedSource]:
+    """What a mixture is made of: sources of rows, or prepared sets."""
+    return data.set if isinstance(data.set, list) else sources(data)
+
+
+def name_of(source: Source | PreparedSource) -> str:
+    """`wiki` for `data/wiki.jsonl.gz`, `hub:owner/wiki` and `run:wiki`, unless the source has a name."""
     last = source.path.rstrip("/").replace(":", "/").rpartition("/")[2]
     for extension in _EXTENSIONS:
         last = last.removesuffix(extension)
@@ -34,20 +45,21 @@ def name_of(source: Source) -> str:
 
 
 def names(data: Data) -> list[str]:
-    """The names of the training sources, in order."""
-    return [name_of(source) for source in sources(data)]
+    """The names of what is mixed, in order."""
+    return [name_of(source) for source in parts(data)]
 
 
 def is_mixed(data: Data) -> bool:
     """Whether the order of sequences follows a mixture."""
-    return data.stages is not None or any(source.share or source.epochs for source in sources(data))
+    several = isinstance(data.set, list)
+    return several or data.stages is not None or any(source.share or source.epochs for source in sources(data))
 
 
 def stages(data: Data) -> list[Stage]:
     """The stages by shares of tokens; shares at the sources are one stage. Empty for a mixture by epochs, or none."""
     if data.stages:
         return data.stages
-    mix = {name_of(source): source.share for source in sources(data) if source.share}
+    mix = {name_of(source): source.share for source in parts(data) if source.share}
     return [Stage(mix=mix)] if mix else []
 
 
@@ -64,25 +76,28 @@ def conflicts(run: Run, document: Document) -> list[StokerError]:
 
 
 def _source_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
-    listed, known = sources(run.data), names(run.data)
-    places: list[KeyPath] = [("data", "train")]
-    if isinstance(run.data.train, list):
-        places = [("data", "train", number) for number in range(len(listed))]
+    listed, known = parts(run.data), names(run.data)
+    key = "set" if run.data.set else "train"
+    places: list[KeyPath] = [("data", key)]
+    if isinstance(getattr(run.data, key), list):
+        places = [("data", key, number) for number in range(len(listed))]
     for number, (source, place) in enumerate(zip(listed, places, strict=True)):
         given = [key for key in ("share", "epochs", "weight") if key in source.model_fields_set]
         if known[number] in known[:number]:
             yield StokerError("STK162", document.where((*place, "name")), name=known[number])
         if run.data.stages and given:
-            yield _together(document, (*place, given[0]), f"data.train.{given[0]}", "data.stages")
+            yield _together(document, (*place, given[0]), f"data.{key}.{given[0]}", "data.stages")
         elif len(given) > 1:
-            yield _together(document, (*place, given[1]), f"data.train.{given[1]}", f"data.train.{given[0]}")
-    for key in ("share", "epochs"):
-        lacking = [place for source, place in zip(listed, places, strict=True) if getattr(source, key) is None]
+            yield _together(document, (*place, given[1]), f"data.{key}.{given[1]}", f"data.{key}.{given[0]}")
+    for word in ("share", "epochs"):
+        lacking = [place for source, place in zip(listed, places, strict=True) if getattr(source, word) is None]
         if 0 < len(lacking) < len(listed):
-            yield from (StokerError("STK164", document.where(place), key=key) for place in lacking)
+            yield from (StokerError("STK164", document.where(place), key=word) for place in lacking)
+    if run.data.stages is None and not any(source.share or source.epochs for source in listed):
+        yield StokerError("STK164", document.where(places[0]), key="share")  # sets, and not how to mix them
     shares = [source.share for source in listed if source.share]
     if len(shares) == len(listed):
-        yield from _not_whole(shares, document, ("data", "train"))
+        yield from _not_whole(shares, document, ("data", key))
 
 
 def _stage_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
@@ -109,8 +124,8 @@ def _stage_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
 def _length_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
     """A mixture by epochs or by tokens says itself how long the training is."""
     by_tokens = any(stage.tokens for stage in run.data.stages or [])
-    said = "data.stages.tokens" if by_tokens else "data.train.epochs"
-    if by_tokens or any(source.epochs for source in sources(run.data)):
+    said = "data.stages.tokens" if by_tokens else f"data.{'set' if run.data.set else 'train'}.epochs"
+    if by_tokens or any(source.epochs for source in parts(run.data)):
         for key in _LENGTHS:
             if key in run.train.model_fields_set and getattr(run.train, key) is not None:
                 yield _together(document, ("train", key), f"train.{key}", said)

@@ -3,117 +3,39 @@
 These types do no work: no I/O, no environment, no defaults that depend on hardware (`auto` is decided in `plan`).
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     ModelWrapValidatorHandler,
     Tag,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticKnownError
+from pydantic_core import InitErrorDetails
 
-from stoker.config import layouts, place_names, values
+from stoker.config import place_names, values
+from stoker.config.data import Data
+from stoker.config.kinds import (
+    Auto,
+    Duration,
+    EveryText,
+    IntervalText,
+    Money,
+    NotTruth,
+    Percent,
+    PlaceName,
+    Price,
+    auto_kind,
+    kind,
+    number_kind,
+    text_or_list,
+    word_kind,
+)
 from stoker.config.optimizer_names import OptimizerName
-from stoker.config.pipeline_steps import Step
 from stoker.config.section import NonEmpty, Section
-
-
-def _no_truth(value: Any) -> Any:
-    """`epochs: true` is a mistake, not one epoch."""
-    if isinstance(value, bool):
-        raise PydanticKnownError("finite_number")
-    return value
-
-
-NotTruth = BeforeValidator(_no_truth)
-
-
-def _amount(value: Any) -> Any:
-    """`5M` and `500万` are numbers."""
-    if not isinstance(value, str):
-        return _no_truth(value)
-    number = values.amount(value)
-    if number is None:
-        raise PydanticKnownError("string_pattern_mismatch", {"pattern": values.AMOUNT_PATTERN})
-    return number
-
-
-Amount = BeforeValidator(_amount, json_schema_input_type=int | Annotated[str, Field(pattern=values.AMOUNT_PATTERN)])
-
-
-def _at_most_all(text: str) -> str:
-    if values.share(text) > 1:
-        raise PydanticKnownError("less_than_equal", {"le": 100})
-    return text
-
-
-def _share_or_path(text: str) -> str:
-    """What ends in `%` is a share and must read as one."""
-    if not text.rstrip().endswith(("%", "％")):
-        return text
-    if not re.fullmatch(values.PERCENT_PATTERN, text.strip()):
-        raise PydanticKnownError("string_pattern_mismatch", {"pattern": values.PERCENT_PATTERN})
-    return _at_most_all(text)
-
-
-def _not_zero(text: str) -> str:
-    interval = values.every(text)
-    if interval.kind in ("steps", "seconds") and not interval.amount:
-        raise PydanticKnownError("greater_than", {"gt": 0})
-    return text
-
-
-Auto = Literal["auto"]
-FormatName = Annotated[
-    str,
-    BeforeValidator(layouts.check),
-    WithJsonSchema({"enum": [layouts.AUTO, *layouts.BUILT_IN], "type": "string"}),
-]
-Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
-Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]
-Money = Annotated[str, Field(pattern=values.MONEY_PATTERN)]
-Price = Annotated[str, Field(pattern=values.PRICE_PATTERN)]
-EveryText = Annotated[str, Field(pattern=values.EVERY_PATTERN), AfterValidator(_not_zero)]
-IntervalText = Annotated[str, Field(pattern=values.INTERVAL_PATTERN), AfterValidator(_not_zero)]
-PlaceName = Annotated[
-    str,
-    BeforeValidator(place_names.check),
-    WithJsonSchema({"enum": list(place_names.BUILT_IN), "type": "string"}),
-]
-
-
-def _kind(value: Any) -> str:
-    """Which member of a text-or-mapping union a value belongs to."""
-    return "mapping" if isinstance(value, dict | BaseModel) else "text"
-
-
-def _kind_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list) else _kind(value)
-
-
-def _text_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list) else "text"
-
-
-def _number_kind(value: Any) -> str:
-    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else "text"
-
-
-def _auto_kind(value: Any) -> str:
-    return "auto" if value == "auto" else "value"
-
-
-def _word_kind(value: Any) -> str:
-    return "text" if isinstance(value, str) else "value"
 
 
 class Shape(Section):
@@ -148,78 +70,6 @@ class TrainTokenizer(Section):
     """Vocabulary size, including special tokens."""
 
 
-class Source(Section):
-    """One source of rows."""
-
-    path: NonEmpty
-    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, or `recipe:file` shipped with Stoker."""
-    name: NonEmpty | None = None
-    """What a mixture and its counts call it. Default: the last part of its path, without extension."""
-    share: Percent | None = None
-    """Its share of the training's tokens (`60%`), for a mixture in one stage. The shares of all sources are 100 %."""
-    epochs: Annotated[float, Field(gt=0, le=1000), NotTruth] | None = None
-    """How often the training sees it, for a mixture by epochs: each source its own, instead of `train.epochs`."""
-    weight: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
-    """How often its rows are used: 2 means twice, 0.5 a random half chosen by the seed."""
-    config: str | None = None
-    """The hub dataset's configuration, if it has several."""
-    split: str = "train"
-    """The hub dataset's split."""
-
-
-class Stage(Section):
-    """A part of the training with its own mixture of sources."""
-
-    share: Percent | None = None
-    """How much of the training it is (`30%` of its steps). The shares of all stages are 100 %."""
-    tokens: Annotated[int, Field(ge=1, le=10**15), Amount] | None = None
-    """How much it is in tokens (`5B`), for all stages or none: they then decide the number of steps."""
-    mix: Annotated[dict[str, Percent], Field(min_length=1)]
-    """Share of its tokens by the name of the source: `{wiki: 60%, code: 40%}`, 100 % together."""
-
-
-class Data(Section):
-    """The training data."""
-
-    train: (
-        Annotated[
-            Annotated[NonEmpty, Tag("text")]
-            | Annotated[Source, Tag("mapping")]
-            | Annotated[list[Source], Field(min_length=1), Tag("list")],
-            Discriminator(_kind_or_list),
-        ]
-        | None
-    ) = None
-    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
-    stages: Annotated[list[Stage], Field(min_length=1)] | None = None
-    """A mixture that changes during training: the stages in order, each with shares by tokens of the sources."""
-    pipeline: Annotated[list[Step], Field(min_length=1)] | None = None
-    """Steps of datatrove that the training data goes through first, in this order. It is then text: jsonl with `text`,
-    csv, parquet, warc, or a hub dataset."""
-    set: NonEmpty | None = None
-    """A set that is prepared already, in place of `train`: a store's address (`s3://bucket/prefix`, a directory,
-    `ssh://user@host/path`) where `stoker prepare --push` put it, `run:NAME`, or the data folder of a run."""
-    stream: bool = False
-    """Read the set from its store while training, through a cache, instead of fetching it first."""
-    cache: Annotated[str, Field(pattern=values.SIZE_PATTERN)] = "4 GB"
-    """Disk that a streamed set may take on a machine, in all; what is read ahead bridges a store that is away."""
-    eval: Annotated[NonEmpty, AfterValidator(_share_or_path)] | None = None
-    """A share of the training rows (`2%`), or a separate file, directory, glob or hub dataset."""
-    length: Annotated[int, Field(ge=8, le=10_000_000), NotTruth] = 2048
-    """Longest sequence in tokens. Longer rows are truncated (text: split) and counted in the report."""
-    pack: bool = True
-    """Pack several documents into one sequence, without attention between them. If false, batch counts rows."""
-    format: FormatName = "auto"
-    """Row format. `auto` detects it from the keys and reports what it found."""
-    on_bad_row: Literal["stop", "skip"] = "stop"
-    """What to do with an invalid row: stop and report it, or skip and count it."""
-    rows: Annotated[int, Field(ge=1, le=10**12), Amount] | None = None
-    """Declared number of rows (`20000`, `20k`, `2万`), for planning before the data is available."""
-    tokens: Annotated[int, Field(ge=1, le=10**15), Amount] | None = None
-    """Declared number of tokens (`5000000`, `5M`, `500万`), for planning before the data is available. Without it a
-    plan counts the rows of files on this machine and estimates their tokens."""
-
-
 class Full(Section):
     """Train every weight."""
 
@@ -236,7 +86,7 @@ class _LowRank(Section):
     """Dropout before the adapter."""
     targets: Annotated[
         Annotated[Literal["all-linear"], Tag("text")] | Annotated[list[NonEmpty], Field(min_length=1), Tag("list")],
-        Discriminator(_text_or_list),
+        Discriminator(text_or_list),
     ] = "all-linear"
     """Which layers get an adapter: all linear layers (experts too, no router, no vision tower), or module names."""
 
@@ -275,7 +125,7 @@ class Train(Section):
     """Learning rate schedule after warm-up."""
     warmup: Annotated[
         Annotated[Annotated[int, Field(ge=0, le=10**9), NotTruth], Tag("number")] | Annotated[Percent, Tag("text")],
-        Discriminator(_number_kind),
+        Discriminator(number_kind),
     ] = "3%"
     """Warm-up steps: a number, or a share of all steps (`3%`)."""
     weight_decay: Annotated[float, Field(ge=0, lt=1), NotTruth] = 0.0
@@ -291,7 +141,7 @@ class Train(Section):
     gradients, AdamW's averages in 8 bits (torchao), updates rounded at random. An adapter is always in fp32."""
     seed: Annotated[int, Field(ge=0, lt=2**32), NotTruth] = 42
     """Determines data order, initial weights and dropout."""
-    exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(_auto_kind)] = "auto"
+    exact: Annotated[Annotated[Auto, Tag("auto")] | Annotated[bool, Tag("value")], Discriminator(auto_kind)] = "auto"
     """Combine gradients in one canonical order, so that the device count does not change a bit. `auto`: on for lora
     and qlora, off for full (it needs log2 extra gradient copies)."""
     deterministic: bool = False
@@ -342,19 +192,19 @@ class Where(Section):
     gpus: Annotated[
         Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("number")]
         | Annotated[Annotated[str, Field(pattern=values.DEVICES_PATTERN)], Tag("text")],
-        Discriminator(_number_kind),
+        Discriminator(number_kind),
     ] = "all"
     """`all`, a count, or device numbers in quotes: `'0,2'`, or `'0'` for the first. The number 0 means the CPU."""
     strategy: Literal["auto", "ddp", "fsdp2", "zero2", "zero3"] = "auto"
     """How several devices work together. `auto`: the whole model on each if it fits, else sharded with fsdp2."""
     processes: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
-        Discriminator(_auto_kind),
+        Discriminator(auto_kind),
     ] = "auto"
     """On a CPU, how many processes train together on each machine. With GPUs there is one per GPU."""
     micro: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=1), NotTruth], Tag("value")],
-        Discriminator(_auto_kind),
+        Discriminator(auto_kind),
     ] = "auto"
     """Sequences per device and forward pass. Part of the numeric fingerprint."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
@@ -362,7 +212,7 @@ class Where(Section):
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = "auto"
     """Attention kernel."""
     gradient_checkpointing: Annotated[
-        Annotated[Literal["auto", "offload"], Tag("text")] | Annotated[bool, Tag("value")], Discriminator(_word_kind)
+        Annotated[Literal["auto", "offload"], Tag("text")] | Annotated[bool, Tag("value")], Discriminator(word_kind)
     ] = "auto"
     """Recompute activations in the backward pass instead of keeping them. `offload`: what that still keeps, each
     block's input, is in main memory meanwhile; `auto` does so only where nothing else fits."""
@@ -378,7 +228,7 @@ class Where(Section):
     most SAMPLE-EXACT. With it the loss is the plain one."""
     workers: Annotated[
         Annotated[Auto, Tag("auto")] | Annotated[Annotated[int, Field(ge=0), NotTruth], Tag("value")],
-        Discriminator(_auto_kind),
+        Discriminator(auto_kind),
     ] = "auto"
     """Data loader processes."""
     after: Literal["auto", "stay", "stop", "release"] = "auto"
@@ -422,7 +272,7 @@ class Native(Section):
     fsdp: NativeBlock = Field(default_factory=dict)
     """`torch.distributed.fsdp.fully_shard` and its `MixedPrecisionPolicy`; types by name, `offload_policy: cpu`."""
     deepspeed: Annotated[
-        Annotated[NonEmpty, Tag("text")] | Annotated[NativeBlock, Tag("mapping")], Discriminator(_kind)
+        Annotated[NonEmpty, Tag("text")] | Annotated[NativeBlock, Tag("mapping")], Discriminator(kind)
     ] = Field(default_factory=dict)
     """DeepSpeed configuration, or the path of a `ds_config.json`. Stoker fills in its `auto` values."""
     vllm: NativeBlock = Field(default_factory=dict)
@@ -476,10 +326,10 @@ class Run(Section):
     """Name of the run directory. Default: the run file's name without its extension; characters other than letters a
     to z, digits, `.`, `_` and `-` are replaced, and a name that has Chinese ones ends with six characters of its
     digest."""
-    model: Annotated[Annotated[NonEmpty, Tag("text")] | Annotated[Shape, Tag("mapping")], Discriminator(_kind)]
+    model: Annotated[Annotated[NonEmpty, Tag("text")] | Annotated[Shape, Tag("mapping")], Discriminator(kind)]
     """Hub id, local path, `run:NAME` for the model of an earlier run, or a shape to train from scratch."""
     tokenizer: Annotated[
-        Annotated[NonEmpty, Tag("text")] | Annotated[TrainTokenizer, Tag("mapping")], Discriminator(_kind)
+        Annotated[NonEmpty, Tag("text")] | Annotated[TrainTokenizer, Tag("mapping")], Discriminator(kind)
     ] = "auto"
     """`auto` is the model's own; or a path, or `{train: bpe, vocab: 32000}`."""
     data: Data

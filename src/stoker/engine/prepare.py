@@ -34,7 +34,7 @@ from stoker.rows import formats, row_files
 from stoker.rows.formats import Layout
 from stoker.rows.row_files import File
 from stoker.rows.row_values import BadRow
-from stoker.rundir import files, in_place, inputs, prepared
+from stoker.rundir import files, in_place, inputs, prepared, set_list
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -129,7 +129,7 @@ def main(path: Path) -> int:
     run_dir = RunDir(path)
     run, folder = run_dir.run(), run_dir.folder()
     if run.data.set is not None:
-        tokenizer.require_same(run, folder, run_dir.data / "tokenizer", run.data.set)
+        tokenizer.require_same(run, folder, run_dir.data / "tokenizer", set_list.address(run))
         return EXIT_DONE
     if prepared.current_report(run_dir, run, folder):
         return EXIT_DONE
@@ -438,7 +438,7 @@ def _finish(job: PreparePass) -> None:
     held = shards.as_split("eval", state.eval) if state.eval else None
     counted = shards.statistics(job.data, train, job.tokenizer.vocab)
     report = Report(
-        digest=prepared.digest(job.data, {**train.files, **(held.files if held else {})}),
+        digest=prepared.digest(train, held, files.sha256(job.data / "tokenizer" / prepared.TOKENIZER_FILE)),
         key=state.key,
         words=prepared.words(run),
         sources=state.sources,

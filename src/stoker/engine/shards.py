@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stoker.rows import packing
-from stoker.rundir import files
+from stoker.rundir import files, prepared
 from stoker.rundir.prepared import SHARD_FILES, SourceCount, Split
 
 _WRITE_TOKENS = 1 << 20
@@ -57,7 +57,7 @@ class ShardWriter:
         """Pack the collected segments and write them as one shard."""
         if not self._segments:
             return
-        name = f"shard-{len(self.done):05d}"
+        name = prepared.shard_name(len(self.done))
         folder = self._data / self._split
         aside = folder / f".{name}.tmp"
         shutil.rmtree(aside, ignore_errors=True)

@@ -12,8 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from stoker.config.data import Source
 from stoker.config.pipeline_steps import Block, Decontamination
-from stoker.config.run import Run, Source
+from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.launch import tools
 from stoker.rows import pipeline_output

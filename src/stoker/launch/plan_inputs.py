@@ -242,7 +242,7 @@ def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
     if report is not None or run.data.set is None or run.data.tokens is not None:
         return report
     report = sets.look(run, run_file.folder)
-    prepared.require_fits(report, run, run.data.set)
+    prepared.require_fits(report, run, set_list.address(run))
     return report
 
 

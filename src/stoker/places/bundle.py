@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import env, messages
+from stoker.config import mixing
 from stoker.config.run import Run
 from stoker.hosts import wheel
 from stoker.places import package as packages
@@ -176,7 +177,7 @@ def secret_names(run: Run) -> list[str]:
 
 def _store_kinds(run: Run) -> set[str]:
     """Schemes of the stores that hold a run's copies and its data."""
-    return {str(where or "").partition("://")[0] for where in (run.save.store, run.data.set)}
+    return {str(where or "").partition("://")[0] for where in (run.save.store, *mixing.set_paths(run.data))}
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker import env
-from stoker.config import load
+from stoker.config import load, mixing
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -143,7 +143,7 @@ def secrets(run: Run | None = None, platform: str = "") -> dict[str, str]:
 
 
 def _has_bucket(run: Run) -> bool:
-    return any((where or "").startswith("s3://") for where in (run.save.store, run.data.set))
+    return any((where or "").startswith("s3://") for where in (run.save.store, *mixing.set_paths(run.data)))
 
 
 def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:

@@ -12,7 +12,8 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from stoker.config import mixing
-from stoker.config.run import Run, Stage
+from stoker.config.data import Stage
+from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir.prepared import SourceCount
 
@@ -110,7 +111,7 @@ def of(run: Run, data: Counted) -> Mixture | None:
     found = tuple(data.sources) or _alike(mixing.names(run.data), data)
     asked = mixing.stages(run.data)
     if not asked:
-        times = [Fraction(str(source.epochs)) for source in mixing.sources(run.data)]
+        times = [Fraction(str(source.epochs)) for source in mixing.parts(run.data)]
         parts = tuple(max(1, round(time * one.sequences)) for time, one in zip(times, found, strict=True))
         return Mixture(_checked(found, parts), (MixedStage(sum(parts), parts),))
     per_token = [_per_token(stage, found) for stage in asked]

@@ -29,6 +29,7 @@ FORMAT = 1
 ROWS = 4
 """How rows are read: a set prepared by earlier rules is prepared again, unless it was trained on."""
 TOKENIZER_NAME = "tokenizer"
+TOKENIZER_FILE = "tokenizer.json"
 SHARD_FILES = ("tokens.bin", "segments.bin", "rows.bin", "trained.bin")
 
 
@@ -148,10 +149,16 @@ def _seal(said: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def digest(data: Path, split_files: dict[str, str]) -> str:
-    """SHA-256 over both splits' files, the tokenizer and the format: what data order and resume are tied to."""
+def shard_name(number: int) -> str:
+    """The folder of a shard."""
+    return f"shard-{number:05d}"
+
+
+def digest(train: Split, held: Split | None, tokenizer: str) -> str:
+    """SHA-256 over both splits' files, the tokenizer (its file's digest) and the format."""
+    split_files = {**train.files, **(held.files if held else {})}
     parts = [f"{name} {one}" for name, one in sorted(split_files.items())]
-    parts += [f"tokenizer {files.sha256(data / TOKENIZER_NAME / 'tokenizer.json')}", f"format {FORMAT}"]
+    parts += [f"tokenizer {tokenizer}", f"format {FORMAT}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -223,9 +230,10 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
         return None
     if run.data.set is not None:
         listed = set_list.read(run_dir.data)
-        if listed is None or listed.where != run.data.set or (listed.streamed and not run.data.stream):
+        where = set_list.address(run)
+        if listed is None or listed.where != where or (listed.streamed and not run.data.stream):
             return None
-        require_fits(report, run, run.data.set)
+        require_fits(report, run, where)
         return report
     try:
         wanted = key(run, folder)

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from stoker.config import mixing
+from stoker.config.run import Run
 from stoker.rundir import files
 from stoker.rundir.checkpoints import FileEntry
 
@@ -36,7 +38,7 @@ class SetList(BaseModel):
     files: dict[str, FileEntry]
     """By their names in the data folder: those of the report, the report, the tokenizer's, the rows' digests."""
     where: str = ""
-    """The store's address as the run file has it; empty in the store itself."""
+    """Where the run file says it is (`address`); empty in the store itself."""
     streamed: bool = False
     seal: str = ""
     """SHA-256 of what the store's list says: one that was changed is none."""
@@ -54,6 +56,13 @@ class SetList(BaseModel):
     def local_files(self) -> dict[str, FileEntry]:
         """Those that a run directory holds."""
         return {name: entry for name, entry in self.files.items() if not (self.streamed and is_streamed(name))}
+
+
+def address(run: Run) -> str:
+    """Where the set of a run file is, as it writes it; of several sets their names, too."""
+    if not isinstance(run.data.set, list):
+        return str(run.data.set)
+    return ", ".join(f"{mixing.name_of(one)}: {one.path}" for one in run.data.set)
 
 
 def is_streamed(name: str) -> bool:

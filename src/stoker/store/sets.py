@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from stoker import messages
+from stoker.config import mixing
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, file_check, files, inputs, layout, prepared, set_list
@@ -21,7 +22,7 @@ from stoker.rundir.checkpoints import FileEntry
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.rundir.set_list import SetList
-from stoker.store import fetch, opening
+from stoker.store import fetch, mixed_set, opening
 from stoker.store.store_protocol import Fault, Patient, Ranged
 
 Progress = Callable[[int, int], None]
@@ -147,7 +148,12 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 def look(run: Run, folder: Path) -> Report:
     """The report of the set that a run file names, without the set."""
-    where = str(run.data.set)
+    if isinstance(run.data.set, list):
+        return mixed_set.together(mixing.names(run.data), [_look(one.path, folder) for one in run.data.set])
+    return _look(str(run.data.set), folder)
+
+
+def _look(where: str, folder: Path) -> Report:
     if local := local_data(where, folder):
         return _report_of(local)
     with reached(where):
@@ -165,27 +171,41 @@ def bring(run_dir: RunDir, run: Run, folder: Path, progress: Progress = lambda *
 
     A run that was trained gets the set it was trained on, also where another was pushed since.
     """
-    where = str(run.data.set)
     aside = run_dir.store_folder / "set"
-    if local := local_data(where, folder):
-        listed = _link(local, aside, where, streamed=run.data.stream)
+    if isinstance(run.data.set, list):
+        parts = [aside.with_name(f"set-{number}") for number in range(len(run.data.set))]
+        for one, part in zip(run.data.set, parts, strict=True):
+            _bring_one(run_dir, run, one.path, folder, part, progress)
+        listed = mixed_set.link(mixing.names(run.data), parts, aside, set_list.address(run))
     else:
-        newest = checkpoints.next_found(run_dir.checkpoints)
-        with reached(where):
-            store = opening.open_store(where, folder)
-            if run.data.stream and not isinstance(store.inner, Ranged):
-                raise StokerError("STK343", store=where)
-            found = _meant(store, where, newest.commit.data_digest if newest else None)
-            listed = found.model_copy(update={"where": where, "streamed": run.data.stream})
-            _fetch(store, aside, listed, run_dir.data, progress)
-    prepared.require_fits(_report_of(aside), run, where)
+        parts = []
+        listed = _bring_one(run_dir, run, str(run.data.set), folder, aside, progress)
     files.write_json(set_list.list_file(aside), listed.model_dump())
     for below in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
         files.sync_folder(below)
     shutil.rmtree(run_dir.data, ignore_errors=True)
     aside.rename(run_dir.data)
     files.sync_folder(run_dir.path)
+    for part in parts:
+        shutil.rmtree(part)
     return _report_of(run_dir.data)
+
+
+def _bring_one(run_dir: RunDir, run: Run, where: str, folder: Path, aside: Path, progress: Progress) -> SetList:
+    """Link or fetch a set into a folder beside the data."""
+    if local := local_data(where, folder):
+        listed = _link(local, aside, where, streamed=run.data.stream)
+    else:
+        trained = None if isinstance(run.data.set, list) else checkpoints.next_found(run_dir.checkpoints)
+        with reached(where):
+            store = opening.open_store(where, folder)
+            if run.data.stream and not isinstance(store.inner, Ranged):
+                raise StokerError("STK343", store=where)
+            found = _meant(store, where, trained.commit.data_digest if trained else None)
+            listed = found.model_copy(update={"where": where, "streamed": run.data.stream})
+            _fetch(store, aside, listed, run_dir.data, progress)
+    prepared.require_fits(_report_of(aside), run, where)
+    return listed
 
 
 def local_data(where: str, folder: Path) -> Path | None:

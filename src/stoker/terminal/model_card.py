@@ -12,6 +12,7 @@ import yaml
 
 from stoker import messages
 from stoker.api import figures
+from stoker.config import mixing
 from stoker.config.run import Run, Shape
 from stoker.plan.plan import Plan
 from stoker.rundir import events, files, inputs, prepared
@@ -154,7 +155,7 @@ def _training(run: Run, plan: Plan) -> dict[str, Any]:
 
 
 def _data(run_dir: RunDir, run: Run) -> dict[str, Any]:
-    paths = [source.path for source in inputs.train_sources(run)] or [str(run.data.set)]
+    paths = [source.path for source in inputs.train_sources(run)] or mixing.set_paths(run.data)
     names = [Path(path).name if path.startswith(("/", "~", ".")) else path for path in paths]
     report = prepared.read_report(run_dir.data)
     return {

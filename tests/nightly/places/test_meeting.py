@@ -175,7 +175,7 @@ def _prepared(data: Path, words: int) -> None:
     counts = {"tokens": words, "trained_tokens": words, "longest": words, "longest_segment": words}
     split = prepared.Split(sequences=1, segments=1, shards=["shard-00000"], files=digests, **counts)
     report = prepared.Report(
-        digest=prepared.digest(data, digests),
+        digest=prepared.digest(split, None, files.sha256(data / "tokenizer/tokenizer.json")),
         key="",
         length=32,
         packed=True,

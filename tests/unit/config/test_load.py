@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from stoker.config import load
-from stoker.config.run import Lora, Shape, Source
+from stoker.config.data import Source
+from stoker.config.run import Lora, Shape
 from stoker.errors import StokerError, StokerErrors
 
 TEXT = "model: m\ndata: {train: a.jsonl}\ntrain: {epochs: 2}\n"

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from stoker.config import load, mixing
-from stoker.config.run import Source
+from stoker.config.data import Source
 from stoker.errors import StokerErrors
 
 HEAD = "model: {shape: llama, layers: 2, width: 64, heads: 2}\ntokenizer: tok\ndata:\n  train:\n"
@@ -89,3 +89,34 @@ def test_without_the_words_there_is_no_mixture() -> None:
 )
 def test_what_does_not_agree_is_refused_at_its_place(body: str, found: list[tuple[str, str]]) -> None:
     assert refused(body) == found
+
+
+SETS = "    - {path: 's3://bucket/wiki'%s}\n    - {path: 'run:code'%s}\n"
+
+
+def test_prepared_sets_are_mixed_as_sources_are() -> None:
+    data = load.parse(HEAD.replace("train", "set") + SETS % (", share: 60%", ", share: 40%"), "run.yaml").data
+    assert mixing.is_mixed(data)
+    assert mixing.sources(data) == []
+    assert mixing.set_paths(data) == ["s3://bucket/wiki", "run:code"]
+    assert [stage.mix for stage in mixing.stages(data)] == [{"wiki": "60%", "code": "40%"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (SETS % ("", ""), [("STK164", "data.set[0]")]),
+        (SETS % (", share: 60%", ", share: 30%"), [("STK160", "data.set")]),
+        (SETS % (", share: 60%", ", epochs: 1"), [("STK164", "data.set[0]"), ("STK164", "data.set[1]")]),
+        (SETS % (", name: code, epochs: 1", ", epochs: 1"), [("STK162", "data.set[1].name")]),
+        (SETS % ("", "") + "  stages: [{mix: {wiki: 50%, cod: 50%}}]\n", [("STK161", "data.stages[0].mix.cod")]),
+        (SETS % (", epochs: 1", ", epochs: 1") + "  stream: true\n", [("STK169", "data.stream")]),
+        (SETS % (", epochs: 1", ", epochs: 1") + "train: {epochs: 2}\n", [("STK163", "train.epochs")]),
+        (SETS % (", weight: 2", ", share: 100%"), [("STK104", "data.set[0].weight")]),
+        ("    - wiki-set\n", [("STK106", "data.set[0]")]),
+    ],
+)
+def test_a_list_of_sets_that_does_not_agree_is_refused_at_its_place(body: str, found: list[tuple[str, str]]) -> None:
+    with pytest.raises(StokerErrors) as caught:
+        load.parse(HEAD.replace("train", "set") + body, "run.yaml")
+    assert [(one.code, one.where.partition(": ")[2]) for one in caught.value.errors] == found

@@ -25,7 +25,11 @@ WHOLE = {
 }
 
 
-LISTED: dict[str, dict[str, Any]] = {"stages": {"mix": {"wiki": "100%"}}, "pipeline": {"step": "MinhashDedup"}}
+LISTED: dict[str, dict[str, Any]] = {
+    "stages": {"mix": {"wiki": "100%"}},
+    "pipeline": {"step": "MinhashDedup"},
+    "set": {"path": "run:wiki"},
+}
 """Sections of `data` that are lists, and what one of their parts has."""
 
 

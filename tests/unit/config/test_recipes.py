@@ -7,7 +7,8 @@ import pytest
 
 import stoker
 from stoker.config import load
-from stoker.config.run import Shape, Source, TrainTokenizer
+from stoker.config.data import Source
+from stoker.config.run import Shape, TrainTokenizer
 from stoker.rundir import inputs
 
 _TABLE: dict[str, dict[str, Any]] = {

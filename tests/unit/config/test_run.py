@@ -6,7 +6,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from stoker.config.run import Full, Lora, Run, Shape, Source, TrainTokenizer
+from stoker.config.data import Source
+from stoker.config.run import Full, Lora, Run, Shape, TrainTokenizer
 
 
 def run(**words: Any) -> Run:
@@ -101,6 +102,7 @@ def test_the_schema_says_what_is_required_what_may_be_and_what_it_means() -> Non
         "Shape",
         "TrainTokenizer",
         "Source",
+        "PreparedSource",
         "Stage",
         "Block",
         "Decontamination",
