@@ -5,7 +5,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.api import preparation
-from stoker.api.figures import duration
+from stoker.api.figures import duration, size
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 
@@ -14,13 +14,13 @@ def pushed(run_dir: RunDir, where: str) -> int:
     """Push the set, and say what was sent; a relative directory starts at the working one."""
     with console.status() as status:
         sent = preparation.push(run_dir, where, Path.cwd(), lambda *done: moved(status, "prepare.pushing", *done))
-    console.talk("prepare.pushed" if sent else "prepare.pushed_before", where=where, sent=f"{sent / 1e9:.3g}")
+    console.talk("prepare.pushed" if sent else "prepare.pushed_before", where=where, sent=size(sent))
     return sent
 
 
 def moved(status: console.StatusLine, key: str, done: int, total: int) -> None:
     """How much of a set is there."""
-    status.show(messages.text(key, done=f"{done / 1e9:.1f}", total=f"{total / 1e9:.1f}"))
+    status.show(messages.text(key, done=size(done), total=size(total)))
 
 
 def stalled(event: dict[str, Any]) -> str:
