@@ -2,8 +2,10 @@
 
 Every round has 200 MB of its own, of documentation and sources that apt downloads, near-duplicates as they come; the
 bare side has its texts in memory and keeps no token, ours goes from files to a sealed set: hashes, JSON, packing, disk.
-`--memory` measures the peak of all processes for sets of several sizes, `--kills` ends the program at any moment.
-Writes docs/evidence/preparing.json. Usage: python benchmarks/preparing.py [--rounds N] [--memory GB,...] [--kills N]
+`--memory` measures the peak of all processes for sets of several sizes, `--kills` ends the program at any moment,
+`--plan` compares seconds and disk with what a plan says before.
+Writes docs/evidence/preparing.json.
+Usage: python benchmarks/preparing.py [--rounds N] [--memory GB,...] [--kills N] [--plan]
 """
 
 import argparse
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", default="", help="sizes in GB, with commas between")
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--plan", action="store_true")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "preparing")
     asked = parser.parse_args()
     work = asked.folder.resolve()
@@ -93,6 +96,8 @@ def main() -> None:
         report["memory"] = [memory(work, tokenizer, float(size)) for size in asked.memory.split(",")]
     if asked.kills:
         report["kills"] = kills(work, tokenizer, asked.kills)
+    if asked.plan:
+        report["plan"] = planned(work, tokenizer)
     OUT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -227,6 +232,64 @@ def kills(work: Path, tokenizer: Path, count: int) -> dict[str, Any]:
     return {"kills": ended, "seed": SEED, "sets": len(digests), "control_differs": other not in digests}
 
 
+def planned(work: Path, tokenizer: Path) -> list[dict[str, Any]]:
+    """Seconds and bytes of preparing as a plan says them before, and as they are."""
+    from stoker.config import load
+    from stoker.facts import machine
+    from stoker.launch import plan_inputs
+    from stoker.plan import data as plan_data
+    from stoker.rundir import files
+
+    found = []
+    for kind, megabytes in (("documents", 2), ("documents", 30), ("documents", 120), ("conversations", 30)):
+        source = taken(work, kind, megabytes * 1_000_000)
+        run_dir = new_run(work, "planned", [source], tokenizer)
+        run_file = load.load(str(work / "planned.yaml"))
+        said = plan_inputs.inputs(run_file, None, machine.examine()).data
+        seconds = plan_data.preparing_seconds(run_file.run, said, machine.cpu_count())
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "stoker.engine.prepare", str(run_dir)], check=True, stdout=-3)
+        took, size = time.monotonic() - began, files.folder_bytes(run_dir / "data")
+        found.append(
+            {
+                "kind": kind,
+                "bytes": source.stat().st_size,
+                "tokens": said.tokens,
+                "planned_seconds": round(seconds, 1),
+                "seconds": round(took, 1),
+                "planned_bytes": said.disk_bytes,
+                "disk_bytes": size,
+                "within": seconds / 2 <= took <= 2 * seconds
+                and said.interval[0] <= size / said.disk_bytes <= said.interval[1],
+            }
+        )
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def taken(work: Path, kind: str, size: int) -> Path:
+    """So many bytes of the text: a document in a row, or conversations of its paragraphs."""
+    target = work / f"{kind}-{size}.jsonl"
+    written = 0
+    with part(work, 1).open(encoding="utf-8") as file, target.open("w", encoding="utf-8") as out:
+        while written < size:
+            text = json.loads(file.readline())["text"]
+            rows = [{"text": text}] if kind == "documents" else conversations(text)
+            for row in rows:
+                written += out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return target
+
+
+def conversations(text: str) -> list[dict[str, Any]]:
+    """Pairs of paragraphs as question and answer."""
+    paragraphs = [one for one in text.split("\n\n") if 40 <= len(one) <= 4000]
+    pairs = zip(paragraphs[::2], paragraphs[1::2], strict=False)
+    return [
+        {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
+        for ask, answer in pairs
+    ]
+
+
 # ---- runs
 
 
@@ -237,7 +300,7 @@ def new_run(work: Path, name: str, sources: list[Path], tokenizer: Path) -> Path
     from stoker.rundir import layout
 
     content = {
-        "model": {"shape": "llama", "layers": 1, "width": 64, "heads": 1},
+        "model": {"shape": "qwen2", "layers": 1, "width": 64, "heads": 1, "vocab": 152_064},
         "tokenizer": str(tokenizer),
         "data": {"train": [{"path": str(path)} for path in sources], "eval": "1%"},
         "train": {"objective": "pretrain"},

@@ -24,7 +24,8 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     assert words[0] == "stoker"
-    settings = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "STOKER_LANG": "en", **environment}
+    own = {"STOKER_HOME": str(folder / ".stoker")}  # a page may set prices: they are not this user's
+    settings = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "STOKER_LANG": "en", **own, **environment}
     settings.pop("STOKER_RUNS", None)  # a user's runs are where the commands are given
     argv = [sys.executable, "-m", "stoker", *words[1:]]
     return subprocess.run(argv, cwd=folder, env=settings, capture_output=True, text=True, timeout=1800, check=False)

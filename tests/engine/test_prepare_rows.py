@@ -11,7 +11,7 @@ import pytest
 from prepare_case import CHATML, Case, make_tokenizer, write_jsonl
 
 from stoker import messages
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.engine import prepare
 from stoker.errors import StokerError, StokerErrors
 from stoker.rows import row_files

@@ -7,7 +7,7 @@ data: what a share is in sequences says `rows/mixture.py`.
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from stoker.config.data import Data, PreparedSource, Source, Stage
+from stoker.config.data_section import Data, PreparedSource, Source, Stage
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run
 from stoker.errors import StokerError, closest

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from stoker.config import place_names, values
-from stoker.config.data import Data
+from stoker.config.data_section import Data
 from stoker.config.kinds import (
     Auto,
     Duration,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.errors import StokerError
 from stoker.rows import pipeline_output
 from stoker.rows.pipeline_output import PipelineJob, PipelineResult

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.errors import StokerError
 from stoker.rows import row_files
 from stoker.rows.formats import Text

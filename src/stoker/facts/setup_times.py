@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from stoker.facts.fact import Fact
 
-Part = Literal["boot", "environment", "download", "prepare", "start", "load", "save", "evaluation", "eval_share"]
+Rented = Literal["boot", "environment", "download", "start", "load", "save"]
+Part = Rented | Literal["prepare", "prepare_start", "pipeline", "pipeline_start", "evaluation", "eval_share"]
+_SEVERAL_TOKENS = 1_000_000
+"""About the 4 MiB from which on all processors tokenise."""
 LOCAL = "local"
 """A machine that is already on, as a provider."""
 
@@ -34,6 +37,16 @@ def figure(part: Part, *names: str) -> Figure:
     """The figure of the first of some names that has one (a provider, a region), else the default."""
     known = _known()["parts"][part]
     return Figure.model_validate(known[next((name for name in names if name in known), "default")])
+
+
+def preparing(tokens: int, processors: int, pipeline_steps: int = 0, source_bytes: int = 0) -> float:
+    """Seconds of tokenising, and before it of a pipeline over so many bytes."""
+    used = processors if tokens >= _SEVERAL_TOKENS else 1
+    tokenising = figure("prepare_start").value + tokens / (figure("prepare").value * used)
+    if not pipeline_steps:
+        return tokenising
+    starting = figure("pipeline_start").value * pipeline_steps
+    return starting + source_bytes / (figure("pipeline").value * processors) + tokenising
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Block, Decontamination
 from stoker.config.run import Run
 from stoker.errors import StokerError

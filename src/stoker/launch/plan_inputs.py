@@ -1,6 +1,7 @@
 """Collects the facts a plan follows from: the model's shape, the data's size, the machine, a price."""
 
 import contextlib
+import dataclasses
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -246,10 +247,17 @@ def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
     return report
 
 
+def _source_bytes(run_file: RunFile) -> int:
+    """Of the rows' files; 0 where they are not on this machine."""
+    with contextlib.suppress(StokerError):
+        return sum(file.stat().st_size for file in paths.read_files(run_file.run, run_file.folder))
+    return 0
+
+
 def _data(run_file: RunFile, report: Report | None, shape: ResolvedShape) -> DataFacts:
     """Counted facts win over declared ones, those over what the files on this machine let estimate."""
     if report:
         return counted(report, run_file.run)
     if run_file.run.data.tokens is not None:
-        return data.declared(run_file.run)
+        return dataclasses.replace(data.declared(run_file.run), source_bytes=_source_bytes(run_file))
     return raw_data.size(run_file.run, run_file.folder, shape.shape)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from stoker.config import values
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.facts import setup_times
 from stoker.plan.plan import Reason
 from stoker.rundir.inputs import eval_share
 from stoker.rundir.prepared import SourceCount
 
 _PACK_EFFICIENCY = 0.97
 """Assumed fill of packed sequences before the data is packed."""
+_WORTH_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class DataFacts:
     """How the tokens were estimated from files that are not prepared."""
     sources: tuple[SourceCount, ...] = ()
     """Of a mixture, once prepared."""
+    source_bytes: int = 0
+    """Of the files they are prepared from; 0 where these are not on this machine."""
 
     @property
     def tokens_range(self) -> tuple[int, int]:
@@ -41,6 +45,32 @@ class DataFacts:
     def estimated(self) -> bool:
         """Declared or estimated, not counted."""
         return not self.digest
+
+
+def preparing_seconds(run: Run, data: DataFacts, processors: int) -> float:
+    """How long it takes until data that is not prepared is: its pipeline, if there is one, then tokenising."""
+    steps = len(run.data.pipeline or ())
+    return setup_times.preparing(data.tokens, processors, steps, _source_bytes(data)) if data.estimated else 0.0
+
+
+def pipeline_bytes(run: Run, data: DataFacts) -> int:
+    """Disk that a pipeline takes at most: the documents before every step that reads them twice, and what it gives."""
+    twice = [step for step in run.data.pipeline or () if step.step.endswith("Dedup")]
+    return _source_bytes(data) * (1 + len(twice)) if run.data.pipeline and data.estimated else 0
+
+
+def _source_bytes(data: DataFacts) -> int:
+    return data.source_bytes or 4 * data.tokens
+
+
+def preparing_reasons(run: Run, data: DataFacts, processors: int) -> list[Reason]:
+    """How long preparing takes, where it is worth a line; half to twice as long, as all of a stay besides training."""
+    seconds = preparing_seconds(run, data, processors)
+    if seconds < _WORTH_SECONDS:
+        return []
+    minutes = {name: f"{seconds * part / 60:,.0f}" for name, part in (("low", 0.5), ("minutes", 1), ("high", 2))}
+    fields = {**minutes, "processors": processors, "gigabytes": f"{data.disk_bytes / 1e9:.1f}"}
+    return [Reason(about="data", key="why.data.preparing", fields=fields)]
 
 
 def declared(run: Run) -> DataFacts:

@@ -29,6 +29,7 @@ from stoker.plan import (
     spot,
     strategy,
 )
+from stoker.plan import data as plan_data
 from stoker.plan.choices import Choice
 from stoker.plan.data import DataFacts
 from stoker.plan.moves import Earlier
@@ -152,6 +153,7 @@ class Found:
         whole = step.shape.parameters() * _HALF_BYTES
         return {
             "data": inputs.data.disk_bytes,
+            "pipeline": plan_data.pipeline_bytes(inputs.run, inputs.data),
             "checkpoints": choices.checkpoints_at_once(inputs.run) * memory.checkpoint_bytes(step),
             "finished": memory.finished_bytes(step),
             "base": 0 if inputs.shape.origin in ("run_file", "local") else whole,
@@ -292,6 +294,7 @@ def make_plan(inputs: Inputs) -> Plan:
             remarks.of_batch(batch),
             *remarks.of_steps(run),
             *data.reasons,
+            *plan_data.preparing_reasons(run, data, machine.cpu_count),
             *remarks.of_sources(run, data, sources),
             *(choice.reason for choice in found.choices),
             *remarks.of_way(constraints, way),

@@ -10,6 +10,7 @@ from stoker.facts import failures, platforms, setup_times
 from stoker.facts.prices import Offer
 from stoker.facts.setup_times import Billing
 from stoker.plan import clocks, money, save_interval, search, spot
+from stoker.plan import data as plan_data
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
@@ -164,7 +165,7 @@ def _on_the_machine(found: Found) -> dict[str, float]:
     data, step = found.inputs.data, found.way.step
     save = memory.checkpoint_bytes(step) / setup_times.figure("save").value
     return {
-        "prepare": data.tokens / setup_times.figure("prepare").value if data.estimated else 0.0,
+        "prepare": plan_data.preparing_seconds(found.inputs.run, data, found.inputs.machine.cpu_count),
         "load": setup_times.figure("start").value + memory.whole_weight_bytes(step) / setup_times.figure("load").value,
         "evaluation": _evaluations(found)
         * _eval_tokens(found)

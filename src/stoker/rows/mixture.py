@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from stoker.config import mixing
-from stoker.config.data import Stage
+from stoker.config.data_section import Stage
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir.prepared import SourceCount

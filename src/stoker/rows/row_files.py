@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO
 
 from stoker import messages
 from stoker.config import layouts, reader
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.errors import StokerError
 from stoker.rows import formats, row_values
 from stoker.rows.formats import Layout, Text

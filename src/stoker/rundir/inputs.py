@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from stoker.config import load, mixing
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Decontamination
 from stoker.config.run import Run
 from stoker.errors import StokerError, closest

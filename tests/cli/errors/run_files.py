@@ -130,6 +130,10 @@ VALUES: Table = {
         MODEL + "data: {train: a.jsonl, stream: true}\n",
         [err("STK168", "run.yaml:2: data.stream", "--push")],
     ),
+    "a stream of several sets": (
+        MODEL + "data: {set: [{path: a, share: 50%}, {path: b, share: 50%}], stream: true}\n",
+        [err("STK169", "run.yaml:2: data.stream", "remove `data.stream`")],
+    ),
     "shares that are not all": (
         MODEL + "data: {train: [{path: a.txt, share: 50%}, {path: b.txt, share: 40%}]}\n",
         [err("STK160", "run.yaml:2: data.train", "90 %", "50% + 40%")],

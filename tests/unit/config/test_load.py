@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.config import load
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.config.run import Lora, Shape
 from stoker.errors import StokerError, StokerErrors
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from stoker.config import load, mixing
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.errors import StokerErrors
 
 HEAD = "model: {shape: llama, layers: 2, width: 64, heads: 2}\ntokenizer: tok\ndata:\n  train:\n"

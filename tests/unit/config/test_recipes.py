@@ -7,7 +7,7 @@ import pytest
 
 import stoker
 from stoker.config import load
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.config.run import Shape, TrainTokenizer
 from stoker.rundir import inputs
 

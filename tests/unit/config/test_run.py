@@ -6,7 +6,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from stoker.config.data import Source
+from stoker.config.data_section import Source
 from stoker.config.run import Full, Lora, Run, Shape, TrainTokenizer
 
 

@@ -1,9 +1,12 @@
 """What is known of the data before and after it was prepared."""
 
+import dataclasses
+
 import pytest
 
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.facts import setup_times
 from stoker.launch import plan_inputs
 from stoker.plan import data
 from stoker.rundir.prepared import Report, Split
@@ -79,3 +82,31 @@ def test_counted_facts_are_those_of_the_report() -> None:
     assert (facts.sequences, facts.tokens, facts.longest, facts.longest_segment) == (7, 500, 90, 80)
     assert (facts.digest, facts.has_eval, facts.disk_bytes, facts.estimated) == ("d", True, 4 * 550, False)
     assert not plan_inputs.counted(report.model_copy(update={"eval": None}), run).has_eval
+
+
+PIPELINE = "pipeline: [{step: GopherQualityFilter}, {step: ExactDedup}, {step: MinhashDedup}]"
+
+
+def test_preparing_takes_all_processors_from_a_million_tokens_on() -> None:
+    run = load.parse("model: m\ndata: {train: a, tokens: 600M}", "run.yaml")
+    start, rate = (setup_times.figure(part).value for part in ("prepare_start", "prepare"))
+    large, small = data.declared(run), declared("tokens: 600k")
+    assert data.preparing_seconds(run, large, 8) == pytest.approx(start + 600e6 / rate / 8)
+    assert data.preparing_seconds(run, small, 8) == pytest.approx(start + 600e3 / rate)
+    (said,) = data.preparing_reasons(run, large, 8)
+    assert said.fields["gigabytes"] == "2.4"
+    assert [float(said.fields[name]) for name in ("low", "minutes", "high")] == pytest.approx(
+        [part * (start + 600e6 / rate / 8) / 60 for part in (0.5, 1, 2)], abs=0.5
+    )
+    assert data.preparing_reasons(run, small, 8) == [], "not worth a line"
+    prepared = dataclasses.replace(large, digest="0")
+    assert data.preparing_seconds(run, prepared, 8) == data.pipeline_bytes(run, prepared) == 0
+
+
+def test_a_pipeline_takes_time_and_disk_of_its_own() -> None:
+    run = load.parse(f"model: m\ndata: {{train: a, tokens: 600M, {PIPELINE}}}", "run.yaml")
+    facts = dataclasses.replace(data.declared(run), source_bytes=5_000_000_000)
+    plain = setup_times.preparing(facts.tokens, 8)
+    start, rate = (setup_times.figure(part).value for part in ("pipeline_start", "pipeline"))
+    assert data.preparing_seconds(run, facts, 8) == pytest.approx(plain + 3 * start + 5e9 / rate / 8)
+    assert data.pipeline_bytes(run, facts) == 15_000_000_000, "before each of two deduplications, and its output"
