@@ -58,7 +58,9 @@ class RunHandle:
     def is_running(self) -> bool:
         """Whether it is trained now."""
         self._reap()
-        return training.is_running(self._run_dir)
+        # A supervisor that was just started has not written its pid yet.
+        lives = self._process is not None and self._process.returncode is None
+        return lives or training.is_running(self._run_dir)
 
     @property
     def figures(self) -> dict[str, Any]:

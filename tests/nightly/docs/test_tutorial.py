@@ -50,7 +50,10 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store", "prove", "large-data"],
+    [
+        *("plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store", "prove"),
+        *("large-data", "prepared-sets"),
+    ],
 )
 def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:
     text = (PAGE.parents[1] / "how-to" / f"{page}.md").read_text(encoding="utf-8")

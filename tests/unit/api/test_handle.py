@@ -1,6 +1,9 @@
 """A handle on a run directory made by hand: what it reads, and how it waits and stops."""
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,19 @@ def test_stop_asks_as_the_command_does_and_waits(write: Write, monkeypatch: pyte
     monkeypatch.setattr(training, "ask_to_stop", lambda run_dir: (asked.touch(), write(ENDED)))
     assert run.wait(timeout_seconds=0) == "running"
     assert run.stop() == "stopped"
+
+
+def test_a_supervisor_that_has_written_nothing_yet_is_waited_for(write: Write) -> None:
+    """The files still say how the attempt before it ended."""
+    write(ATTEMPT, ENDED)
+    program = "import sys; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        run = RunHandle(stoker.open("tiny")._run_dir, process)
+        began = time.monotonic()
+        run.wait(timeout_seconds=0.3)
+        assert run.is_running
+        assert time.monotonic() - began >= 0.3
+    assert run.wait() == "stopped"
 
 
 def test_the_error_of_a_run_that_failed_is_raised_by_wait(write: Write) -> None:
