@@ -170,7 +170,7 @@ ENGLISH: dict[str, str] = {
     "STK160": "the shares add up to {total} %, not 100 %: {given}",
     "STK160.hint": "change one of them",
     "STK161": "there is no source `{name}`",
-    "STK161.hint": "{nearest}the sources of `data.train` are {choices}; `name` at a source sets its name",
+    "STK161.hint": "{nearest}the sources are {choices}; `name` at a source sets its name",
     "STK162": "two sources are called `{name}`",
     "STK162.hint": "a source's name is the last part of its path: set `name` for one of them",
     "STK163": "`{key}` and `{other}` cannot be set together",
