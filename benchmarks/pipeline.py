@@ -15,6 +15,7 @@ for `slurm` root, Debian's `slurm-wlm` and `munge`. Usage: python benchmarks/pip
 import argparse
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -36,7 +37,6 @@ import slurm_cluster  # noqa: E402
 from planted_text import Planted  # noqa: E402
 
 from stoker.launch import tools  # noqa: E402
-from stoker.rows import pipeline_output  # noqa: E402
 from stoker.rundir import prepared  # noqa: E402
 from stoker.rundir.layout import RunDir  # noqa: E402
 
@@ -213,7 +213,7 @@ def _steps(stages: list[dict[str, Any]]) -> list[tuple[str, dict[str, int]]]:
 
 
 def _digest(files: dict[str, list[Any]]) -> str:
-    return pipeline_output.digest({name: (size, sha) for name, (size, sha) in files.items()})
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
 def _same(cases: dict[str, Any]) -> dict[str, bool]:

@@ -132,6 +132,48 @@ def test_a_prepare_that_is_killed_between_sources_ends_the_same(case: Case, monk
     assert Prepared(run_dir).report == whole
 
 
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_a_source_that_a_pipeline_emptied_keeps_its_place_also_after_a_kill(
+    case: Case, monkeypatch: pytest.MonkeyPatch, empty: int
+) -> None:
+    """The others' shards stay theirs, and no file is read twice."""
+    names = ("wiki", "code", "qa")
+    for name in names:
+        (case.folder / name).mkdir()
+        for number in range(3):
+            rows = [{"text": f"{name} {number} {i}"} for i in range(12)]
+            write_jsonl(case.folder / name / f"{number}.jsonl", rows)
+    all_inputs = prepare._inputs
+
+    def some_inputs(*words: Any) -> list[prepare.Input]:
+        found = all_inputs(*words)
+        found[empty].files = []
+        return found
+
+    monkeypatch.setattr(prepare, "_inputs", some_inputs)
+    data = {"train": [{"path": name, "epochs": 1} for name in names], "pack": True}
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 60)
+    whole = case.prepare(name="whole", data=data).report
+    counts = {one.name: one.sequences for one in whole.train.sources}
+    assert list(counts) == list(names)
+    assert [name for name, count in counts.items() if not count] == [names[empty]]
+    assert whole.rows_read == 72
+    run_dir, plain, left = case.make("killed", data=data), prepare.PreparePass.commit, [4]
+
+    def dying(job: Any) -> None:
+        plain(job)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.PreparePass, "commit", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare.main(run_dir.path)
+    prepare.main(run_dir.path)
+    assert Prepared(run_dir).report == whole
+
+
 def _text(made: Prepared, segment: np.ndarray) -> str:
     return "".join(text for text, _ in made.runs(segment))
 

@@ -350,6 +350,9 @@ def _data_conflicts(run: Run, document: Document) -> list[StokerError]:
         return [StokerError("STK167", document.where(("data",)))]
     if run.data.stream and run.data.set is None:
         return [StokerError("STK168", document.where(("data", "stream")))]
+    if run.data.set is not None and run.data.pipeline is not None:
+        where = document.where(("data", "pipeline"))
+        return [StokerError("STK163", where, key="data.pipeline", other="data.set")]
     if run.data.stream and isinstance(run.data.set, list):
         return [StokerError("STK169", document.where(("data", "stream")))]
     return []

@@ -31,6 +31,18 @@ def set_paths(data: Data) -> list[str]:
     return [data.set] if isinstance(data.set, str) else [one.path for one in data.set or ()]
 
 
+def set_address(data: Data) -> str:
+    """Where the set of a run file is, as it writes it; of several sets their names, too."""
+    if not isinstance(data.set, list):
+        return str(data.set)
+    return ", ".join(f"{name_of(one)}: {one.path}" for one in data.set)
+
+
+def set_words(data: Data) -> list[list[str | float | None]] | None:
+    """How several sets are mixed, wherever they are; None without them."""
+    return [[name_of(one), one.share, one.epochs] for one in data.set] if isinstance(data.set, list) else None
+
+
 def parts(data: Data) -> Sequence[Source | PreparedSource]:
     """What a mixture is made of: sources of rows, or prepared sets."""
     return data.set if isinstance(data.set, list) else sources(data)
@@ -72,7 +84,9 @@ def conflicts(run: Run, document: Document) -> list[StokerError]:
     """What is wrong with a mixture."""
     if not is_mixed(run.data):
         return []
-    return [*_source_conflicts(run, document), *_stage_conflicts(run, document), *_length_conflicts(run, document)]
+    # Of a set that was prepared as a mixture, the report names the sources.
+    sources = [] if isinstance(run.data.set, str) else _source_conflicts(run, document)
+    return [*sources, *_stage_conflicts(run, document), *_length_conflicts(run, document)]
 
 
 def _source_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
@@ -94,7 +108,7 @@ def _source_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
         if 0 < len(lacking) < len(listed):
             yield from (StokerError("STK164", document.where(place), key=word) for place in lacking)
     if run.data.stages is None and not any(source.share or source.epochs for source in listed):
-        yield StokerError("STK164", document.where(places[0]), key="share")  # sets, and not how to mix them
+        yield StokerError("STK170", document.where(("data", "set")))
     shares = [source.share for source in listed if source.share]
     if len(shares) == len(listed):
         yield from _not_whole(shares, document, ("data", key))
@@ -106,7 +120,7 @@ def _stage_conflicts(run: Run, document: Document) -> Iterator[StokerError]:
         place: KeyPath = ("data", "stages", number)
         yield from _not_whole(list(stage.mix.values()), document, (*place, "mix"))
         for name in stage.mix:
-            if name not in known:
+            if known and name not in known:
                 choices, near = [f"`{one}`" for one in known], closest(name, known, 1)
                 where = document.where((*place, "mix", name))
                 yield StokerError("STK161", where, name=name, choices=choices, nearest=near)

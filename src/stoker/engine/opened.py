@@ -22,7 +22,7 @@ from stoker.facts import machine, own_code
 from stoker.plan import moves
 from stoker.plan.plan import Plan
 from stoker.rows import order
-from stoker.rundir import checkpoints, files, prepared
+from stoker.rundir import checkpoints, files, prepared, set_list
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -65,6 +65,7 @@ class Opened:
             "words": self.words,
             "tokens": tokens,
             "source_tokens": dict(source_tokens),
+            "set_digests": listed.parts if (listed := set_list.read(self.run_dir.data)) else {},
             "events_bytes": self.events.offset,
             "due": due,
         }

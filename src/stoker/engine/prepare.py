@@ -5,8 +5,6 @@ process reads and writes, in order; others tokenise (`tokenise.py`). Started aga
 were finished; with everything prepared it returns at once.
 """
 
-import json
-import os
 import shutil
 import sys
 import time
@@ -24,17 +22,18 @@ from stoker import messages
 from stoker.config import mixing, values
 from stoker.config.run import Run
 from stoker.engine import _compat, pipelined, program, sampling, shards, sources, tokenise, tokenizer
+from stoker.engine.bad_rows import BadRows
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch
 from stoker.engine.tokenise import Rows, Tokenised, Tokeniser, Unit
 from stoker.engine.tokenizer import Tokenizer
-from stoker.errors import EXIT_DONE, StokerError, StokerErrors
+from stoker.errors import EXIT_DONE, StokerError
 from stoker.facts import machine
 from stoker.rows import formats, row_files
 from stoker.rows.formats import Layout
 from stoker.rows.row_files import File
 from stoker.rows.row_values import BadRow
-from stoker.rundir import files, in_place, inputs, prepared, set_list
+from stoker.rundir import files, inputs, prepared, set_list
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -47,10 +46,6 @@ _SEVERAL_BYTES = 4 << 20
 
 _TOKENIZER_CHARACTERS = 1 << 30
 """Largest text a tokenizer is trained on; a larger corpus is sampled evenly with a seed."""
-
-_BAD_ROWS_SHOWN = 20
-_LOOK_ON_ROWS = 200_000
-"""After a bad row this many more rows of the file are checked, to report all bad ones at once."""
 
 _REPORT_EVERY_SECONDS = 0.5
 _EVAL, _WEIGHT, _TEXT = 1, 2, 3
@@ -113,7 +108,7 @@ class PreparePass:
     workers: int
     """Processes that tokenise; of their number the set does not depend."""
     writers: dict[str, ShardWriter]
-    bad: "BadRows"
+    bad: BadRows
     progress: "PassProgress"
 
     def commit(self) -> None:
@@ -129,7 +124,10 @@ def main(path: Path) -> int:
     run_dir = RunDir(path)
     run, folder = run_dir.run(), run_dir.folder()
     if run.data.set is not None:
-        tokenizer.require_same(run, folder, run_dir.data / "tokenizer", set_list.address(run))
+        tokenizer.require_same(run, folder, run_dir.data / "tokenizer", mixing.set_address(run.data))
+        listed = set_list.read(run_dir.data)
+        assert listed is not None
+        files.write_json(set_list.list_file(run_dir.data), listed.model_copy(update={"checked": True}).model_dump())
         return EXIT_DONE
     if prepared.current_report(run_dir, run, folder):
         return EXIT_DONE
@@ -165,7 +163,7 @@ def _resume(data: Path, fresh: PassState) -> PassState:
 def _restart(data: Path, state: PassState) -> PassState:
     for name in ("train", "eval"):
         shutil.rmtree(data / name, ignore_errors=True)
-    for path in (prepared.report_file(data), _bad_rows_file(data)):
+    for path in (prepared.report_file(data), _bad_rows_file(data), set_list.list_file(data)):
         path.unlink(missing_ok=True)
     files.write_json(_state_file(data), state.model_dump())
     return state
@@ -273,6 +271,7 @@ def _batches(job: PreparePass) -> Iterator[Read]:
 def _take(job: PreparePass, read: Read, made: Tokenised) -> None:
     """Count what was made of a batch, give it to its split, and move the position of the pass."""
     state, one, layout = job.state, job.inputs[read.source], read.rows.layout
+    state.source = read.source  # of those before it, the last ones may have no file
     file = one.files[read.file]
     job.bad.open_file(file.label)
     detected = _detected(state, one.path, layout, has_template=job.tokenizer.template is not None)
@@ -293,9 +292,9 @@ def _take(job: PreparePass, read: Read, made: Tokenised) -> None:
         state.source, state.file, state.unit = read.source + 1, 0, 0
         if one.split == "train" and mixing.is_mixed(job.run.data):
             job.writers["train"].flush()  # a source of a mixture has shards of its own
-            state.ends.append(len(state.train))
+            state.ends = [*_ends(state, read.source), len(state.train)]
             job.commit()
-    if job.writers["train"].pending_tokens >= SHARD_TOKENS:
+    if max(writer.pending_tokens for writer in job.writers.values()) >= SHARD_TOKENS:
         job.commit()
 
 
@@ -350,52 +349,6 @@ def _detected(state: PassState, path: str, layout: Layout | None, *, has_templat
     return state.detected[-1]
 
 
-class BadRows:
-    """Lists every bad row in a file; with `stop`, raises them together."""
-
-    def __init__(self, path: Path, size: int, *, stop: bool) -> None:
-        self._path = path
-        self._stop = stop
-        self._label = ""
-        self._found: list[StokerError] = []
-        self._rows_since = 0
-        if path.exists():
-            with os.fdopen(in_place.descriptor(path, os.O_RDWR, path.parent.parent), "rb+") as file:
-                file.truncate(size)
-
-    def open_file(self, label: str) -> None:
-        """The following rows are of this file."""
-        self._label = label
-
-    def add(self, number: int, bad: BadRow) -> None:
-        """Record a bad row."""
-        entry = {"file": self._label, "row": number, "reason": bad.reason, "text": bad.text}
-        with in_place.appending(self._path, self._path.parent.parent) as file:
-            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-        code = "STK318" if bad.reason == "row.template_tools" else "STK302"
-        self._found.append(StokerError(code, row_files.place(self._label, number), reason=bad.text))
-
-    def stop_if_due(self, *, last: bool) -> None:
-        """Raise the bad rows of the file once enough of it was checked."""
-        if not self._stop:
-            self._found.clear()
-        if not self._found:
-            return
-        self._rows_since += sources.BATCH_ROWS
-        if last or len(self._found) >= _BAD_ROWS_SHOWN or self._rows_since >= _LOOK_ON_ROWS:
-            problems, more = self._found[:_BAD_ROWS_SHOWN], len(self._found) - _BAD_ROWS_SHOWN
-            if more > 0:
-                problems.append(StokerError("STK313", count=more, path=self._path))
-            raise StokerErrors(problems)
-
-    def sync(self) -> int:
-        """Sync the list to disk; returns its size."""
-        if not self._path.exists():
-            return 0
-        files.sync_file(self._path)
-        return self._path.stat().st_size
-
-
 class PassProgress:
     """Writes progress events at intervals."""
 
@@ -434,7 +387,8 @@ def _finish(job: PreparePass) -> None:
         writer.flush()
     job.bad.sync()
     run, state = job.run, job.state
-    train = shards.as_split("train", state.train, dict(zip(mixing.names(run.data), state.ends, strict=False)))
+    names = mixing.names(run.data) if mixing.is_mixed(run.data) else []
+    train = shards.as_split("train", state.train, dict(zip(names, _ends(state, len(names)), strict=True)))
     held = shards.as_split("eval", state.eval) if state.eval else None
     counted = shards.statistics(job.data, train, job.tokenizer.vocab)
     report = Report(
@@ -461,6 +415,11 @@ def _finish(job: PreparePass) -> None:
     )
     prepared.write_report(job.data, report)
     _state_file(job.data).unlink()
+
+
+def _ends(state: PassState, count: int) -> list[int]:
+    """Training shards at the end of each of the first sources of a mixture; one without files has none of its own."""
+    return state.ends + [(state.ends or [0])[-1]] * (count - len(state.ends))
 
 
 def _check_splits(job: PreparePass) -> None:

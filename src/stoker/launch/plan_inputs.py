@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.config import load, values
+from stoker.config import load, mixing, values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -29,6 +29,9 @@ from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.store import sets
+
+_UNPACKED = {".gz": 4, ".parquet": 3}
+"""About how many times as large the text is."""
 
 
 def machine(card: str | None, run: Run, run_dir: RunDir | None = None) -> Machine:
@@ -243,14 +246,15 @@ def _report(run_file: RunFile, run_dir: RunDir | None) -> Report | None:
     if report is not None or run.data.set is None or run.data.tokens is not None:
         return report
     report = sets.look(run, run_file.folder)
-    prepared.require_fits(report, run, set_list.address(run))
+    prepared.require_fits(report, run, mixing.set_address(run.data))
     return report
 
 
 def _source_bytes(run_file: RunFile) -> int:
-    """Of the rows' files; 0 where they are not on this machine."""
+    """Of the rows' files, unpacked; 0 where they are not on this machine."""
     with contextlib.suppress(StokerError):
-        return sum(file.stat().st_size for file in paths.read_files(run_file.run, run_file.folder))
+        found = paths.read_files(run_file.run, run_file.folder)
+        return sum(file.stat().st_size * _UNPACKED.get(file.suffix, 1) for file in found)
     return 0
 
 

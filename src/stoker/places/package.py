@@ -105,6 +105,8 @@ def make(name: str, run_file: RunFile, overrides: list[str], *, moving: bool = F
     data, digests = _prepared(run_file)
     is_recipe = name in load.recipe_names() and not Path(name).exists()
     read = list(_read(run_file, sources=not data))
+    if not data and (local := [path for path in mixing.set_paths(run_file.run.data) if "://" not in path]):
+        raise StokerError("STK350", path=local[0], name=run_name)
     own = [] if is_recipe or run_file.plugin_file else [run_file.folder / run_file.name]
     folder, names = _arranged(run_file, own, read)
     called = name if is_recipe else run_file.name

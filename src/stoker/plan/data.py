@@ -50,17 +50,15 @@ class DataFacts:
 def preparing_seconds(run: Run, data: DataFacts, processors: int) -> float:
     """How long it takes until data that is not prepared is: its pipeline, if there is one, then tokenising."""
     steps = len(run.data.pipeline or ())
-    return setup_times.preparing(data.tokens, processors, steps, _source_bytes(data)) if data.estimated else 0.0
+    seconds = setup_times.preparing(data.tokens, processors, steps, data.source_bytes or 4 * data.tokens)
+    return seconds if data.estimated and run.data.set is None else 0.0
 
 
 def pipeline_bytes(run: Run, data: DataFacts) -> int:
-    """Disk that a pipeline takes at most: the documents before every step that reads them twice, and what it gives."""
+    """Disk that a pipeline takes: the documents before every step that reads them twice, and what it gives."""
     twice = [step for step in run.data.pipeline or () if step.step.endswith("Dedup")]
-    return _source_bytes(data) * (1 + len(twice)) if run.data.pipeline and data.estimated else 0
-
-
-def _source_bytes(data: DataFacts) -> int:
-    return data.source_bytes or 4 * data.tokens
+    size = (data.source_bytes or 4 * data.tokens) * (1 + len(twice))
+    return size if data.estimated and run.data.pipeline else 0
 
 
 def preparing_reasons(run: Run, data: DataFacts, processors: int) -> list[Reason]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from stoker.config import mixing
 from stoker.config.data_section import Stage
 from stoker.config.run import Run
-from stoker.errors import StokerError
+from stoker.errors import StokerError, closest
 from stoker.rundir.prepared import SourceCount
 
 
@@ -108,8 +108,13 @@ def of(run: Run, data: Counted) -> Mixture | None:
     """The mixture a run file asks for; None where it asks for none."""
     if not mixing.is_mixed(run.data):
         return None
-    found = tuple(data.sources) or _alike(mixing.names(run.data), data)
     asked = mixing.stages(run.data)
+    named = list(dict.fromkeys(name for stage in asked for name in stage.mix))
+    found = tuple(data.sources) or _alike(mixing.names(run.data) or named, data)
+    if unknown := [name for name in named if name not in {one.name for one in found}]:
+        known = [one.name for one in found]
+        near = closest(unknown[0], known, 1)
+        raise StokerError("STK161", name=unknown[0], choices=[f"`{name}`" for name in known], nearest=near)
     if not asked:
         times = [Fraction(str(source.epochs)) for source in mixing.parts(run.data)]
         parts = tuple(max(1, round(time * one.sequences)) for time, one in zip(times, found, strict=True))

@@ -76,13 +76,9 @@ def read(place: Path) -> tuple[PipelineJob, PipelineResult] | None:
         job = PipelineJob.model_validate(files.read_json(place / "job.json"))
     except (OSError, ValueError):
         return None
-    sizes = {path.name: path.stat().st_size for path in (place / "output").glob("*.jsonl")}
-    return (job, result) if sizes == {name: size for name, (size, _) in result.files.items()} else None
-
-
-def digest(written: dict[str, tuple[int, str]]) -> str:
-    """SHA-256 over the files of an output."""
-    return hashlib.sha256(json.dumps(sorted(written.items())).encode()).hexdigest()
+    known = digests.of_all(list((place / "output").glob("*.jsonl")))
+    found = {path.name: (path.stat().st_size, one) for path, one in known.items()}
+    return (job, result) if found == result.files else None
 
 
 def of_source(job: PipelineJob, result: PipelineResult, number: int) -> list[str]:

@@ -74,6 +74,8 @@ class Commit(BaseModel):
     """Tokens seen up to this step, by every rank."""
     source_tokens: dict[str, int] = {}
     """The same by source of a mixture."""
+    set_digests: dict[str, str] = {}
+    """Of prepared sets that were mixed, by their names."""
     events_bytes: int = 0
     """Where the events stood at this step."""
     due: list[str] = []

@@ -198,8 +198,11 @@ def link(source: Path | str, target: Path | str) -> None:
     """A second name for a large file that is never written in place; a copy where the disk cannot."""
     try:
         os.link(source, target)
+    except FileExistsError:
+        raise  # a copy would be written through it into what another name means
     except OSError:
         shutil.copy2(source, target)
+        sync_file(Path(target))
 
 
 def folder_bytes(folder: Path) -> int:

@@ -228,13 +228,15 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     local = (name for name in _local_files(run_dir.data, report) if not name.startswith(f"{TOKENIZER_NAME}/"))
     if not all((run_dir.data / name).is_file() for name in local):
         return None
+    listed = set_list.read(run_dir.data)
     if run.data.set is not None:
-        listed = set_list.read(run_dir.data)
-        where = set_list.address(run)
-        if listed is None or listed.where != where or (listed.streamed and not run.data.stream):
+        where = mixing.set_address(run.data)
+        if listed is None or (listed.where, listed.digest, listed.checked) != (where, report.digest, True):
             return None
         require_fits(report, run, where)
-        return report
+        return report if run.data.stream or not listed.streamed else None
+    if listed is not None:
+        return None  # a set that this run file does not name
     try:
         wanted = key(run, folder)
     except StokerError:
@@ -252,6 +254,8 @@ def require_fits(report: Report, run: Run, where: str) -> None:
         "train.objective": (run.train.objective, report.objective),
         "data.eval": (run.data.eval is not None, report.eval is not None),
     }
+    if isinstance(run.data.set, str):
+        pairs["data.stages"] = (run.data.stages is not None, bool(report.train.sources))
     differs = [
         f"{word} {json.dumps(asked)} / {json.dumps(has)}" for word, (asked, has) in pairs.items() if asked != has
     ]

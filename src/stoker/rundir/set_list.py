@@ -15,8 +15,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker.config import mixing
-from stoker.config.run import Run
 from stoker.rundir import files
 from stoker.rundir.checkpoints import FileEntry
 
@@ -38,8 +36,12 @@ class SetList(BaseModel):
     files: dict[str, FileEntry]
     """By their names in the data folder: those of the report, the report, the tokenizer's, the rows' digests."""
     where: str = ""
-    """Where the run file says it is (`address`); empty in the store itself."""
+    """Where the run file says it is (`mixing.set_address`); empty in the store itself."""
     streamed: bool = False
+    parts: dict[str, str] = {}
+    """Of several sets that are mixed: the digest of each by its name."""
+    checked: bool = False
+    """Whether its tokenizer was found to be the run's."""
     seal: str = ""
     """SHA-256 of what the store's list says: one that was changed is none."""
 
@@ -56,13 +58,6 @@ class SetList(BaseModel):
     def local_files(self) -> dict[str, FileEntry]:
         """Those that a run directory holds."""
         return {name: entry for name, entry in self.files.items() if not (self.streamed and is_streamed(name))}
-
-
-def address(run: Run) -> str:
-    """Where the set of a run file is, as it writes it; of several sets their names, too."""
-    if not isinstance(run.data.set, list):
-        return str(run.data.set)
-    return ", ".join(f"{mixing.name_of(one)}: {one.path}" for one in run.data.set)
 
 
 def is_streamed(name: str) -> bool:

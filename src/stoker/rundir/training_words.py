@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from stoker.config import mixing
 from stoker.config.run import Run
 
 _BLOCKS = {"model", "tokenizer", "data", "tune", "train", "native"}
@@ -33,6 +34,8 @@ def of(run: Run, origin: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     left_out = {**_LEFT_OUT, "native": _LEFT_OUT["native"] | run.native.place_blocks}
     words = dict(_flat(run.model_dump(mode="json", include=_BLOCKS, exclude=left_out), ""))
+    if mixed := mixing.set_words(run.data):
+        words["data.set"] = mixed
     return words | {f"{_ORIGIN}{key}": value for key, value in (origin or {}).items()}
 
 

@@ -41,7 +41,8 @@ def link(names: Sequence[str], folders: Sequence[Path], target: Path, where: str
     report_file = prepared.report_file(target)
     digests = {**sealed.files, report_file.name: files.sha256(report_file)}
     entries = {name: FileEntry(bytes=(target / name).stat().st_size, sha256=one) for name, one in digests.items()}
-    return SetList(digest=sealed.digest, files=entries, where=where).sealed()
+    parts = {name: report.digest for name, report in zip(names, reports, strict=True) if report}
+    return SetList(digest=sealed.digest, files=entries, where=where, parts=parts).sealed()
 
 
 def together(names: Sequence[str], reports: Sequence[Report]) -> Report:
@@ -51,7 +52,7 @@ def together(names: Sequence[str], reports: Sequence[Report]) -> Report:
     """
     first = reports[0]
     for name, report in zip(names, reports, strict=True):
-        if _tokenizer(report) != _tokenizer(first):
+        if report.tokenizer != first.tokenizer or not _tokenizer(report):
             raise StokerError("STK348", first=names[0], other=name)
     train = _split("train", names, [report.train for report in reports])
     held = [report.eval for report in reports if report.eval is not None]

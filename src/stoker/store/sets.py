@@ -18,7 +18,7 @@ from stoker.config import mixing
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, file_check, files, inputs, layout, prepared, set_list
-from stoker.rundir.checkpoints import FileEntry
+from stoker.rundir.checkpoints import Commit, FileEntry
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.rundir.set_list import SetList
@@ -147,18 +147,27 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 
 def look(run: Run, folder: Path) -> Report:
-    """The report of the set that a run file names, without the set."""
-    if isinstance(run.data.set, list):
-        return mixed_set.together(mixing.names(run.data), [_look(one.path, folder) for one in run.data.set])
-    return _look(str(run.data.set), folder)
+    """The report of the set that a run file names, without the set; of several sets that of all, each looked at."""
+    if not isinstance(run.data.set, list):
+        return _look(str(run.data.set), folder, None)
+    return mixed_set.together(mixing.names(run.data), _look_all(run, folder, {}))
 
 
-def _look(where: str, folder: Path) -> Report:
+def _look_all(run: Run, folder: Path, digests: dict[str, str]) -> list[Report]:
+    """The reports of several sets, each of which fits the run file."""
+    found = []
+    for one in run.data.set if isinstance(run.data.set, list) else ():
+        found.append(_look(one.path, folder, digests.get(mixing.name_of(one))))
+        prepared.require_fits(found[-1], run, one.path)
+    return found
+
+
+def _look(where: str, folder: Path, digest: str | None) -> Report:
     if local := local_data(where, folder):
-        return _report_of(local)
+        return _report_of(local, where)
     with reached(where):
         store = opening.open_store(where, folder)
-        listed = _meant(store, where, None)
+        listed = _meant(store, where, digest)
         entry = listed.files["report.json"]
         text = store.read(set_list.object_name(entry))
     if sha256(text).hexdigest() != entry.sha256:
@@ -167,19 +176,29 @@ def _look(where: str, folder: Path) -> Report:
 
 
 def bring(run_dir: RunDir, run: Run, folder: Path, progress: Progress = lambda *_: None) -> Report:
-    """Bring the set that a run file names into the run directory; gone on with after a cut.
+    """Bring the set that a run file names, or all sets of a mixture, into the run directory; gone on with after a cut.
 
-    A run that was trained gets the set it was trained on, also where another was pushed since.
+    A run that was trained gets the set it was trained on, also where another was pushed since; if it cannot be had, the
+    data that is here stays.
     """
-    aside = run_dir.store_folder / "set"
+    aside, commit = run_dir.store_folder / "set", _trained(run_dir)
+    wanted = len(run.data.set) if isinstance(run.data.set, list) else 0
+    parts = [aside.with_name(f"set-{number}") for number in range(wanted)]
+    for left in run_dir.store_folder.glob("set-*"):
+        if left not in parts:
+            shutil.rmtree(left)
     if isinstance(run.data.set, list):
-        parts = [aside.with_name(f"set-{number}") for number in range(len(run.data.set))]
+        digests = commit.set_digests if commit else {}
+        mixed_set.together(mixing.names(run.data), _look_all(run, folder, digests))  # before anything is fetched
         for one, part in zip(run.data.set, parts, strict=True):
-            _bring_one(run_dir, run, one.path, folder, part, progress)
-        listed = mixed_set.link(mixing.names(run.data), parts, aside, set_list.address(run))
+            _bring_one(run_dir, run, one.path, digests.get(mixing.name_of(one)), folder, part, progress)
+        listed = mixed_set.link(mixing.names(run.data), parts, aside, mixing.set_address(run.data))
     else:
-        parts = []
-        listed = _bring_one(run_dir, run, str(run.data.set), folder, aside, progress)
+        digest = commit.data_digest if commit else None
+        listed = _bring_one(run_dir, run, str(run.data.set), digest, folder, aside, progress)
+    here = prepared.read_report(run_dir.data) if commit and commit.data_digest != listed.digest else None
+    if here is not None and commit is not None and here.digest == commit.data_digest:
+        raise StokerError("STK410", reason=messages.text("other.data"))
     files.write_json(set_list.list_file(aside), listed.model_dump())
     for below in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
         files.sync_folder(below)
@@ -188,23 +207,32 @@ def bring(run_dir: RunDir, run: Run, folder: Path, progress: Progress = lambda *
     files.sync_folder(run_dir.path)
     for part in parts:
         shutil.rmtree(part)
-    return _report_of(run_dir.data)
+    return _report_of(run_dir.data, mixing.set_address(run.data))
 
 
-def _bring_one(run_dir: RunDir, run: Run, where: str, folder: Path, aside: Path, progress: Progress) -> SetList:
+def _trained(run_dir: RunDir) -> Commit | None:
+    """The newest checkpoint's record; weights that were taken from another run were trained on other data."""
+    newest = checkpoints.next_found(run_dir.checkpoints)
+    if newest is None or (newest.commit.forked_from and newest.commit.forked_from["weights_only"]):
+        return None
+    return newest.commit
+
+
+def _bring_one(
+    run_dir: RunDir, run: Run, where: str, digest: str | None, folder: Path, aside: Path, progress: Progress
+) -> SetList:
     """Link or fetch a set into a folder beside the data."""
     if local := local_data(where, folder):
         listed = _link(local, aside, where, streamed=run.data.stream)
     else:
-        trained = None if isinstance(run.data.set, list) else checkpoints.next_found(run_dir.checkpoints)
         with reached(where):
             store = opening.open_store(where, folder)
             if run.data.stream and not isinstance(store.inner, Ranged):
                 raise StokerError("STK343", store=where)
-            found = _meant(store, where, trained.commit.data_digest if trained else None)
+            found = _meant(store, where, digest)
             listed = found.model_copy(update={"where": where, "streamed": run.data.stream})
             _fetch(store, aside, listed, run_dir.data, progress)
-    prepared.require_fits(_report_of(aside), run, where)
+    prepared.require_fits(_report_of(aside, where), run, where)
     return listed
 
 
@@ -220,7 +248,9 @@ def _link(data: Path, aside: Path, where: str, *, streamed: bool) -> SetList:
     """Second names of a set on this machine."""
     if streamed:
         raise StokerError("STK344", store=where)
-    report = _report_of(data)
+    report = _report_of(data, where)
+    if (own := set_list.read(data)) is not None and own.streamed:
+        raise StokerError("STK347", name=where.removeprefix(inputs.EARLIER_RUN))
     shutil.rmtree(aside, ignore_errors=True)
     entries = {}
     for name, path in _own_files(data, report).items():
@@ -230,6 +260,8 @@ def _link(data: Path, aside: Path, where: str, *, streamed: bool) -> SetList:
         files.link(path, aside / name)
         digest = report.files.get(name) or files.sha256(path)
         entries[name] = FileEntry(bytes=path.stat().st_size, sha256=digest)
+    if _report_of(data, where) != report:  # prepared anew meanwhile
+        return _link(data, aside, where, streamed=streamed)
     return SetList(digest=report.digest, files=entries, where=where).sealed()
 
 
@@ -278,10 +310,10 @@ def _read(store: Patient, name: str) -> SetList:
     return listed
 
 
-def _report_of(data: Path) -> Report:
+def _report_of(data: Path, where: str) -> Report:
     report = prepared.read_report(data)
     if report is None:
-        raise StokerError("STK340", store=data)
+        raise StokerError("STK349", name=where.removeprefix(inputs.EARLIER_RUN))
     return report
 
 

@@ -134,6 +134,10 @@ VALUES: Table = {
         MODEL + "data: {set: [{path: a, share: 50%}, {path: b, share: 50%}], stream: true}\n",
         [err("STK169", "run.yaml:2: data.stream", "remove `data.stream`")],
     ),
+    "several sets and no shares": (
+        MODEL + "data: {set: [{path: a}, {path: b}]}\n",
+        [err("STK170", "run.yaml:2: data.set", "`share: 60%`")],
+    ),
     "shares that are not all": (
         MODEL + "data: {train: [{path: a.txt, share: 50%}, {path: b.txt, share: 40%}]}\n",
         [err("STK160", "run.yaml:2: data.train", "90 %", "50% + 40%")],

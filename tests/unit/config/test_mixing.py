@@ -105,7 +105,7 @@ def test_prepared_sets_are_mixed_as_sources_are() -> None:
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (SETS % ("", ""), [("STK164", "data.set[0]")]),
+        (SETS % ("", ""), [("STK170", "data.set")]),
         (SETS % (", share: 60%", ", share: 30%"), [("STK160", "data.set")]),
         (SETS % (", share: 60%", ", epochs: 1"), [("STK164", "data.set[0]"), ("STK164", "data.set[1]")]),
         (SETS % (", name: code, epochs: 1", ", epochs: 1"), [("STK162", "data.set[1].name")]),
@@ -120,3 +120,14 @@ def test_a_list_of_sets_that_does_not_agree_is_refused_at_its_place(body: str, f
     with pytest.raises(StokerErrors) as caught:
         load.parse(HEAD.replace("train", "set") + body, "run.yaml")
     assert [(one.code, one.where.partition(": ")[2]) for one in caught.value.errors] == found
+
+
+def test_a_set_that_was_prepared_as_a_mixture_takes_stages_of_its_own_sources() -> None:
+    text = HEAD.partition("data:")[0] + "data: {set: 's3://b/x', stages: [{mix: {wiki: 50%, code: 50%}}]}\n"
+    assert mixing.is_mixed(load.parse(text, "run.yaml").data)
+
+
+def test_a_pipeline_is_for_rows() -> None:
+    with pytest.raises(StokerErrors) as caught:
+        load.parse("model: m\ndata: {set: a, pipeline: [{step: ExactDedup}]}\n", "run.yaml")
+    assert [one.code for one in caught.value.errors] == ["STK163"]

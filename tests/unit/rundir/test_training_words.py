@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from stoker.config import data_section
 from stoker.config import run as run_file
 from stoker.config.run import Run
 from stoker.rundir import training_words
@@ -16,11 +17,11 @@ TEXT: dict[str, Any] = {
 }
 
 
-class LaterSource(run_file.Source):
+class LaterSource(data_section.Source):
     shuffled: bool = False
 
 
-class LaterData(run_file.Data):
+class LaterData(data_section.Data):
     train: list[LaterSource]
 
 
@@ -88,3 +89,20 @@ def test_another_origin_is_another_training() -> None:
     words = training_words.of(Run.model_validate(TEXT))
     fork = training_words.of(Run.model_validate(TEXT), {"run": "a", "step": 4})
     assert training_words.differing(words, fork) == ["forked_from.run - -> a", "forked_from.step - -> 4"]
+
+
+def mixed(*sets: dict[str, Any]) -> Run:
+    return Run.model_validate({"model": "a/b", "data": {"set": list(sets)}})
+
+
+def test_another_mixture_of_sets_is_another_training_and_another_place_of_them_is_not() -> None:
+    before = mixed({"path": "run:wiki", "share": "60%"}, {"path": "run:code", "share": "40%"})
+    moved = mixed({"path": "s3://b/wiki", "share": "60%"}, {"path": "s3://b/code", "share": "40%"})
+    assert training_words.changed(before, moved) == []
+    for other in (
+        mixed({"path": "run:wiki", "share": "10%"}, {"path": "run:code", "share": "90%"}),
+        mixed({"path": "run:wiki", "share": "60%", "name": "w"}, {"path": "run:code", "share": "40%"}),
+        mixed({"path": "run:wiki", "epochs": 1}, {"path": "run:code", "epochs": 1}),
+        Run.model_validate({"model": "a/b", "data": {"set": "run:wiki"}}),
+    ):
+        assert [change.split()[0] for change in training_words.changed(before, other)] == ["data.set"]

@@ -113,6 +113,10 @@ def test_a_fetched_set_is_whole_and_is_not_fetched_again(
     assert prepared.current_report(run_dir, run, tmp_path) is None
     report = sets.bring(run_dir, run, tmp_path)
     prepared.check_digests(run_dir.data, report)
+    assert prepared.current_report(run_dir, run, tmp_path) is None, "its tokenizer was not compared yet"
+    found = set_list.read(run_dir.data)
+    assert found is not None
+    files.write_json(set_list.list_file(run_dir.data), found.model_copy(update={"checked": True}).model_dump())
     assert prepared.current_report(run_dir, run, tmp_path) == report
     assert (run_dir.data / "train/shard-00000/tokens.bin").stat().st_size == 4 * 15
 

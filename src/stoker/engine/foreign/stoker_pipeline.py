@@ -7,6 +7,7 @@ folder of its own; a step that must see all documents first (a deduplication) be
 marked as completed is not run again, so that a killed pipeline goes on where it was. `done.json` is written last.
 """
 
+import copy
 import ctypes
 import fcntl
 import hashlib
@@ -148,10 +149,25 @@ class EvalIndex(NGramsDecontIndexer):
 
 
 class SlurmStage(SlurmPipelineExecutor):
-    """Slurm without datatrove's job that merges statistics, which is left waiting where a stage fails."""
+    """Slurm without the job that merges statistics, left waiting where a stage fails; tasks share no blocks."""
+
+    pipeline: Any
 
     def launch_merge_stats(self) -> None:
         """Nothing: they are merged at the end."""
+
+    def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1) -> Any:
+        """A task with blocks of its own, as datatrove's other executors do.
+
+        Here the tasks of a job would share them: counts add up, and which address of its list `PIIFormatter` writes
+        would depend on the tasks before.
+        """
+        shared = self.pipeline
+        self.pipeline = copy.deepcopy(shared)
+        try:
+            return super()._run_for_rank(rank, local_rank, node_rank)
+        finally:
+            self.pipeline = shared
 
 
 def all_text(_: Any, row: dict[str, Any], path: str, number: int) -> dict[str, Any]:
