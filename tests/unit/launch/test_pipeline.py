@@ -1,5 +1,6 @@
 """What tasks read follows from the sources alone, and a pipeline is known by what it reads and does."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,13 @@ def test_an_output_that_is_not_whole_is_none(run_dir: RunDir) -> None:
     place = pipeline_output.place(run_dir)
     (place / "output").mkdir(parents=True)
     (place / "output" / "00003.jsonl").write_text("{}\n", encoding="utf-8")
-    done: dict[str, Any] = {"key": "k", "version": "0.10.1", "files": {"00003.jsonl": [3, "sha"]}, "stages": []}
+    digest = hashlib.sha256(b"{}\n").hexdigest()
+    done: dict[str, Any] = {"key": "k", "version": "0.10.1", "files": {"00003.jsonl": [3, digest]}, "stages": []}
     for name, value in (("done.json", done), ("job.json", job(run_dir).model_dump())):
         pipeline.files.write_json(place / name, value)
     found = pipeline_output.read(place)
     assert found is not None
     assert pipeline_output.of_source(*found, 1) == ["00003.jsonl"]
-    (place / "output" / "00003.jsonl").write_text("{}", encoding="utf-8")
-    assert pipeline_output.read(place) is None
+    for damaged in ("{}", "[]\n"):
+        (place / "output" / "00003.jsonl").write_text(damaged, encoding="utf-8")
+        assert pipeline_output.read(place) is None
