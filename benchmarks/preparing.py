@@ -241,7 +241,7 @@ def planned(work: Path, tokenizer: Path) -> list[dict[str, Any]]:
     from stoker.rundir import files
 
     found = []
-    for kind, megabytes in (("documents", 2), ("documents", 30), ("documents", 120), ("conversations", 30)):
+    for kind, megabytes in (("documents", 2), ("documents", 30), ("documents", 60), ("conversations", 30)):
         source = taken(work, kind, megabytes * 1_000_000)
         run_dir = new_run(work, "planned", [source], tokenizer)
         run_file = load.load(str(work / "planned.yaml"))
