@@ -58,6 +58,11 @@ generate:
     python tools/sort_messages.py
     python tests/architecture/test_surface.py --write
     python tools/reference.py
+    python -m stoker guide --skill skills
+
+# A scripted agent and `stoker mcp`: thirty tasks (docs/evidence/agents.json).
+agents *args:
+    python benchmarks/agents.py "$@"
 
 # Speed against the bare Trainer, >= 20 alternating pairs (docs/evidence/overhead.json).
 overhead *args:
@@ -87,6 +92,10 @@ token-rates *args:
 mixture *args:
     python benchmarks/mixture.py "$@"
 
+# Planted duplicates, leaks and contradictions in a million rows: found, seconds, memory (docs/evidence/data_survey.json), half an hour.
+data-survey *args:
+    python benchmarks/data_survey.py "$@"
+
 # Tokens that a plan estimates from raw data against those `prepare` counts (docs/evidence/raw_data.json), ten minutes.
 raw-data *args:
     python benchmarks/raw_data.py "$@"
@@ -102,6 +111,18 @@ families *args:
 # Settings of every recipe on seven pretended devices, and planted faults (docs/evidence/accelerator.json), half an hour.
 accelerator *args:
     python benchmarks/accelerator.py "$@"
+
+# DPO on SmolLM2-135M: a stated preference on held-out pairs, with a control (docs/evidence/preference.json).
+preference *args:
+    python benchmarks/preference.py "$@"
+
+# From a messy file to a served model by four commands with their defaults; exact match before and after (docs/evidence/first_job.json).
+first-job *args:
+    python benchmarks/first_job.py "$@"
+
+# Speed of DPO and GRPO against TRL's trainers, >= 20 alternating pairs (docs/evidence/objective_speed.json).
+objective-speed *args:
+    python benchmarks/objective_speed.py "$@"
 
 # LoRA and QLoRA on SmolLM2-135M, held-out exact match (docs/evidence/smollm2.json).
 smollm2 *args:
@@ -147,6 +168,10 @@ hosts *args:
 launch *args:
     python benchmarks/launch.py "$@"
 
+# Kills of every objective, half in reference passes and rollouts (docs/evidence/objective_kills.json): `just objective-kills --n 200`.
+objective-kills *args:
+    python tests/campaigns/campaign.py objective_kills --report docs/evidence/objective_kills.json "$@"
+
 # One campaign of faults, from a seed (docs/evidence/campaigns/NAME.json): `just campaign c1 --n 1000`.
 campaign name *args:
     python tests/campaigns/campaign.py "$@"
@@ -170,6 +195,10 @@ planner *args:
 # The intervals beside a plan's figures and the accuracy page again (docs/concepts/planner-accuracy.*), some minutes.
 planner-report:
     python benchmarks/planner.py --intervals --report
+
+# Pictures of the screen for README and site, from what the commands print (docs/assets).
+pictures:
+    python tools/pictures.py
 
 # The documentation site.
 docs:

@@ -38,6 +38,7 @@ SUITE = (
     "tests/nightly/engine/test_resume_anywhere.py",
     "tests/nightly/engine/test_same_maths.py",
     "tests/nightly/engine/test_two_nodes.py",
+    "tests/nightly/engine/test_vllm_sampler.py",
 )
 """Where weights or losses are compared to the bit, and what tests/invariant left to the night."""
 

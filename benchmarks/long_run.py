@@ -1,4 +1,4 @@
-"""Readers of a run of a million steps: `watch`, `runs`, `logs`, a pull, and a supervisor's start, as processes.
+"""Readers of a run of a million steps: `watch`, `report`, `runs`, `logs`, a pull, a supervisor's start, as processes.
 
 Each is run several times; the median of its wall seconds and the largest peak of its memory count (bar: 2 s, 100 MB).
 `--old` writes the events as Stoker did before they were cut: one file, with every sequence id of every step.
@@ -84,6 +84,7 @@ def measured(folder: Path, steps: int, repeats: int, *, old: bool = False) -> di
     target = folder / "laptop" / "runs" / "long"
     commands = {
         "watch": [*stoker, "watch", "long", "--once"],
+        "report": [*stoker, "report", "long"],
         "runs": [*stoker, "runs"],
         "logs": [*stoker, "logs", "long"],
         "pull": [sys.executable, "-c", PULL, str(run_dir.path), str(target)],

@@ -411,14 +411,13 @@ def main() -> None:
     report: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.platform()}",
-        "threads": options.threads,
         "versions": {name: version(name) for name in ("stoker", "torch", "transformers", "peft", "accelerate")},
         "work": f"Qwen2 6.5M, LoRA r16, length {LENGTH}, {ROWS} rows, median ~{MEDIAN_TOKENS} tokens",
         "results": json.loads(options.out.read_text())["results"] if options.out.exists() else {},
     }
 
     def keep(name: str, result: dict[str, Any]) -> None:
-        report["results"][name] = result
+        report["results"][name] = {**result, "date": report["date"], "threads": options.threads}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -36,7 +36,7 @@ import processor  # noqa: E402
 import slurm_cluster  # noqa: E402
 from planted_text import Planted  # noqa: E402
 
-from stoker.launch import tools  # noqa: E402
+from stoker import tools  # noqa: E402
 from stoker.rundir import prepared  # noqa: E402
 from stoker.rundir.layout import RunDir  # noqa: E402
 

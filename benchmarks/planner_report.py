@@ -81,7 +81,7 @@ WORDS = {
     "high": "上限",
     ", ": "，",
     ": ": "：",
-    "trains other tensors than full, LoRA or QLoRA": "训练的张量既不是全量，也不是 LoRA 或 QLoRA",
+    "trains other tensors than full, LoRA or QLoRA": "训练的张量既不是全参数，也不是 LoRA 或 QLoRA",
     "optimizer or variant not described": "估算模型不含这种优化器或变体",
     "an encoder, not a decoder": "是编码器，不是解码器",
     "activation offload is not described": "估算模型不含激活值卸载",

@@ -5,7 +5,7 @@ bare side has its texts in memory and keeps no token, ours goes from files to a 
 `--memory` measures the peak of all processes for sets of several sizes, `--kills` ends the program at any moment,
 `--plan` compares seconds and disk with what a plan says before.
 Writes docs/evidence/preparing.json.
-Usage: python benchmarks/preparing.py [--rounds N] [--memory GB,...] [--kills N] [--plan]
+Usage: python benchmarks/preparing.py [--rounds N] [--megabytes N] [--memory GB,...] [--kills N] [--plan]
 """
 
 import argparse
@@ -42,11 +42,12 @@ os.environ["RAYON_NUM_THREADS"] = cpus
 encoder = tokenizers.Tokenizer.from_file(tokenizer + "/tokenizer.json")
 with open(source, encoding="utf-8") as file:
     texts = [json.loads(line)["text"] for line in file]
-began, tokens = time.monotonic(), 0
+began, processor, tokens = time.monotonic(), time.process_time(), 0
 for first in range(0, len(texts), 2048):
     for one in encoder.encode_batch(texts[first : first + 2048], add_special_tokens=False):
         tokens += len(one)
-print(json.dumps({"tokens": tokens, "seconds": time.monotonic() - began}))
+processor = time.process_time() - processor
+print(json.dumps({"tokens": tokens, "seconds": time.monotonic() - began, "processor": processor}))
 """
 OURS = """
 import json, os, resource, sys, time
@@ -60,11 +61,14 @@ _compat.hide_torch()
 import transformers
 machine.cpu_count = lambda: workers
 prepare.SHARD_TOKENS = shard
-began = time.monotonic()
+def processor():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+began, spent = time.monotonic(), processor()
 prepare.main(run_dir)
-seconds = time.monotonic() - began
+seconds, spent = time.monotonic() - began, processor() - spent
 report = prepared.read_report(run_dir / "data")
-print(json.dumps({"tokens": report.train.tokens, "seconds": seconds, "digest": report.digest}))
+print(json.dumps({"tokens": report.train.tokens, "seconds": seconds, "processor": spent, "digest": report.digest}))
 """
 
 
@@ -72,6 +76,7 @@ def main() -> None:
     """Make the text, measure, write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=ROUND_BYTES // 1_000_000, help="of a round's text")
     parser.add_argument("--memory", default="", help="sizes in GB, with commas between")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--plan", action="store_true")
@@ -91,7 +96,7 @@ def main() -> None:
         "text": {name: token_sources.version("apt", name, work) for name in PACKAGES if (work / "apt" / name).exists()},
     }
     if asked.rounds:
-        report["speed"] = speed(work, tokenizer, asked.rounds)
+        report["speed"] = speed(work, tokenizer, asked.rounds, asked.megabytes * 1_000_000)
     if asked.memory:
         report["memory"] = [memory(work, tokenizer, float(size)) for size in asked.memory.split(",")]
     if asked.kills:
@@ -141,25 +146,42 @@ def part(work: Path, number: int) -> Path:
     return whole[number % len(whole)]
 
 
+def cut(work: Path, number: int, size: int) -> Path:
+    """A round's text, or so much of it."""
+    whole = part(work, number)
+    if size >= ROUND_BYTES:
+        return whole
+    source = work / "round.jsonl"
+    with whole.open(encoding="utf-8") as file, source.open("w", encoding="utf-8") as target:
+        for line in file:
+            if target.tell() > size:
+                break
+            target.write(line)
+    return source
+
+
 # ---- measured
 
 
-def speed(work: Path, tokenizer: Path, rounds: int) -> dict[str, Any]:
-    """Tokens/s of both sides on one and two processors, in turns."""
+def speed(work: Path, tokenizer: Path, rounds: int, size: int) -> dict[str, Any]:
+    """Tokens/s of both sides on one and two processors, in turns; by processor seconds too, as machines are busy."""
     found: dict[str, list[float]] = {}
+    spent: dict[str, list[float]] = {}
     measured = 0
     for number in range(rounds):
-        source = part(work, number)
+        source = cut(work, number, size)
         measured += source.stat().st_size
         for cpus in (1, 2):
             sides = [("bare", bare), ("ours", ours)]
             for name, side in sides if (number + cpus) % 2 else sides[::-1]:
                 one = side(work, source, tokenizer, cpus)
                 found.setdefault(f"{name} {cpus}", []).append(one["tokens"] / one["seconds"])
+                spent.setdefault(f"{name} {cpus}", []).append(one["tokens"] / one["processor"])
                 print(number, name, cpus, round(found[f"{name} {cpus}"][-1]), flush=True)
-    ratios = {
-        cpus: [a / b for a, b in zip(found[f"ours {cpus}"], found[f"bare {cpus}"], strict=True)] for cpus in (1, 2)
-    }
+    ratios, by_processor = (
+        {cpus: [a / b for a, b in zip(each[f"ours {cpus}"], each[f"bare {cpus}"], strict=True)] for cpus in (1, 2)}
+        for each in (found, spent)
+    )
     gain = {
         name: [two / one for one, two in zip(found[f"{name} 1"], found[f"{name} 2"], strict=True)]
         for name in ("bare", "ours")
@@ -168,6 +190,8 @@ def speed(work: Path, tokenizer: Path, rounds: int) -> dict[str, Any]:
         "bytes": measured,
         "tokens_per_second": {name: [round(one) for one in values] for name, values in found.items()},
         "ours_over_bare": {cpus: round(statistics.median(values), 3) for cpus, values in ratios.items()},
+        "tokens_per_processor_second": {name: [round(one) for one in values] for name, values in spent.items()},
+        "ours_over_bare_by_processor": {cpus: round(statistics.median(one), 3) for cpus, one in by_processor.items()},
         "gain_by_two": {name: round(statistics.median(values), 3) for name, values in gain.items()},
     }
 

@@ -326,7 +326,7 @@ def _save(label: str, model: str, card: str, nodes: int) -> dict[str, Any]:
 
     found = _found(model, "full", card, nodes)
     step, size = found.way.step, memory.checkpoint_bytes(found.way.step)
-    links = speed._links(search.hardware(found.inputs.machine), rates())
+    links = speed.links_of(search.hardware(found.inputs.machine), rates())
     return {
         "model": label,
         "card": card,

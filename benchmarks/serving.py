@@ -22,10 +22,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from stoker import tools
 from stoker.artifacts import endpoint, load_generator, model_server
 from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.load_generator import LoadSpec
-from stoker.launch import tools
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 

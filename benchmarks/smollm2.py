@@ -152,9 +152,9 @@ def count(answers: list[str], rows: list[dict[str, str]]) -> int:
     return sum(answer == row["completion"] for answer, row in zip(answers, rows, strict=True))
 
 
-def stoker(*words: str) -> None:
-    """A command as a user types it."""
-    subprocess.run([sys.executable, "-m", "stoker", *words], check=True, stdout=sys.stderr)
+def stoker(*words: str, given: str | None = None) -> None:
+    """A command as a user types it, with the lines that answer its questions."""
+    subprocess.run([sys.executable, "-m", "stoker", *words], check=True, stdout=sys.stderr, input=given, text=True)
 
 
 def tune(folder: Path, base: Path, method: str, rows: list[dict[str, str]], epochs: int) -> Any:
@@ -181,7 +181,7 @@ save: {{every: epoch}}
 
 def after_training(folder: Path, run_dir: Any, adapter: list[str], rows: list[dict[str, str]]) -> dict[str, Any]:
     """What became of the adapter's answers in the merged model, and in vLLM; with the parity gate's own figures."""
-    from stoker.launch import tools
+    from stoker import tools
     from stoker.rundir import artifacts
 
     merged = artifacts.folder(run_dir, "merged")

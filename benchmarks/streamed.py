@@ -145,7 +145,7 @@ def followed(proxy: Proxy, run_dir: RunDir) -> Iterator[list[tuple[float, float]
             now = time.monotonic()
             could, came = proxy.bytes_per_second * (now - then), proxy.moved[DOWN] - moved
             moved, then = proxy.moved[DOWN], now
-            newest = events.newest_steps(run_dir.events_file, NEWEST)
+            newest = dict(sorted(events.newest_steps(run_dir.events_file, NEWEST).items())[-NEWEST:])
             if len(newest) == NEWEST:
                 log.append((came, could))
                 seconds = sum(event["seconds"] for event in newest.values())

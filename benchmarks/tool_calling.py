@@ -206,7 +206,7 @@ def _samples(rows: list[Row], replies: list[Reply]) -> list[dict[str, Any]]:
 
 
 def _vllm_version() -> str:
-    from stoker.launch import tools
+    from stoker import tools
 
     python = tools.find(tools.VLLM)
     assert python, "needs vLLM: `just tools vllm`"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from stoker.launch import tools
+from stoker import tools
 
 KEY, SECRET = "stokertestkey", "canary-3f1d9e7b5a"  # the server's own, for the length of a test
 BUCKET = "stoker-tests"

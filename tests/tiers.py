@@ -5,7 +5,7 @@ A pytest plugin, loaded by tests/conftest.py. The table for people is tests/READ
 
 import resource
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ QUICK = ("architecture", "cli", "unit")
 NIGHTLY = "nightly"
 """Its folders run in `just nightly` only. All others are part of `just check`."""
 
-ONLY_THIS_MACHINE = ("unit", "store", "supervise", "cluster", "settle")
+ONLY_THIS_MACHINE = ("unit", "store", "supervise", "cluster", "settle", "rewards")
 """Folders whose tests may reach nothing but loopback."""
 
 SLOW_LIST = TESTS / "slow.txt"
@@ -77,8 +77,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     write = terminalreporter.write_line
     terminalreporter.section("minutes by folder (processor, wall), tests")
-    for name, (count, processor, wall) in _by_folder(times).items():
+    for name, (count, processor, wall) in _summed(times, folder).items():
         write(f"{name:24} {processor / 60:7.1f} {wall / 60:7.1f} {count:6d}")
+    terminalreporter.section(f"the {SLOWEST_SHOWN} files with the most (processor, wall seconds), tests")
+    files = _summed(times, lambda name: name.partition("::")[0])
+    for name, (count, processor, wall) in sorted(files.items(), key=lambda one: -one[1][1])[:SLOWEST_SHOWN]:
+        write(f"{processor:7.1f} {wall:7.1f} {count:6d} {name}")
     terminalreporter.section(f"the {SLOWEST_SHOWN} slowest tests (processor, wall seconds)")
     for name in sorted(times, key=lambda name: -times[name].wall)[:SLOWEST_SHOWN]:
         write(f"{times[name].processor:7.1f} {times[name].wall:7.1f} {name}")
@@ -115,11 +119,11 @@ def _times(reporter: pytest.TerminalReporter) -> dict[str, Times]:
     return found
 
 
-def _by_folder(times: dict[str, Times]) -> dict[str, tuple[int, float, float]]:
+def _summed(times: dict[str, Times], key: Callable[[str], str]) -> dict[str, tuple[int, float, float]]:
     found: dict[str, tuple[int, float, float]] = {}
     for name, took in times.items():
-        count, processor, wall = found.get(folder(name), (0, 0.0, 0.0))
-        found[folder(name)] = (count + 1, processor + took.processor, wall + took.wall)
+        count, processor, wall = found.get(key(name), (0, 0.0, 0.0))
+        found[key(name)] = (count + 1, processor + took.processor, wall + took.wall)
     return dict(sorted(found.items()))
 
 

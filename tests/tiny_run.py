@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from tqdm import auto, std
 
-from stoker.config import load, mixing
+from stoker.config import load, mixing, objectives
 from stoker.config.load import RunFile
 from stoker.engine import mixed_order
 from stoker.facts import own_code
@@ -109,8 +110,12 @@ def random_rows(count: int, seed: int, longest: int, segments: int = 1) -> list[
     return rows
 
 
-def write_split(folder: Path, rows: list[list[np.ndarray]]) -> dict[str, Any]:
-    """One shard in the prepared format, written independently of the product's writer."""
+class Undesired(list[np.ndarray]):
+    """A row whose answer is judged to be a bad one."""
+
+
+def write_split(folder: Path, rows: list[list[np.ndarray]], together: int = 1, *, asks: bool = False) -> dict[str, Any]:
+    """One shard in the prepared format, written independently of the product's writer; `asks`: rows are prompts."""
     shard = folder / "shard-00000"
     shard.mkdir(parents=True)
     flat = [segment for row in rows for segment in row]
@@ -121,14 +126,19 @@ def write_split(folder: Path, rows: list[list[np.ndarray]]) -> dict[str, Any]:
     (shard / "tokens.bin").write_bytes(tokens.astype("<i4").tobytes())
     (shard / "segments.bin").write_bytes(struct.pack(f"<{len(segment_offsets)}q", *segment_offsets))
     (shard / "rows.bin").write_bytes(struct.pack(f"<{len(row_offsets)}q", *row_offsets))
-    (shard / "trained.bin").write_bytes(struct.pack(f"<{len(trained)}i", *trained))
-    names = [f"{folder.name}/shard-00000/{name}" for name in prepared.SHARD_FILES]
+    judged = [~count if isinstance(row, Undesired) else count for row, count in zip(rows, trained, strict=True)]
+    (shard / "trained.bin").write_bytes(struct.pack(f"<{len(judged)}i", *judged))
+    if asks:
+        texts = [" ".join(f"w{~token}" for token in row[0]) for row in rows]
+        lines = [json.dumps({"prompt": text, "row": {"prompt": text}}) + "\n" for text in texts]
+        (shard / "columns.jsonl").write_text("".join(lines))
+    names = [f"{folder.name}/shard-00000/{path.name}" for path in sorted(shard.iterdir())]
     return {
         "sequences": len(rows),
         "segments": len(flat),
         "tokens": len(tokens),
         "trained_tokens": sum(trained),
-        "longest": max(sum(map(len, row)) for row in rows),
+        "longest": max(sum(map(len, row)) if together == 1 else together * max(map(len, row)) for row in rows),
         "longest_segment": max(map(len, flat)),
         "shards": ["shard-00000"],
         "files": {name: files.sha256(folder.parent / name) for name in names},
@@ -143,8 +153,10 @@ def write_prepared(
     sizes: Sequence[int] = (),
 ) -> None:
     make_tokenizer(data / "tokenizer")
-    train = write_split(data / "train", rows) | {"sources": _sources(run_file, rows, sizes)}
-    evaluation = write_split(data / "eval", eval_rows) if eval_rows else None
+    asked = objectives.facts(run_file.run.train.objective)
+    options = {"together": asked.segments, "asks": asked.prompts}
+    train = write_split(data / "train", rows, **options) | {"sources": _sources(run_file, rows, sizes)}
+    evaluation = write_split(data / "eval", eval_rows, **options) if eval_rows else None
     digest = hashlib.sha256(json.dumps(train["files"], sort_keys=True).encode()).hexdigest()
     report = {
         "digest": digest,
@@ -221,11 +233,17 @@ def rewrite(run_dir: RunDir, old: str, new: str) -> None:
 
 
 def fork() -> int:
-    """`os.fork`; the child does not look through what is there now, which would copy all its pages."""
+    """`os.fork`; the child does not look through what is there now, which would copy all its pages.
+
+    DTensor's caches hold a mesh with its rank: of a test that pretended to be the first of two, they would make every
+    child the first one.
+    """
     gc.freeze()
     pid = os.fork()
     if pid:
         gc.unfreeze()
+    else:
+        _clear_sharding_prop_cache()
     return pid
 
 
@@ -356,7 +374,7 @@ def sequences(run_dir: RunDir) -> dict[int, list[int]]:
     """The sequence ids of each step: those the order function gives, which the events' checksums confirm."""
     run, report = run_dir.run(), prepared.read_report(run_dir.data)
     assert report is not None
-    ordered = mixed_order.of(run, report, run.train.batch)
+    ordered = mixed_order.of(run, report, run.train.rows)
     found = {}
     for step, event in sorted(events.steps(run_dir.events_file).items()):
         found[step] = ordered.sequences(step - 1)

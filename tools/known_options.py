@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from stoker import tools
 from stoker.config.run import Train
-from stoker.launch import tools
 from stoker.places import kaggle_cli, sky
 
 TARGET = Path(__file__).parent.parent / "src" / "stoker" / "config" / "known_options.json"

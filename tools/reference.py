@@ -63,7 +63,8 @@ LABELS: dict[str, dict[str, str]] = {
         "models.intro": "What works with which family of models, as `stoker models` shows it. Each cell was run on a "
         "tiny random model of the family with the version of transformers named below: it trains, merges and exports "
         "through the parity gate (`yes`), or is refused before training with the error named. `grouped`: documents of "
-        "one packed row would see each other, so each is given its own row. `-` was not run. A family that is not here "
+        "one packed row would see each other, so each is given its own row. `merged`: vLLM for CPUs served the merged "
+        "weights, not the adapter beside its base. `-` was not run. A family that is not here "
         "was not tested; a plan says so.",
         "check": "check of `stoker prove`",
         "proven": "passed on",
@@ -133,7 +134,8 @@ LABELS: dict[str, dict[str, str]] = {
         "models": "模型族",
         "models.intro": "各模型族能做什么，与 `stoker models` 显示的一致。每一格都用该族的微型随机模型、以及下面注明的 "
         "transformers 版本实际运行过：能训练、合并、导出并通过一致性检验（“可以”），或在训练前以所注的错误拒绝。"
-        "“分组”：同一打包行里的文档会互相看见，因此每个文档各占一行。`-` 表示没有运行。表中没有的模型族没有测试过，"
+        "“分组”：同一打包行里的文档会互相看见，因此每个文档各占一行。“合并后”：CPU 版 vLLM 只部署了"
+        "合并后的权重，没有在基座模型旁加载适配器。`-` 表示没有运行。表中没有的模型族没有测试过，"
         "计划里会说明。",
         "check": "`stoker prove` 的检查",
         "proven": "通过的显卡",
@@ -473,7 +475,7 @@ def family_cell(row: KnownFamily, name: str, words: Words) -> str:
     if cell.outcome != "works":
         code = words.label("({code})").format(code=cell.code) if cell.code else ""
         return say["models." + cell.outcome] + code
-    return say["models.grouped" if cell.how == families.GROUPED else "models.works"]
+    return say[cell.word]
 
 
 def dated(row: KnownFamily, words: Words) -> str:

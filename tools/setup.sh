@@ -2,7 +2,7 @@
 # Installs the tested combination into the active Python environment: torch first, CPU build where one is at hand.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-extras=".[train,data,store,quantize,plot,deepspeed,docs,contract,dev]"
+extras=".[train,data,store,publish,quantize,plot,rewards,mcp,deepspeed,docs,contract,dev]"
 export DS_BUILD_OPS=0  # DeepSpeed builds its kernels when they are first used, not now
 if python -m uv --version >/dev/null 2>&1 || pip install -q uv; then
   if [ -n "${PIP_FIND_LINKS:-}" ]; then

@@ -52,3 +52,5 @@ plain sky skypilot==0.14.1
 plain kaggle kaggle==2.2.4 six
 # `data.pipeline`. English MinHash needs spacy and Chinese jieba, which the extras do not bring.
 plain datatrove "datatrove[io,processing]==0.10.1" spacy==3.8.18 jieba==0.42.1
+# Rewards by environments of `verifiers`. The sandbox they run in writes no bytecode, and verifiers imports thousands of files.
+UV_COMPILE_BYTECODE=1 plain verifiers verifiers==0.4.0

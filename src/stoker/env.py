@@ -35,8 +35,7 @@ HOME = Variable(
     "Stoker's per-user folder on this machine: hosts, their pinned keys, its own ssh key, remembered file digests, "
     "records of weighed models, your own prices. Default: `~/.stoker`.",
     "Stoker 在本机保存个人信息的文件夹：主机、已登记的主机密钥、自己的 ssh 密钥、文件摘要缓存、模型清点记录、"
-    "你自己的价格。"
-    "默认：`~/.stoker`。",
+    "你自己的价格。默认：`~/.stoker`。",
 )
 HF_ENDPOINT = Variable(
     "HF_ENDPOINT",
@@ -48,10 +47,20 @@ HF_HOME = Variable(
     "Hugging Face's cache folder; a model's shape is read from it before the network is used.",
     "Hugging Face 缓存文件夹；查询模型结构时先读缓存，再访问网络。",
 )
+XDG_CACHE_HOME = Variable(
+    "XDG_CACHE_HOME",
+    "Folder of all caches; without `HF_HOME`, Hugging Face's is in it. Default: `~/.cache`.",
+    "所有缓存的文件夹；未设置 `HF_HOME` 时，Hugging Face 的缓存在它里面。默认：`~/.cache`。",
+)
 HF_HUB_OFFLINE = Variable(
     "HF_HUB_OFFLINE",
     "`1` keeps Stoker and Hugging Face libraries off the network.",
     "设为 `1` 时，Stoker 与 Hugging Face 库都不访问网络。",
+)
+HF_HUB_DISABLE_XET = Variable(
+    "HF_HUB_DISABLE_XET",
+    "`1` keeps Hugging Face's client from its newer transfer service; set by Stoker for mirrors, which have none.",
+    "设为 `1` 时，Hugging Face 客户端不使用它的新传输服务；使用镜像时由 Stoker 设置，因为镜像没有这项服务。",
 )
 CUDA_VISIBLE_DEVICES = Variable(
     "CUDA_VISIBLE_DEVICES",
@@ -98,20 +107,24 @@ TENSORBOARD_LOGGING_DIR = Variable(
     "Set by Stoker for the trainer, so that TensorBoard files are in the run directory.",
     "由 Stoker 为训练进程设置，使 TensorBoard 文件写入运行目录。",
 )
-
 TOOLS = Variable(
     "STOKER_TOOLS",
     "Folder with the environments of tools that need their own (`vllm`, `llamacpp`, `llmcompressor`, `datatrove`, "
-    "`kaggle`). Default: `~/.stoker/tools`.",
-    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`、`datatrove`、`kaggle`）的文件夹。默认：`~/.stoker/tools`。",
+    "`verifiers`, `lm_eval`, `kaggle`). Default: `~/.stoker/tools`.",
+    "存放独立工具环境（`vllm`、`llamacpp`、`llmcompressor`、`datatrove`、`verifiers`、`lm_eval`、`kaggle`）的文件夹。默认：`~/.stoker/tools`。",
 )
-
 API_TOKEN = Variable(
     "STOKER_API_TOKEN",
     "The token that `stoker serve` asks clients for. Default: a random one, kept in the run directory "
     "(`serve.token`, readable by its owner only).",
     "`stoker serve` 要求客户端出示的令牌。未设置时随机生成，并保存在运行目录中（`serve.token`，仅本人可读）。",
 )
+OPENAI_BASE_URL = Variable(
+    "OPENAI_BASE_URL",
+    "Endpoint of `stoker eval --judge openai:MODEL`, `https://.../v1`. No default: prompts and answers go there.",
+    "`stoker eval --judge openai:MODEL` 询问评审模型的接口地址：`https://.../v1`。没有默认值：提示词和回答会发送到那里。",
+)
+OPENAI_API_KEY = Variable("OPENAI_API_KEY", "The token of that endpoint.", "该接口的令牌。")
 VLLM_API_KEY = Variable(
     "VLLM_API_KEY",
     "Set by Stoker for the server: the token, so that it is in no command line.",
@@ -142,7 +155,6 @@ PYTHONPATH = Variable(
     "Set by Stoker for the server: the folder of the token check.",
     "由 Stoker 为服务进程设置：用于找到检查令牌的模块。",
 )
-
 RENDEZVOUS = Variable(
     "STOKER_RENDEZVOUS",
     "Set by Stoker: the rendezvous folder of the processes of one training.",
@@ -181,7 +193,6 @@ ATTEMPT = Variable(
     "Set by Stoker: the number of this attempt, for the names of the ranks' logs.",
     "由 Stoker 设置：本次尝试的编号，用于各进程日志的文件名。",
 )
-
 RANK = Variable(
     "RANK", "Set by torchrun: which process of a training this is.", "由 torchrun 设置：当前是第几个训练进程。"
 )
@@ -198,7 +209,6 @@ RESTART_COUNT = Variable(
     "Set by torchrun: how often it has restarted the processes.",
     "由 torchrun 设置：进程被重新启动的次数。",
 )
-
 AWS_ENDPOINT_URL = Variable(
     "AWS_ENDPOINT_URL",
     "Address of an S3-compatible service, for a store `s3://...`. Default: Amazon's own.",
@@ -226,10 +236,34 @@ SSH_CONFIG = Variable(
 )
 HF_TOKEN = Variable(
     "HF_TOKEN",
-    "Hugging Face access token, for a store `hf://...` and for gated models. Never written anywhere.",
-    "访问 Hugging Face 的令牌，用于 `hf://...` 存储和需要授权的模型。不会被写到任何地方。",
+    "Hugging Face access token: for a store `hf://...`, `stoker publish` and gated models. Never written anywhere.",
+    "访问 Hugging Face 的令牌，用于 `hf://...` 存储、`stoker publish` 和需要授权的模型。不会被写到任何地方。",
 )
-
+HUGGING_FACE_HUB_TOKEN = Variable(
+    "HUGGING_FACE_HUB_TOKEN",
+    "The older name of `HF_TOKEN`. With either, Stoker chooses no mirror of a third party.",
+    "`HF_TOKEN` 的旧名字。设置了其中任何一个，Stoker 都不会选用第三方镜像。",
+)
+HF_TOKEN_PATH = Variable(
+    "HF_TOKEN_PATH",
+    "The file in which `hf auth login` keeps its token. Default: `token` in `HF_HOME`.",
+    "`hf auth login` 保存令牌的文件。默认：`HF_HOME` 里的 `token`。",
+)
+HF_HUB_DISABLE_IMPLICIT_TOKEN = Variable(
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    "Set by Stoker where a mirror is used that would see the token of `hf auth login`: it is not sent.",
+    "由 Stoker 设置：所用镜像会看到 `hf auth login` 的令牌时，不发送令牌。",
+)
+HF_OIDC_RESOURCE = Variable(
+    "HF_OIDC_RESOURCE",
+    "What Hugging Face's client asks a short-lived token for. With it, Stoker chooses no mirror of a third party.",
+    "Hugging Face 客户端为它申请短期令牌。设置之后，Stoker 不会选用第三方镜像。",
+)
+MODELSCOPE_API_TOKEN = Variable(
+    "MODELSCOPE_API_TOKEN",
+    "ModelScope access token, for `stoker publish --to modelscope:owner/name`. Never written anywhere.",
+    "访问 ModelScope 的令牌，用于 `stoker publish --to modelscope:owner/name`。不会被写到任何地方。",
+)
 DEADLINE = Variable(
     "STOKER_DEADLINE",
     "When this machine is reclaimed, such as `2026-11-15T20:00:00+00:00`. Training commits and stops before.",
@@ -247,7 +281,6 @@ METADATA = Variable(
     "查询云平台抢占通知的地址，写作 `host` 或 `host:port`。默认：`169.254.169.254`，"
     "AWS、Google Cloud 与 Azure 都在此应答。设为 `off` 则不查询。",
 )
-
 LAUNCHED = Variable(
     "STOKER_LAUNCHED",
     "Set by Stoker on a rented machine: when the launch began. The time until training counts as spent.",
@@ -255,8 +288,15 @@ LAUNCHED = Variable(
 )
 WEBHOOK = Variable(
     "STOKER_WEBHOOK",
-    "A URL that is notified how a run ended and what happens to the machine: JSON by POST. Never written anywhere.",
-    "接收通知的地址：运行如何结束、机器如何处理，以 POST 发送 JSON。不会被写到任何地方。",
+    "A URL that is notified how a run ended and what happens to the machine: JSON by POST, or the address of a group "
+    "robot of Feishu, DingTalk or WeCom. Never written anywhere.",
+    "接收通知的地址：运行如何结束、机器如何处理，以 POST 发送 JSON；也可以是飞书、钉钉或企业微信群机器人的地址。"
+    "不会被写到任何地方。",
+)
+WEBHOOK_SECRET = Variable(
+    "STOKER_WEBHOOK_SECRET",
+    "The secret of a Feishu or DingTalk robot that checks signatures. Never written anywhere.",
+    "飞书或钉钉机器人签名校验（加签）的密钥。不会被写到任何地方。",
 )
 AUTODL_TOKEN = Variable(
     "STOKER_AUTODL_TOKEN",
@@ -266,15 +306,53 @@ AUTODL_TOKEN = Variable(
 )
 NOTIFY_COMMAND = Variable(
     "STOKER_NOTIFY_COMMAND",
-    "A command that gets the same notification on its standard input, such as `mail -s stoker "
-    "me@example.org`. No shell.",
+    "A command that gets the same notification on stdin, such as `mail -s stoker me@example.org`. No shell.",
     "从标准输入接收同样消息的命令，例如 `mail -s stoker me@example.org`。不经过 shell。",
 )
-
 NETWORK = Variable(
     "STOKER_NETWORK",
     "Set by Stoker on another machine: which mirrors are used there and why, for the plan.",
     "由 Stoker 在其他机器上设置：那里使用哪些镜像以及原因，写入计划。",
+)
+AGREED = Variable(
+    "STOKER_AGREED",
+    "Set by `stoker mcp`: SHA-256 of the run file whose plan was agreed to; `plan` and `train` refuse another text.",
+    "由 `stoker mcp` 设置：已同意其计划的运行文件的 SHA-256；文件内容不同时，`plan` 和 `train` 拒绝执行。",
+)
+WANDB_API_KEY = Variable(
+    "WANDB_API_KEY",
+    "Weights & Biases' key. Before a run with `report_to: wandb` Stoker looks whether there is one; it never reads it.",
+    "Weights & Biases 的密钥。`report_to: wandb` 的运行开始前，Stoker 只检查它是否存在，不读取内容。",
+)
+WANDB_MODE = Variable(
+    "WANDB_MODE",
+    "`offline` or `disabled`: Weights & Biases needs no account.",
+    "设为 `offline` 或 `disabled` 时，Weights & Biases 不需要账号。",
+)
+WANDB_BASE_URL = Variable(
+    "WANDB_BASE_URL",
+    "A Weights & Biases server of your own; its login is looked for.",
+    "自建的 Weights & Biases 服务器；检查登录时查找它的记录。",
+)
+NETRC = Variable(
+    "NETRC",
+    "The file in which `wandb login` keeps its key. Default: `~/.netrc`.",
+    "`wandb login` 保存密钥的文件。默认：`~/.netrc`。",
+)
+SWANLAB_API_KEY = Variable(
+    "SWANLAB_API_KEY",
+    "SwanLab's key. Before a run with `report_to: swanlab` Stoker looks whether there is one; it never reads it.",
+    "SwanLab 的密钥。`report_to: swanlab` 的运行开始前，Stoker 只检查它是否存在，不读取内容。",
+)
+SWANLAB_MODE = Variable(
+    "SWANLAB_MODE",
+    "`local`, `offline` or `disabled`: SwanLab needs no account.",
+    "设为 `local`、`offline` 或 `disabled` 时，SwanLab 不需要账号。",
+)
+SWANLAB_SAVE_DIR = Variable(
+    "SWANLAB_SAVE_DIR",
+    "SwanLab's folder, in which `swanlab login` keeps its key. Default: `~/.swanlab`.",
+    "SwanLab 的文件夹，`swanlab login` 把密钥保存在里面。默认：`~/.swanlab`。",
 )
 PIP_INDEX_URL = Variable(
     "PIP_INDEX_URL",
@@ -286,7 +364,6 @@ NO_PROXY = Variable(
     "Set by Stoker on another machine along with the platform's proxy: addresses that bypass it.",
     "由 Stoker 在其他机器上与平台代理一同设置：哪些地址不经过代理。",
 )
-
 LC_ALL = Variable("LC_ALL", "The system's locale, before `LANG`.", "系统区域设置，优先于 `LANG`。")
 SYSTEM_LANG = Variable("LANG", "The system's locale.", "系统区域设置。")
 
@@ -296,7 +373,9 @@ VARIABLES: tuple[Variable, ...] = (
     HOME,
     HF_ENDPOINT,
     HF_HOME,
+    XDG_CACHE_HOME,
     HF_HUB_OFFLINE,
+    HF_HUB_DISABLE_XET,
     CUDA_VISIBLE_DEVICES,
     CUDA_DEVICE_ORDER,
     OMP_NUM_THREADS,
@@ -320,6 +399,8 @@ VARIABLES: tuple[Variable, ...] = (
     LOCAL_RANK,
     RESTART_COUNT,
     API_TOKEN,
+    OPENAI_BASE_URL,
+    OPENAI_API_KEY,
     VLLM_API_KEY,
     VLLM_NO_USAGE_STATS,
     VLLM_HOST_IP,
@@ -331,15 +412,29 @@ VARIABLES: tuple[Variable, ...] = (
     AWS_SECRET_ACCESS_KEY,
     AWS_SESSION_TOKEN,
     HF_TOKEN,
+    HUGGING_FACE_HUB_TOKEN,
+    HF_TOKEN_PATH,
+    HF_HUB_DISABLE_IMPLICIT_TOKEN,
+    HF_OIDC_RESOURCE,
+    MODELSCOPE_API_TOKEN,
     SSH_CONFIG,
     DEADLINE,
     SLURM_JOB_END_TIME,
     METADATA,
     LAUNCHED,
     WEBHOOK,
+    WEBHOOK_SECRET,
     AUTODL_TOKEN,
     NOTIFY_COMMAND,
     NETWORK,
+    AGREED,
+    WANDB_API_KEY,
+    WANDB_MODE,
+    WANDB_BASE_URL,
+    NETRC,
+    SWANLAB_API_KEY,
+    SWANLAB_MODE,
+    SWANLAB_SAVE_DIR,
     PIP_INDEX_URL,
     NO_PROXY,
     LC_ALL,
@@ -350,7 +445,7 @@ VARIABLES: tuple[Variable, ...] = (
 _SECRET_NAME = re.compile(r".*(TOKEN|KEY|SECRET|PASSWORD|ACCESS_KEY_ID|WEBHOOK|NOTIFY_COMMAND)", re.IGNORECASE)
 """Variables whose values are shown nowhere, whoever reads them."""
 SECRET = re.compile(
-    r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
+    r"((?<![A-Za-z0-9_-])(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|ms-[0-9a-f]{8}-[0-9a-f-]{20,}|AKIA[0-9A-Z]{16})|://[^/\s:@]+:[^/\s@]+@)"
 )
 """What looks like a token, or a password in an address."""
 _LEAST_LETTERS = 6
@@ -364,11 +459,15 @@ def without_secrets(text: str) -> str:
 
 def masked(text: str) -> str:
     """Our own words, without what looks like a token or a password and without the values of secret variables."""
-    secrets = {value for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name)}
-    for value in sorted(secrets, key=len, reverse=True):
-        if len(value) >= _LEAST_LETTERS:
-            text = text.replace(value, "***")
+    for value in sorted(secret_values(), key=len, reverse=True):
+        text = text.replace(value, "***")
     return SECRET.sub("***", text)
+
+
+def secret_values() -> set[str]:
+    """The values of secret variables that are long enough to be told from words."""
+    found = {value.strip() for name, value in os.environ.items() if _SECRET_NAME.fullmatch(name)}
+    return {value for value in found if len(value) >= _LEAST_LETTERS}
 
 
 def read(variable: Variable, default: str = "") -> str:

@@ -7,6 +7,7 @@ The sentences (what happened, what to do) live in `stoker.messages` under the co
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +18,14 @@ EXIT_USER = 1
 EXIT_SURPRISE = 2
 EXIT_STOPPED = 75
 """Stopped with a committed checkpoint: run the same command to resume."""
+
+_PLACE = re.compile(r"(?P<file>[^:].*?):(?P<line>\d+)(?:: (?P<key>.+))?")
+_FILE = re.compile(r"(?P<file>.+\.(?:ya?ml|jsonl?|csv|tsv|txt|parquet|gz|zst))")
+_KEY = re.compile(r"(?P<key>--set [^=:]+|--[a-z-]+|[a-z_][\w.\[\]]*).*")
+"""How `where` is written: a line of a file, a whole file, a flag or a key."""
+
+_CHOICES = ("nearest", "choices", "known", "there", "methods", "example")
+"""Fields that list what may be given instead, where they are lists."""
 
 
 class StokerError(Exception):
@@ -31,6 +40,10 @@ class StokerError(Exception):
     code: str
     where: str
     fields: dict[str, Any]
+    exit_code: int = EXIT_USER
+    """What the command that ends with it exits with."""
+    result: Any = None
+    """What the command found out all the same, for `--json`."""
 
     def __init__(self, code: str, where: str = "", **fields: Any) -> None:
         super().__init__(code, where)
@@ -49,6 +62,16 @@ class StokerError(Exception):
         return env.masked(messages.text(f"{self.code}.hint", **self.fields))
 
     @property
+    def choices(self) -> list[str]:
+        """What may be given instead, the closest first; empty where that is not known."""
+        found = [self.fields["plain"]] if "plain" in self.fields else []
+        for name in _CHOICES:
+            given = self.fields.get(name)
+            names = given.names if isinstance(given, ClosestNames) else given
+            found += names if isinstance(names, list | tuple) else []
+        return [env.masked(item) for item in dict.fromkeys(_bare(str(one)) for one in found)]
+
+    @property
     def errors(self) -> list[StokerError]:
         """All problems that were found: this one."""
         return [self]
@@ -58,8 +81,9 @@ class StokerError(Exception):
         return f"{place}{self.what} [{self.code}]; {self.hint}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything about it, the sentences in the user's language: code, message, where, hint, fields."""
-        return {**self.to_json(), "message": self.what, "hint": self.hint}
+        """Everything about it for a program: the sentences in the user's language, its place taken apart, choices."""
+        place = {"file": None, "line": None, "key": None, **_place(env.masked(self.where))}
+        return {**self.to_json(), "message": self.what, "hint": self.hint, **place, "choices": self.choices}
 
     def to_json(self) -> dict[str, Any]:
         """For `events.jsonl` and `--json`; `from_json` is its inverse."""
@@ -98,10 +122,36 @@ class StokerErrors(StokerError):
         return {**super().as_dict(), "errors": [error.as_dict() for error in self.errors]}
 
 
-def closest(name: str, known: Sequence[str], count: int = 3) -> str:
-    """The beginning of a hint: the names that are spelt alike, best first; empty where none is."""
-    near = difflib.get_close_matches(name[:200], known, n=count)
-    return messages.text("nearest.keys", keys=[f"`{one}`" for one in near]) if near else ""
+class ClosestNames(str):
+    """The beginning of a hint: names that are close to what was given, best first; empty where none is."""
+
+    names: list[str]
+
+    def __new__(cls, names: Sequence[str], mark: str = "`") -> ClosestNames:
+        """The sentence; a program reads `names`."""
+        quoted = [f"{mark}{one}{mark}" for one in names]
+        said = super().__new__(cls, messages.text("nearest.keys", keys=quoted) if names else "")
+        said.names = list(names)
+        return said
+
+
+def closest(name: str, known: Sequence[str], count: int = 3) -> ClosestNames:
+    """The names that are spelt alike."""
+    return ClosestNames(difflib.get_close_matches(name[:200], known, n=count))
+
+
+def _place(where: str) -> dict[str, Any]:
+    """`run.yaml:3: train.epochs`, `train.jsonl:12`, `--card` or `budget.money`, taken apart as far as it goes."""
+    if found := _PLACE.fullmatch(where):
+        return {**found.groupdict(), "line": int(found["line"])}
+    found = _FILE.fullmatch(where) or _KEY.fullmatch(where)
+    return {name: text.removeprefix("--set ") for name, text in found.groupdict().items()} if found else {}
+
+
+def _bare(name: str) -> str:
+    """A name without the marks it has in a sentence, and without what is said about it after them."""
+    found = re.fullmatch(r"`([^`]+)`.*", name)
+    return found[1] if found else name
 
 
 def _plain(value: Any) -> Any:

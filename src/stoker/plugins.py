@@ -1,4 +1,4 @@
-"""What installed packages add to Stoker by entry points: places, stores, recipes, formats.
+"""What installed packages add to Stoker by entry points: places, stores, recipes, formats, objectives.
 
 Names, packages and versions are read from package metadata; a plugin's own code runs only in `Plugin.load`. Which type
 a plugin has to be is for the caller to check, who then raises `Plugin.broken`.
@@ -16,6 +16,7 @@ PLACES = "stoker.places"
 STORES = "stoker.stores"
 RECIPES = "stoker.recipes"
 FORMATS = "stoker.formats"
+OBJECTIVES = "stoker.objectives"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from pretended_devices import DEVICES, TYPES, PretendedDevice
 from recipe_settings import BATCH, LENGTH, SAVED_EVERY, STEPS, Setting
 from safetensors.torch import load_file
 
+from stoker.config import objectives
 from stoker.engine import generate
 from stoker.errors import StokerError
 from stoker.rundir import artifacts, checkpoints, events, files
@@ -90,8 +91,15 @@ def run(folder: Path, base: Path, setting: Setting, device_name: str, fault: str
 def planned(folder: Path, base: Path, setting: Setting, where: dict[str, Any]) -> RunDir:
     """A run directory with prepared rows and a plan for the devices of this process; raises what planning refuses."""
     data = setting.words["data"]
-    held_out = _rows(4, packed=data["pack"], seed=7) if data["eval"] else []
-    return tiny_run.make_run(folder, setting.text(base, where), _rows(2 * BATCH, packed=data["pack"], seed=5), held_out)
+    asked = objectives.facts(setting.words["train"]["objective"])
+    several = data["pack"] or asked.pairs
+    rows, held_out = (
+        _rows(2 * BATCH, several=several, seed=5),
+        _rows(4, several=several, seed=7) if data["eval"] else [],
+    )
+    if asked.labels:
+        rows = [tiny_run.Undesired(row) if number % 2 else row for number, row in enumerate(rows)]
+    return tiny_run.make_run(folder, setting.text(base, where), rows, held_out)
 
 
 class _Trial:
@@ -210,10 +218,10 @@ def _weight(weight: torch.Tensor) -> torch.Tensor:
     return (bits.dequantize_4bit(weight.data, state) if state else weight.data).float()
 
 
-def _rows(count: int, *, packed: bool, seed: int) -> list[list[np.ndarray]]:
+def _rows(count: int, *, several: bool, seed: int) -> list[list[np.ndarray]]:
     """Sequences of which most are full, so that half a micro batch has half its tokens."""
     generator = np.random.default_rng(seed)
-    documents = 2 if packed else 1
+    documents = 2 if several else 1
     rows = []
     for number in range(count):
         longest = LENGTH // documents - (5 if number % BATCH == 0 else 0)

@@ -495,9 +495,9 @@ def _leave_weights_on_the_host() -> None:
 def _read_each_loss() -> None:
     plain = ExactSteps.forward_backward
 
-    def forward_backward(self: Any, *arguments: Any, **options: Any) -> torch.Tensor:
-        loss = plain(self, *arguments, **options)
-        loss.item()
-        return loss
+    def forward_backward(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = plain(self, *arguments, **options)
+        found.loss.item()
+        return found
 
     ExactSteps.forward_backward = forward_backward

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.config import load
+from stoker.config import load, objectives
 from stoker.config.run import Run, Shape
 
 RANK, LENGTH, BATCH, STEPS, SAVED_EVERY = 4, 48, 8, 4, 2
@@ -31,8 +31,9 @@ class Setting:
 
     @property
     def adapts(self) -> bool:
-        """Whether it leaves an adapter, which can be merged."""
-        return self.words["tune"]["method"] != "full"
+        """Whether it leaves an adapter that can be merged."""
+        scores = objectives.facts(self.words["train"]["objective"]).scores
+        return self.words["tune"]["method"] != "full" and not scores
 
     def text(self, base: Path, where: dict[str, Any]) -> str:
         """A run file on a base model, or with its tokenizer only; JSON is YAML."""

@@ -16,9 +16,11 @@ CODE = re.compile(r"STK\d{3}")
 DYNAMIC_PREFIXES = (
     *("type.", "origin.", "card.", "eval.sample.", "prove.check."),
     *("plan.fits.", "disk.", "part.", "moment.", "explain.section.", "explain.fits."),
-    *("compare.fits.", "compare.goal.", "change.", "why.sessions."),
-    *("group.", "trap.", "fingerprint.", "hosts.kept.", "hosts.python."),
+    *("compare.fits.", "compare.goal.", "change.", "why.sessions.", "rehearsal."),
+    *("group.", "trap.", "fingerprint.", "figure.", "hosts.kept.", "hosts.python."),
     *("why.after.", "settle.state.", "settle.stays.", "settle.copy.", "settle.budget.", "reason.", "billed."),
+    *("turn.", "init.option.", "survey.kind.", "survey.duplicates.", "survey.why.", "survey.page.kept_"),
+    *("reward.needs.", "reward.problem.", "sandbox.open.", "why.reference."),
 )
 """Keys whose last part is filled in at run time (`messages.text(f"origin.{...}")`)."""
 RESERVED: set[str] = set()

@@ -40,12 +40,12 @@ def named(path: Path) -> str:
 
 
 def run_files() -> list[tuple[str, str]]:
-    """Every YAML block, with the place it stands; one that is no run file is marked so: ```yaml fragment."""
+    """Every YAML block, with the place it stands; one that is no run file is titled `part of a run file`."""
     found = []
     for page in [*pages(), *sorted(ROOT.glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for block in YAML.finditer(text):
-            if "fragment" not in block["about"].split():
+            if "part of a run file" not in block["about"]:
                 place = f"{named(page)}:{1 + text.count(chr(10), 0, block.start())}"
                 found.append((place, textwrap.dedent(block["body"])))
     return found
@@ -78,6 +78,23 @@ def test_output_on_a_chinese_page_is_chinese(page: Path) -> None:
     chinese = dict(pairs())[page].read_text(encoding="utf-8")
     shown = [block for block in BLOCK.findall(chinese) if block.startswith("```text output\n")]
     assert [block for block in shown if not re.search(r"[\u4e00-\u9fff]", block)] == []
+
+
+WRAPPED = re.compile(
+    r"^(?![ #|>]|```|---)[^\n]*[\u3000-\u9fff\uff00-\uffef]\n(?=[^-*+>#|!\s])(?!\d+\.|```)", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.zh-CN.md", *DOCS.glob("[!r]*/*.zh.md")], ids=named)
+def test_a_chinese_paragraph_is_one_line(page: Path) -> None:
+    """A browser would put a space where a line is broken, in the middle of a sentence."""
+    found = [match.group()[-40:] for match in WRAPPED.finditer(BLOCK.sub("", page.read_text(encoding="utf-8")))]
+    assert not found
+
+
+def test_a_broken_chinese_line_is_found() -> None:
+    assert WRAPPED.search("这一步不需要 GPU，也不需要\nPyTorch。\n")
+    assert not WRAPPED.search("这一步不需要 GPU。\n\n- 也不需要\n- PyTorch\n")
 
 
 def test_no_chinese_page_stands_alone() -> None:

@@ -30,9 +30,12 @@ SHARED_STEMS: dict[str, str] = {}
 INNER_IMPORTS = {
     "cli/main.py": "each command imports its own body, so that `stoker --help` loads no other",
     "cli/hosts_app.py": "the same for `stoker hosts`",
+    "agents/agents_app.py": "the same for `stoker guide` and `stoker mcp`",
     "engine/models.py": "experts in 4 bits need bitsandbytes, which not every system has",
     "engine/tracing/building.py": "the 4-bit layer needs bitsandbytes, which not every system has",
     "store/opening.py": "a kind of store is loaded with its packages where it is used",
+    "handover/handover_app.py": "the same for the commands of a finished model",
+    "terminal/parameters.py": "what `--gpus` may be, only where it is given",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from made_runs import LANGUAGES, CommandLine, make_run
 
 from stoker.artifacts import benchmark
-from stoker.cli import serve_commands
+from stoker.handover import serve_commands
 
 
 def level(way: str, clients: int) -> dict[str, Any]:

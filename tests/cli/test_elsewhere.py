@@ -215,6 +215,8 @@ def test_pull_says_that_a_box_without_a_command_stays_on(
     assert outcome.code == 0
     assert "`box` is still on and billed" in outcome.err
     assert not run_dir.place_file.exists()
+    assert "report.html" in outcome.err, "a run that came home has its page"
+    assert (run_dir.path / "report.html").is_file()
 
 
 def test_stop_on_a_machine_of_ones_own_says_nothing_of_money(

@@ -1,6 +1,8 @@
 """`--help` of every command, in both languages."""
 
 import io
+import re
+from typing import Any
 
 import pytest
 import typer
@@ -9,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from stoker import messages
+from stoker.cli.command_groups import GroupedCommands
 from stoker.cli.main import app
 from stoker.errors import StokerError
 from stoker.terminal import console
@@ -39,6 +42,31 @@ def test_help_is_in_the_users_language_and_fits_80_columns(
         assert not any(word in page for word in ("Usage", "Options", "Show", "default"))
 
 
+def _ungrouped(commands: dict[str, Any]) -> set[str]:
+    grouped = [name for names in GroupedCommands.groups.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    return {name for name, one in commands.items() if not one.hidden} ^ set(grouped)
+
+
+def test_every_command_is_listed_under_what_people_do_with_it() -> None:
+    assert _ungrouped(GROUP.commands) == set(), "name it in cli/command_groups.py"
+    assert _ungrouped({**GROUP.commands, "new": GROUP.commands["train"]}) == {"new"}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_first_page_has_a_heading_for_each_group_and_no_sentence_cut_off(
+    stoker: CommandLine, language: str
+) -> None:
+    page = stoker("--help", language=language).out
+    lines = page.splitlines()
+    for heading, names in GroupedCommands.groups.items():
+        start = lines.index(messages.CATALOGUES[language][heading])
+        listed = [line.split()[0] for line in lines[start + 1 :] if re.match("  [a-z]", line)]
+        assert tuple(listed[: len(names)]) == names
+    assert messages.CATALOGUES[language]["help.commands"] not in page
+    assert not any(line.rstrip().endswith(("...", "…")) for line in lines[1:])
+
+
 def test_a_chinese_line_ends_between_characters_and_never_before_punctuation() -> None:
     text = "放不放得下、要多久（见 `stoker plan run.yaml`），以及理由。"
     for width in range(26, 64):
@@ -57,6 +85,12 @@ def test_a_number_and_its_unit_stay_in_one_line() -> None:
         lines = wrap(text, width)
         for amount in ("4 小时", "37 分", "+4 分", "9.15 CNY", "1,024 步", "4 h", "37 min", "23.1 GiB"):
             assert any(amount in line for line in lines), (width, amount)
+
+
+def test_a_bracket_stays_with_what_it_closes() -> None:
+    text = "memory 15.5 GiB (at most 24 min 27 s); then `stoker plan`, or (see 4 h): the end."
+    for width in range(12, 80):
+        assert not any(line[0] in "),;:." for line in wrap(text, width)), width
 
 
 def test_talk_and_errors_end_lines_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from made_runs import CommandLine, Outcome
 from stoker.cli import init_command
 from stoker.config import load
 from stoker.config.run import Run, Shape
-from stoker.rows import formats
+from stoker.launch import data_look
+from stoker.rows import token_rates
 from stoker.terminal import starter
 
 ROWS: dict[str, tuple[dict[str, object], str]] = {
@@ -22,6 +23,7 @@ ROWS: dict[str, tuple[dict[str, object], str]] = {
     "question_answer": ({"question": "a", "answer": "b"}, "sft"),
     "query_response": ({"query": "a", "response": "b"}, "sft"),
     "prompt_response": ({"prompt": "a", "response": "b"}, "sft"),
+    "preference": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo"),
     "text": ({"text": "a"}, "pretrain"),
     "unknown": ({"body": "a", "title\n  tune": "b"}, "sft"),
 }
@@ -49,6 +51,8 @@ def test_every_path_through_the_questions_gives_a_run_file_that_loads(
     stoker: CommandLine, tmp_path: Path, language: str
 ) -> None:
     (tmp_path / "data").mkdir()
+    (tmp_path / "my model").mkdir()
+    (tmp_path / "my model" / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "data" / "rows.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     (tmp_path / "文本.txt").write_text("从前有座山。\n", encoding="utf-8")
     paths = itertools.product(WHATS, DATA, ("1", "RTX4090"), ("1", "2"))
@@ -71,7 +75,8 @@ def test_no_answers_are_the_defaults(stoker: CommandLine, words: list[str], lang
     assert outcome.code == 0
     run = written()
     assert run.model == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert (run.tune.method, run.train.objective, run.train.steps) == ("lora", "sft", 50)
+    assert (run.tune.method, run.train.objective) == ("lora", "sft")
+    assert run.train.steps is not None
     assert ("1/5" in outcome.err) == ("--yes" not in words)
     assert "data/train.jsonl" in outcome.err
     assert outcome.out == ""
@@ -80,6 +85,8 @@ def test_no_answers_are_the_defaults(stoker: CommandLine, words: list[str], lang
 def test_whole_file_as_people_see_it(stoker: CommandLine, tmp_path: Path) -> None:
     Path("rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 40, encoding="utf-8")
     outcome = answer(stoker, "1", "Qwen/Qwen2.5-7B", "rows.jsonl", "4090", "2")
+    seen = data_look.look("rows.jsonl", tmp_path, token_rates.of("qwen2", 152_064))
+    each, packed = f"{seen.lengths[-1]:,.0f}", seen.packed(256, splits=False) - 1
     assert Path("run.yaml").read_text(encoding="utf-8").splitlines() == [
         "# Written by `stoker init`. All keys: `stoker schema`.",
         "# Does it fit, how long, how much? stoker plan run.yaml --card RTX4090",
@@ -88,13 +95,15 @@ def test_whole_file_as_people_see_it(stoker: CommandLine, tmp_path: Path) -> Non
         "",
         "model: Qwen/Qwen2.5-7B  # hub id or local folder",
         "",
+        f"# 40 rows, about {seen.tokens:,} tokens: half of the rows have at most {each}, 99 % at most {each}, "
+        f"the longest {each}; Latin letters 100 %",
+        "# 39 of 40 rows repeat an earlier one exactly",
         "data:",
         "  train: rows.jsonl  # file, folder, glob or `hub:owner/name`; paths are relative to this file's folder",
         "  eval: 5%  # held out to measure the eval loss",
-        "  length: 1024  # longest sequence in tokens; longer rows are truncated",
-        "  pack: true  # several short rows share a sequence without attending to each other",
-        "  rows: 40  # counted by `stoker init`, for planning before the data is prepared",
-        "  tokens: 360  # estimated at 4 bytes per token; `stoker prepare` counts exactly",
+        f"  length: 256  # 100 % of the rows are not longer; the longest has about {each} tokens",
+        f"  pack: false  # packed, 40 rows would be only {packed} sequences and about 3 optimizer steps; "
+        "`batch` counts rows",
         "",
         "# 4-bit weights: 14.2 GiB in 16 bits is more than half of the 24.0 GiB of RTX4090",
         "tune: {method: qlora, rank: 16}",
@@ -102,10 +111,9 @@ def test_whole_file_as_people_see_it(stoker: CommandLine, tmp_path: Path) -> Non
         "train:",
         "  # the rows have instruction, output: only the answers are trained",
         "  objective: sft",
-        "  epochs: 3  # passes over the data",
-        "  batch: 16  # sequences per optimizer step over all devices; "
-        "micro batch and accumulation follow from the hardware",
-        "  learning_rate: 2e-4  # lower this first if the loss spikes",
+        "  epochs: 4  # 4 passes over the data x 10 steps = 40 optimizer steps",
+        "  batch: 4  # rows per optimizer step over all devices; an epoch is 10 steps",
+        "  learning_rate: 2e-4  # usual for an adapter; lower this first if the loss spikes",
         "  seed: 42  # decides data order, initial weights and dropout",
         "",
         "save:",
@@ -120,22 +128,13 @@ def test_whole_file_as_people_see_it(stoker: CommandLine, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_first_row_decides_the_objective_and_the_reason_is_said(stoker: CommandLine, name: str) -> None:
+def test_the_keys_of_the_rows_decide_the_objective_and_the_reason_is_said(stoker: CommandLine, name: str) -> None:
     row, objective = ROWS[name]
     Path("rows.jsonl").write_text("\n" + json.dumps(row) + "\n", encoding="utf-8")
     outcome = answer(stoker, "1", "", "rows.jsonl")
     assert written().train.objective == objective
     reason = next(line for line in outcome.err.splitlines() if line.startswith(f"objective: {objective} ("))
     assert "text" in reason if objective == "pretrain" else any(key.split()[0] in reason for key in row)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_layouts_are_told_apart_as_the_engine_does(tmp_path: Path, name: str) -> None:
-    row, _ = ROWS[name]
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
-    layout, _ = starter._layout("rows.jsonl", [tmp_path / "rows.jsonl"])
-    engines = formats.detect([row])
-    assert layout == (engines.format if engines else None)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,8 @@ def test_layouts_are_told_apart_as_the_engine_does(tmp_path: Path, name: str) ->
         ("rows.jsonl", b"[1, 2]\n", "sft"),
         ("rows.jsonl", b"", "sft"),
         ("rows.jsonl", b"\xff\xfe{}", "sft"),
-        ("rows.json", b'[{"text": "a"}]', "sft"),
+        ("rows.json", b'[{"text": "a"}]', "pretrain"),
+        ("rows.json", b'{"rows": 1}', "sft"),
     ],
 )
 def test_files_of_other_kinds_and_broken_ones_are_looked_at_or_left_to_prepare(
@@ -221,6 +221,49 @@ def test_wrong_answer_without_a_terminal_is_an_error_and_writes_nothing(
     assert outcome.code == 1
     assert code in outcome.err
     assert not Path("run.yaml").exists()
+
+
+@pytest.mark.parametrize(("language", "meaning"), [("en", "2 (train from scratch)"), ("zh", "2（从零训练）")])
+def test_choices_of_a_wrong_answer_are_said_in_the_language(stoker: CommandLine, language: str, meaning: str) -> None:
+    assert meaning in answer(stoker, "3", language=language).err
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(
+    "model", ["models/tinny", "./nope", "/no/such/place", "~nobody-of-this-name/here", "data", "a/b/c"]
+)
+def test_a_folder_without_a_model_is_refused_with_what_to_do(stoker: CommandLine, model: str, language: str) -> None:
+    for folder in ("models/tiny", "data"):
+        Path(folder).mkdir(parents=True)
+    Path("models/tiny/config.json").write_text("{}", encoding="utf-8")
+    outcome = answer(stoker, "1", model, language=language)
+    assert (outcome.code, "STK465" in outcome.err) == (1, True)
+    assert "modelscope download" in outcome.err
+    assert ("`models/tiny`" in outcome.err) == (model == "models/tinny")
+    assert not Path("run.yaml").exists()
+
+
+@pytest.mark.parametrize("model", ["models/tiny", "nobody/knows-it", "gpt2", "~/tiny"])
+def test_a_model_s_folder_is_found_from_the_run_file_s_and_a_hub_is_not_asked(
+    stoker: CommandLine, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "models"))
+    Path("models/tiny").mkdir(parents=True)
+    Path("models/tiny/config.json").write_text("{}", encoding="utf-8")
+    outcome = answer(stoker, "1", model, path="deep/run.yaml")
+    assert outcome.code == 0, outcome.err
+    found = str(written("deep/run.yaml").model)
+    assert (Path("deep") / found / "config.json").is_file() == model.endswith("tiny")
+
+
+def test_a_model_of_modelscope_is_told_the_way(stoker: CommandLine) -> None:
+    said = answer(stoker, "1", "modelscope:Qwen/Qwen2.5-0.5B").err
+    assert "STK154" in said
+    assert "modelscope download --model Qwen/Qwen2.5-0.5B" in said
+
+
+def test_the_result_of_a_run_must_be_there(stoker: CommandLine) -> None:
+    assert "STK501" in answer(stoker, "1", "run:never-trained").err
 
 
 def test_token_in_an_answer_is_refused_and_nothing_is_written(stoker: CommandLine) -> None:

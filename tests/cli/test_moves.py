@@ -141,5 +141,5 @@ def test_a_machine_elsewhere_is_not_refused_from_here(
         balance=lambda: None,
     )
     monkeypatch.setattr(remote.probe, "to_machine", lambda facts: plan_inputs.machine("T4", run_file.run))
-    remote._agree(there, run_file, RunDir(runs / "mine"), yes=True)
+    remote._agree(there, run_file, run_dir=RunDir(runs / "mine"), yes=True, why=False)
     assert "SAMPLE-EXACT" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from made_runs import LANGUAGES, CommandLine
 from rich.cells import cell_len
 from rich.console import Console
 
-from stoker.facts import cards
+from stoker.facts import cards, machine
 from stoker.launch import drawing, programs
 from stoker.terminal import console
 
@@ -372,3 +372,10 @@ def test_sentences_end_between_words_on_a_terminal_and_are_one_line_elsewhere() 
     assert max(map(len, lines[True])) <= 40
     assert " ".join(line.strip() for line in lines[True]) == said
     assert [line[:4].isspace() for line in lines[True]] == [False] + [True] * (len(lines[True]) - 1)
+
+
+@pytest.mark.parametrize(("language", "here", "counted"), [("en", "this machine", "1 x "), ("zh", "本机", "1 张")])
+def test_a_processor_is_not_counted_like_cards(stoker: CommandLine, language: str, here: str, counted: str) -> None:
+    first = stoker("plan", "scratch_tiny", language=language).out.partition("\n\n")[0]
+    assert here in first
+    assert (counted in first) == (machine.examine().kind == "cuda")

@@ -1,6 +1,7 @@
 """`stoker runs` over run directories made by hand."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_long_names_and_counts_fit_80_columns_uncut(stoker: CommandLine, runs: P
     assert name in "".join(line.split(" ")[0] for line in out.splitlines()[1:])
 
 
+def test_a_file_with_two_names_counts_once(stoker: CommandLine, runs: Path) -> None:
+    folder = make_run(runs, "medical")
+    (folder / "artifacts" / "export").mkdir(parents=True)
+    (folder / "artifacts" / "model.safetensors").write_bytes(bytes(1 << 20))
+    sizes = []
+    for place in ("one", "two"):
+        sizes.append(json.loads(stoker("runs", "--json").out)[0]["size_bytes"])
+        os.link(folder / "artifacts" / "model.safetensors", folder / "artifacts" / "export" / place)
+    assert sizes[0] == sizes[1] > 1 << 20
+
+
 def test_json_has_the_figures_in_full(stoker: CommandLine, runs: Path) -> None:
     make_some(runs)
     found = {run["name"]: run for run in json.loads(stoker("runs", "--json").out)}
@@ -69,6 +81,7 @@ def test_json_has_the_figures_in_full(stoker: CommandLine, runs: Path) -> None:
     assert found["scratch_tiny"] == {
         "name": "scratch_tiny",
         "state": "done",
+        "failed_in": "",
         "step": 120,
         "total_steps": 120,
         "restarts": 0,
@@ -98,6 +111,22 @@ def test_process_that_dies_before_its_first_event_has_failed(stoker: CommandLine
     folder = make_run(runs, "stillborn")
     (folder / "process.json").write_text('{"pid": 4194305, "attempt": 1}', encoding="utf-8")
     assert json.loads(stoker("runs", "--json").out)[0]["state"] == "failed"
+
+
+@pytest.mark.parametrize(("language", "said"), [("en", "prepare failed"), ("zh", "数据准备失败")])
+def test_a_failed_preparation_is_told_from_a_failed_training(
+    stoker: CommandLine, runs: Path, language: str, said: str
+) -> None:
+    make_some(runs)
+    bad = {"code": "STK301", "where": "rows.jsonl", "fields": {}}
+    write_events(make_run(runs, "unprepared"), {"event": "error", "program": "prepare", "error": bad})
+    listed = {line.split()[0]: line for line in lines(stoker("runs", language=language).out)}
+    assert said in listed["unprepared"]
+    assert said not in listed["too_hot"]
+    found = {run["name"]: (run["state"], run["failed_in"]) for run in json.loads(stoker("runs", "--json").out)}
+    assert found["unprepared"] == ("failed", "prepare")
+    assert found["too_hot"] == ("failed", "train")
+    assert stoker("watch", "unprepared", language=language).out.splitlines()[0] == f"unprepared · {said}"
 
 
 def test_later_attempt_wipes_out_an_earlier_error(stoker: CommandLine, runs: Path) -> None:

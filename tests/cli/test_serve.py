@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 from made_runs import LANGUAGES, CommandLine, make_run
 
-from stoker.artifacts import model_server
+from stoker.artifacts import model_server, parity_gate
 from stoker.artifacts.model_server import Server
 from stoker.artifacts.serving_choices import Serving
 from stoker.errors import StokerError
+from stoker.handover import artifact_commands, parity_lines
+from stoker.launch import programs
+from stoker.messages import in_language
 from stoker.plan.plan import Reason
-from stoker.terminal import parity_lines
+from stoker.rundir.layout import RunDir
+from stoker.terminal import console
 
 SERVER = Server(4711, 8123, "vllm", "export", "/m", "night", "runs/night/logs/serve-1.log", "2026-11-15T00:00:00+00:00")
 PLAN = Serving(
@@ -114,3 +118,39 @@ def test_stopping_says_what_it_did(
 def test_a_port_that_cannot_be_is_refused(stoker: CommandLine, calls: list[Any]) -> None:
     assert "STK506" in stoker("serve", "night", "--port", "70000").err
     assert calls == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("command", "at", "works", "key"),
+    [
+        (artifact_commands.make_merged, programs, "run_engine", "merge.starting"),
+        (parity_lines.make_reference, parity_gate, "make_reference", "parity.asking"),
+        (lambda run_dir: parity_lines.compare(run_dir, "merged"), parity_gate, "compare", "parity.comparing"),
+    ],
+    ids=["merge", "reference", "compare"],
+)
+def test_what_takes_minutes_is_named_before_it_begins(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, language: str, command: Any, at: Any, works: str, key: str
+) -> None:
+    shown: list[str] = []
+
+    def begun(*_: Any, **__: Any) -> None:
+        assert shown == [in_language(language, key)]
+        raise StokerError("STK648", url="u", reason="r")  # enough is seen
+
+    monkeypatch.setenv("STOKER_LANG", language)
+    monkeypatch.setattr(console.StatusLine, "show", lambda _, line: shown.append(line))
+    monkeypatch.setattr(at, works, begun)
+    with pytest.raises(StokerError, match="STK648"):
+        command(RunDir(make_run(runs, "night")))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_server_that_starts_is_named_with_its_seconds(
+    stoker: CommandLine, calls: list[Any], monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(console.StatusLine, "show", lambda _, line: shown.append(line))
+    assert stoker("serve", "night", language=language).code == 0
+    assert shown == [in_language(language, "serve.starting", seconds=seconds) for seconds in (0, 1)]

@@ -139,7 +139,7 @@ def test_verify_names_what_is_damaged_here_and_there(
     assert caught.value.code == "STK662"
     assert "config.json is missing" in str(caught.value)
     assert "model.safetensors has 1 byte" in str(caught.value)
-    found = json.loads(capsys.readouterr().out)
+    found = caught.value.result
     assert [one["verified"] for one in (*found["local"], *found["store"]["checkpoints"])] == [False, False]
 
 
@@ -165,7 +165,7 @@ def test_verify_misses_what_is_here_and_not_in_the_store(
     with pytest.raises(StokerError) as caught:
         store_commands.verify("tiny", None, as_json=True)
     assert str(caught.value).count("not in the store") == 2
-    missing = json.loads(capsys.readouterr().out)["store"]["missing"]
+    missing = caught.value.result["store"]["missing"]
     assert [one["step"] for one in missing] == [20, None]
     store_commands.push("tiny", as_json=False)
     store_commands.verify("tiny", None, as_json=False)

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a pr
 COMMANDS = (
     ("watch", "evil", "--once"),
     ("watch", "evil", "--json"),
+    ("report", "evil"),
     ("logs", "evil"),
     ("stop", "evil"),
     ("verify", "evil"),
@@ -19,6 +20,8 @@ COMMANDS = (
     ("pull", "evil"),
     ("merge", "evil"),
     ("export", "evil"),
+    ("export", "evil", "--ollama"),
+    ("publish", "evil", "--to", "hf:me/model"),
     ("quantize", "evil", "--int8"),
     ("chat", "evil"),
     ("eval", "evil"),
@@ -45,7 +48,7 @@ def test_no_command_uses_a_run_directory_with_links_in_it(
     before = sorted(evil.iterdir())
     outcome = stoker(*words)
     assert outcome.code == 1, outcome
-    assert "STK520" in outcome.err
+    assert "STK520" in outcome.out + outcome.err
     assert victim.read_text() == "mine\n"
     assert sorted(evil.iterdir()) == before
 
@@ -96,6 +99,8 @@ def make_hostile(runs: Path) -> Path:
         ("runs", "--json"),
         ("watch", "evil[/x]", "--once"),
         ("watch", "evil[/x]", "--json"),
+        ("report", "evil[/x]"),
+        ("report", "evil[/x]", "--json"),
         ("logs", "evil[/x]"),
         ("verify", "evil[/x]"),
         ("stop", "evil[/x]"),

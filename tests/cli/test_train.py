@@ -1,14 +1,20 @@
 """What `stoker train` says of what the supervisor did; nothing is trained here."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import attempt, end, make_run, step, write_events
+from made_runs import LANGUAGES, attempt, end, make_run, step, write_events
 
 from stoker.api.run_progress import RunProgress
+from stoker.api.start import Started
 from stoker.cli import train_command
+from stoker.messages import in_language
+from stoker.plan.plan import Resume
 from stoker.rundir.layout import RunDir
 from stoker.terminal.progress import say_stopped
 
@@ -77,6 +83,10 @@ def test_a_restart_at_once_is_now(runs: Path, capsys: pytest.CaptureFixture[str]
     ("error", "said"),
     [
         ({"code": "STK673", "fields": {"step": 7, "reason": "surprise", "log": "x"}}, "(an unexpected error)"),
+        (
+            {"code": "STK673", "fields": {"step": 7, "reason": "surprise", "log": "x", "cause": "KeyError: 'frage'"}},
+            "Its last line: KeyError: 'frage'",
+        ),
         ({"code": "STK674", "fields": {"restarts": 8, "reason": "hang", "log": "x"}}, "(last: no sign of life)"),
         ({"code": "STK670", "fields": {"reason": "time", "spent": 60}}, "not start: `budget.time` is used up; 60 s"),
         ({"code": "STK675", "fields": {"step": 7, "micro": 1, "tried": 2}}, "there is nothing smaller to try"),
@@ -89,3 +99,81 @@ def test_reasons_of_the_supervisor_are_said_in_words(runs: Path, error: dict[str
     progress = RunProgress(RunDir(folder))
     progress.update()
     assert said in progress.problem.what
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("events", [[], [attempt(120)], [attempt(120), step(30, 2.0)]], ids=["none", "loads", "steps"])
+def test_who_leaves_twice_is_told_what_a_stop_does_now_and_that_the_run_goes_on(
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+    events: list[dict[str, Any]],
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("STOKER_LANG", language)
+    monkeypatch.setattr(train_command, "wait_a_little", interrupted)
+    run_dir = RunDir(make_run(runs, "medical"))
+    write_events(run_dir.path, *events)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(KeyboardInterrupt):
+            train_command._follow(Started(run_dir, process, RunProgress(run_dir)), process, None)
+        process.kill()
+    said = capsys.readouterr().err
+    keys = {True: "train.stopping", False: "train.stopping_early"}
+    has_stepped = len(events) > 1
+    assert in_language(language, keys[has_stepped]) in said
+    assert in_language(language, keys[not has_stepped]) not in said
+    assert said.count(in_language(language, "train.left_stopping", name="medical")) == 1
+    assert run_dir.stop_file.exists()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_screen_that_is_ended_says_that_the_training_goes_on(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", language)
+    monkeypatch.setattr(train_command, "wait_a_little", lambda: signal.raise_signal(signal.SIGTERM))
+    run_dir, before = RunDir(make_run(runs, "medical")), signal.getsignal(signal.SIGTERM)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(SystemExit) as ended:
+            train_command._follow(Started(run_dir, process, RunProgress(run_dir)), process, None)
+        assert process.poll() is None
+        process.kill()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert in_language(language, "train.left", name="medical") in capsys.readouterr().err
+    assert not run_dir.stop_file.exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("announced", "times"),
+    [
+        (Resume(step=40, tier="EXACT", changed=[], unseen=[]), 0),
+        (Resume(step=60, tier="EXACT", changed=[], unseen=[]), 1),
+        (Resume(step=40, tier="EXACT", changed=["micro: 4 -> 2"], unseen=[]), 1),
+        (None, 1),
+    ],
+    ids=["as announced", "another step", "another change", "nothing announced"],
+)
+def test_how_a_run_resumes_is_said_again_only_if_it_is_not_as_announced(
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+    announced: Resume | None,
+    times: int,
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", language)
+    progress = RunProgress(RunDir(make_run(runs, "medical")))
+    write_events(progress.run_dir.path, attempt(120, resumed_step=40, changed=[]))
+    progress.update()
+    told, left = train_command._tell(progress, {}, announced)
+    sentence = in_language(language, "train.tier", tier="EXACT", step=40)
+    assert capsys.readouterr().err.count(sentence) == times
+    assert (told, left) == (progress.attempt, None), "what was announced is the first attempt's"
+    train_command._tell(progress, {"of": "an attempt before"}, left)
+    assert capsys.readouterr().err.count(sentence) == 1

@@ -28,7 +28,7 @@ from rich.cells import cell_len
 from stoker.doctor import activity
 from stoker.doctor.activity import GpuLoad
 from stoker.supervise import processes
-from stoker.terminal import keyboard, progress
+from stoker.terminal import console, keyboard, loss_chart, progress
 
 ERROR = {
     "event": "error",
@@ -77,13 +77,54 @@ def test_one_page_of_a_running_training(stoker: CommandLine, runs: Path) -> None
     assert lines[0] == "medical · running"
     assert lines[1].rstrip().endswith("80/160  50.0 %")
     rows = page(outcome.out)
-    assert rows["loss"] == "███▇▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▂▂▂▂▁▁▁ 3.0000 (first 4.9750)"
+    assert rows["loss"] == "3.0000 (first 4.9750)"
     assert rows["eval loss"] == "3.1250 at step 80"
     assert rows["speed"] == "4,000 tokens/s"
     assert rows["time left"].startswith("2 min 40 s, done at about ")
     assert rows["checkpoint"].startswith("step 80, 1.2 GB, 3 min ")
     assert rows["resume"] == "EXACT"
     assert "input-bound" not in outcome.out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_loss_is_a_chart_with_its_evals(
+    stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch, width: int, language: str
+) -> None:
+    folder = make_running(runs)
+    monkeypatch.setattr(console.stdout, "_width", width)
+    with training(folder):
+        lines = stoker("watch", "medical", "--once", language=language).out.splitlines()
+    drawn = [line for line in lines if "│" in line]
+    curve = ["".join(re.findall(r"[\u2801-\u28ff]", line)) for line in drawn]
+    assert all(curve), "a straight fall passes every line"
+    first = [re.search(r"[\u2801-\u28ff]", line).start() for line in drawn]
+    assert first == sorted(first), "it falls from left to right"
+    assert drawn[0].split("│")[0].strip() == "5.0"
+    assert drawn[-1].split("│")[0].strip() == "3.0"
+    assert sum(line.count("o") for line in drawn) == 1, "one eval"
+    axis = lines[lines.index(drawn[-1]) + 1].split()
+    assert (axis[0], axis[-1]) == ("1", "80")
+    assert max(cell_len(line.rstrip()) for line in lines) <= width
+    assert len(lines) <= 24
+
+
+def test_a_terminal_without_braille_has_a_row_of_blocks(
+    stoker: CommandLine, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loss_chart.can_show("utf-8")
+    assert not loss_chart.can_show("gbk")
+    monkeypatch.setattr(loss_chart, "can_show", lambda encoding: False)
+    folder = make_running(runs)
+    with training(folder):
+        outcome = stoker("watch", "medical", "--once")
+    assert "│" not in outcome.out
+    assert page(outcome.out)["loss"] == "███▇▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▂▂▂▂▁▁▁ 3.0000 (first 4.9750)"
+
+
+def test_a_curve_of_one_step_is_no_chart(stoker: CommandLine, runs: Path) -> None:
+    write_events(make_run(runs, "medical"), attempt(2), step(1, 3.0))
+    assert "│" not in stoker("watch", "medical", "--once").out
 
 
 @pytest.mark.parametrize("by", ["attempt", "restart", "supervisor"])
@@ -203,7 +244,8 @@ def test_run_that_never_started_is_new(stoker: CommandLine, runs: Path) -> None:
 def test_process_without_events_yet_is_starting(stoker: CommandLine, runs: Path) -> None:
     folder = make_run(runs, "medical")
     with training(folder):
-        assert stoker("watch", "medical").out.splitlines()[:2] == ["medical · running", "starting"]
+        lines = stoker("watch", "medical").out.splitlines()
+        assert (lines[0], lines[1].startswith("loading torch and the model")) == ("medical · running", True)
         write_events(folder, attempt(6))
         assert "before the first step: loading, then rehearsing" in stoker("watch", "medical").out
         write_events(folder, step(1, 2.0))
@@ -254,7 +296,7 @@ def test_live_page_is_left_by_a_key_and_the_run_goes_on(runs: Path, leave_by: st
         assert process.poll() is None
     os.close(ours)
     assert b"medical" in shown
-    assert "█".encode() in shown
+    assert "│".encode() in shown
 
 
 def _rest(terminal: int) -> bytes:

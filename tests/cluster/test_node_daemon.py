@@ -164,8 +164,8 @@ QUICK = SupervisorSettings(
     first_wait_seconds=0.05,
     longest_wait_seconds=0.2,
     fruitless_most=4,
-    rank_silent_seconds=1.0,
-    blame_seconds=1.0,
+    rank_silent_seconds=2.5,
+    blame_seconds=2.5,
     stacks_seconds=0.3,
     overtime_seconds=15,
     join_seconds=15,
@@ -529,8 +529,9 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back_later(
 
 
 def test_what_a_rank_of_another_node_says_decides(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs out of memory there; here it is merely missing."""
+    """It runs out of memory there, a while after this one missed it."""
     one = run("a", "b", apart=True)
+    patient = SupervisorSettings(**{**QUICK.__dict__, "blame_seconds": 20, "rank_silent_seconds": 20})
     asked: list[tuple[str, ...]] = []
 
     def replan(self: SupervisedRun, command: str, log: str, *words: str) -> "subprocess.Popen[bytes]":
@@ -538,10 +539,13 @@ def test_what_a_rank_of_another_node_says_decides(run: Callable[..., Run], monke
         return subprocess.Popen([sys.executable, "-S", "-c", ""])
 
     monkeypatch.setattr(SupervisedRun, "start_stoker", replan)
-    fault = (
-        "if attempt == 1 and step > 4: fail('STK408', reason='no room') if rank else fail('STK423', rank=0, reason='')"
-    )
-    watching = one.make(fault)
+    fault = """
+    if attempt == 1 and step > 4:
+        rank or fail("STK423", rank=0, reason="")
+        time.sleep(1.5)
+        fail("STK408", reason="no room")
+"""
+    watching = one.make(fault, patient)
     assert watching.run() == 0
     assert [words[0] for words in asked] == ["replan"]
     assert [event["reason"] for event in noted(watching, "restart")] == ["memory"]

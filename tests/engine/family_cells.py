@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from typer.testing import CliRunner
 from stoker.cli.main import app
 from stoker.config import load
 from stoker.errors import StokerError
+from stoker.facts.families import MERGED
 from stoker.launch import plan_inputs, programs
 from stoker.plan import parity_verdict
 from stoker.plan.make import make_plan
@@ -38,6 +40,10 @@ _REFUSALS = ("STK237",)
 """Of commands after training: said before anything is made."""
 _LEAKS = "STK433"
 _NO_ADAPTER = "STK233"
+_MERGE_FIRST = ("STK478", "STK625")
+"""Of an adapter that vLLM cannot serve beside its base; the hint is to merge it."""
+_SERVED_WITH = dict.fromkeys(("llama4", "llama4_text"), ("--set", "native.vllm.block_size=64"))
+"""Blocks of the cache that fit a tiny model's chunks of attention; published ones are of 8,192 tokens."""
 TAUGHT_STEPS = 40
 _OF_AN_ADAPTER = ("packing", "merge", "export", "vllm")
 """Cells that go on from the LoRA run; where that is refused, from the full one."""
@@ -53,9 +59,9 @@ class Cell:
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Of its sentence."""
     how: str = ""
-    """How packed documents are arranged, or which run was taken."""
+    """How packed documents are arranged, or that vLLM serves merged weights only."""
     reason: str = ""
-    """Why it fails."""
+    """Why it fails, or why weights were merged."""
     seconds: float = 0.0
 
 
@@ -74,11 +80,11 @@ def quickly() -> Iterator[None]:
 class Case:
     """A family's tiny model in a folder, and the runs on it."""
 
-    def __init__(self, family: str, folder: Path) -> None:
-        self.family, self.folder = family, folder
+    def __init__(self, family: str, folder: Path, **changed: Any) -> None:
+        self.family, self.folder, self._changed = family, folder, changed
         folder.mkdir(parents=True, exist_ok=True)
         os.environ |= {"STOKER_RUNS": str(folder / "runs"), "STOKER_HOME": str(folder / "home")}
-        tiny_families.save(folder / "base", family)
+        tiny_families.save(folder / "base", family, **changed)
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()), encoding="utf-8")
         self.known: dict[str, Cell] = {}
         self._made_by: dict[str, Callable[[], Cell]] = {
@@ -149,7 +155,32 @@ class Case:
         return _tried(planned, lambda run_dir: _train(run_dir) or _command("quantize", "--gguf", "q8_0")(run_dir))
 
     def _vllm(self) -> Cell:
-        return self._after("lora", _served) or self._after("full", _served) or self.cell("full")
+        """The adapter beside its base; where vLLM cannot, merged, as its error says."""
+        stated = tiny_families.SERVED.get(self.family, {})
+        if stated and not self._changed:
+            return Case(self.family, self.folder / "served", **stated).cell("vllm")
+        found = self._after("lora", self._served_beside) or self._after("full", self._served) or self.cell("full")
+        if found.code not in _MERGE_FIRST:
+            return found
+        merged = self._after("lora", lambda run_dir: _merged(run_dir) or self._served(run_dir) or MERGED)
+        assert merged, "only an adapter is merged"
+        return dataclasses.replace(merged, reason=" | ".join(filter(None, [found.reason, merged.reason])))
+
+    def _served_beside(self, run_dir: RunDir) -> str:
+        """The adapter alone: `serve` prefers what other cells exported or merged."""
+        for name in ("export", "merged"):
+            shutil.rmtree(artifacts.folder(run_dir, name), ignore_errors=True)
+        return self._served(run_dir)
+
+    def _served(self, run_dir: RunDir) -> str:
+        """By vLLM, through the gate."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        try:
+            return _command("serve", "--port", str(port), *_SERVED_WITH.get(self.family, ()))(run_dir)
+        finally:
+            _command("serve", "--stop")(run_dir)
 
     def _after(self, run: str, work: Callable[[RunDir], str]) -> Cell | None:
         """What a command makes of a run that was trained; None where it was refused."""
@@ -202,7 +233,9 @@ def _tried(plan: Callable[[], RunDir], work: Callable[[RunDir], str]) -> Cell:
 
 
 def _whole(error: StokerError, run_dir: RunDir) -> str:
-    """The sentence; of a program that broke down, the last line of its log too."""
+    """The sentence; of a program that broke down without a cause in it, the last line of its log too."""
+    if "cause" in error.fields:
+        return error.what.replace(str(run_dir.path.parents[1]), ".")
     log = Path(str(error.fields.get("log", "")))
     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     lines = [line for line in said if "Error" in line][-1:] or said[-1:]
@@ -253,17 +286,6 @@ def _merged(run_dir: RunDir) -> str:
     assert changed, "the adapter changes nothing"
     assert not wrong, f"changed: {wrong[:3]}"
     return ""
-
-
-def _served(run_dir: RunDir) -> str:
-    """By vLLM, through the gate."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    try:
-        return _command("serve", "--port", str(port))(run_dir)
-    finally:
-        _command("serve", "--stop")(run_dir)
 
 
 def _rows() -> list[dict[str, object]]:

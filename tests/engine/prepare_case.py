@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -166,3 +167,19 @@ class Prepared:
 
 
 MakeTokenizer = Callable[..., Path]
+
+
+def prepare_killed(run_dir: RunDir, commits: int, monkeypatch: Any) -> None:
+    """Prepare until so many positions of the pass were committed, then die."""
+    plain, left = prepare.PreparePass.commit, [commits]
+
+    def dying(job: prepare.PreparePass) -> None:
+        plain(job)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.PreparePass, "commit", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare.main(run_dir.path)

@@ -83,12 +83,12 @@ def test_broken_data_is_explained(preparing: Terminal, name: str) -> None:
     preparing.refuses(case.expected, "prepare", "run.yaml")
 
 
-def test_all_bad_rows_of_a_file_are_named_at_once_and_more_than_twenty_are_counted(preparing: Terminal) -> None:
-    preparing.write("\n".join([json.dumps(GOOD), *["{"] * 25]), "rows.jsonl")
+def test_bad_rows_of_a_file_are_named_at_once_by_their_reasons(preparing: Terminal) -> None:
+    preparing.write("\n".join([json.dumps(GOOD), *["{"] * 25, json.dumps({"messages": []})]), "rows.jsonl")
     preparing.write(run_file("train: rows.jsonl"))
-    expected = [err("STK302", f"rows.jsonl:{row}", "not JSON") for row in range(2, 22)]
-    preparing.refuses([*expected, err("STK313", "", "5 more", "bad_rows.jsonl")], "prepare", "run.yaml")
-    assert len((preparing.folder / "runs/run/data/bad_rows.jsonl").read_text().splitlines()) == 25
+    expected = err("STK352", "rows.jsonl:2", "25 rows", "not JSON", "rows.jsonl:3", "bad_rows.jsonl")
+    preparing.refuses([expected, err("STK302", "rows.jsonl:27", "is empty")], "prepare", "run.yaml")
+    assert len((preparing.folder / "runs/run/data/bad_rows.jsonl").read_text().splitlines()) == 26
 
 
 def test_a_hub_that_does_not_answer_is_named(preparing: Terminal) -> None:
@@ -116,3 +116,72 @@ def test_bad_data_found_by_the_preparing_process_is_told_once_however_often_one_
             ("STK316", "run.yaml:2: tokenizer.vocab")
         ]
         assert "Traceback" not in done.stderr
+
+
+PAIR = {"prompt": "a a", "chosen": "a", "rejected": "a a"}
+BAD_PAIRS: dict[str, Any] = {
+    "no answers": {"prompt": "a"},
+    "one answer": {"prompt": "a", "chosen": "a"},
+    "an empty answer": {**PAIR, "chosen": ""},
+    "the same answers": {**PAIR, "rejected": "a"},
+    "no prompt": {"chosen": "a", "rejected": "a a"},
+    "a number": {**PAIR, "chosen": 5},
+    "a picture": {**PAIR, "images": ["a.png"]},
+    "no object": [1],
+}
+ONLY_AS_TOKENS = {
+    "answers of the same tokens": {**PAIR, "chosen": "b", "rejected": "c"},
+    "a prompt longer than the length": {**PAIR, "prompt": "a " * 40},
+}
+"""Pairs that a plan, which has no tokenizer, takes for good ones."""
+
+
+def pairs(preparing: Terminal, rows: list[Any], data: str = "") -> None:
+    preparing.write("".join(json.dumps(row) + "\n" for row in rows), "rows.jsonl")
+    preparing.write(
+        run_file(f"{{train: rows.jsonl, length: 32, pack: false{data}}}") + "train: {objective: dpo, batch: 2}\n"
+    )
+
+
+def test_a_plan_says_at_least_as_many_bad_pairs_as_it_can_know(preparing: Terminal) -> None:
+    for more in ([], list(ONLY_AS_TOKENS.values())):
+        pairs(preparing, [PAIR, *BAD_PAIRS.values(), *more, PAIR], ", on_bad_row: skip")
+        for language, words in (("en", "at least {} of the rows"), ("zh", "至少有 {} 行")):
+            code, said, _ = preparing.run(language, "plan", "run.yaml")
+            assert code == 0
+            assert words.format(len(BAD_PAIRS)) in said.replace("\n", " ")
+        assert preparing.run("en", "prepare", "run.yaml")[0] == 0
+        report = json.loads((preparing.folder / "runs/run/data/report.json").read_text())
+        assert report["bad_rows"] == len(BAD_PAIRS) + len(more)
+
+
+def test_figures_that_are_declared_hide_no_bad_rows(preparing: Terminal) -> None:
+    declared = ", rows: 10, tokens: 1000"
+    for rows, said in (
+        ([PAIR, PAIR], ("", "")),
+        ([PAIR, BAD_PAIRS["one answer"]], ("at least 1 of the rows", "至少有 1 行不能用")),
+        ([{"q": "a", "good": "a"}], ("STK376", "STK376")),
+    ):
+        pairs(preparing, rows, declared)
+        for language, words in zip(("en", "zh"), said, strict=True):
+            code, out, _ = preparing.run(language, "plan", "run.yaml")
+            assert code == 0
+            assert words in out
+            assert ("rows.jsonl" in out) == bool(words)
+    (preparing.folder / "rows.jsonl").unlink()  # a plan before the data is there
+    code, out, _ = preparing.run("en", "plan", "run.yaml")
+    assert (code, "rows.jsonl" in out) == (0, False)
+
+
+def test_prepared_pairs_are_counted_as_pairs(preparing: Terminal) -> None:
+    pairs(preparing, [{**PAIR, "prompt": "a " * (number + 1)} for number in range(6)], ", eval: 20%")
+    for language, unit, other in (("en", "pairs of answers", "sequence"), ("zh", "对回答", "条序列")):
+        code, said, _ = preparing.run(language, "prepare", "run.yaml", "--show", "1")
+        report = json.loads((preparing.folder / "runs/run/data/report.json").read_text())
+        assert code == 0
+        assert f"{report['train']['sequences']} {unit}" in said
+        assert report["train"]["sequences"] + report["eval"]["sequences"] == 6
+        assert other not in said
+    preparing.write(json.dumps(GOOD), "rows.jsonl")
+    preparing.write(run_file("{train: rows.jsonl, pack: false}") + "name: talks\n")
+    assert "1 sequence of" in preparing.run("en", "prepare", "run.yaml")[1]

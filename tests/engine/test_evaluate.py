@@ -1,21 +1,24 @@
 """`stoker eval` and `stoker chat` beside the loss: task files, samples, artifacts, the harness."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import adapted_run
+import forked_programs
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from stoker import tools
 from stoker.artifacts import harness
-from stoker.cli import evaluate_command as words
 from stoker.cli.main import app
-from stoker.engine import evaluate, generate, merge, tasks
+from stoker.engine import evaluate, generate, merge, samples, tasks
+from stoker.engine import tokenizer as trained_tokenizer
 from stoker.errors import StokerError, StokerErrors
-from stoker.launch import tools
+from stoker.handover import evaluate_command as words
 from stoker.rundir import artifacts, events, files
 from stoker.rundir.layout import RunDir
 
@@ -181,6 +184,28 @@ def test_samples_show_the_base_and_the_trained_model(run_dir: RunDir, monkeypatc
     assert generate.answers(base, tokenizer, [prompt], length)[0].strip() == found[0]["before"]
 
 
+CONVERSATIONS = {
+    "chatml": "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello\nuser<|im_end|>\n<|im_start|>assistant"
+    "\n",
+    "llama 3": "<|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nHello\nuser<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "phi": "<|system|>\nBe kind.<|end|>\n<|user|>\nHello\nuser<|end|>\n<|assistant|>\n",
+    "deepseek": "<|system|>Be kind.<｜User｜>Hello\nuser<｜Assistant｜>",
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_turns_are_shown_without_the_marks_of_the_template(name: str) -> None:
+    text = CONVERSATIONS[name]
+    core = trained_tokenizer.train([["Hello user system"]], 264, "llama")
+    marks = re.findall(r"<[|｜][^>]*>", text)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, additional_special_tokens=sorted(set(marks)))
+    found = samples.turns(tokenizer, tokenizer(text, add_special_tokens=False).input_ids)
+    assert found == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello\nuser"}]
+    assert samples.turns(tokenizer, tokenizer("a text\nof its own", add_special_tokens=False).input_ids) == []
+
+
 # ---- artifacts
 
 
@@ -308,7 +333,8 @@ def test_what_was_found_is_said_in_lines() -> None:
     ]
 
 
-def test_the_whole_command_prints_json(run_dir: RunDir, tmp_path: Path) -> None:
+def test_the_whole_command_prints_json(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forked_programs.use(monkeypatch)
     path = write(tmp_path, {"prompt": "w10", "answer": "w1"})
     done = CliRunner().invoke(app, ["eval", str(run_dir.path), "--task", str(path), "--json"], standalone_mode=False)
     assert done.exception is None

@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import adapted_run
+import forked_programs
 import pytest
 import tiny_run
 import yaml
+from simulated_hubs import SimulatedHuggingFace
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
 from stoker.api import figures
+from stoker.artifacts import model_hubs
 from stoker.cli.main import app
 from stoker.engine import export
 from stoker.errors import StokerError
+from stoker.handover import model_card
 from stoker.rundir import artifacts, events, files, prepared
-from stoker.terminal import model_card
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -32,6 +35,7 @@ def stoker(*words: str) -> str:
 def _english(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_LANG", "en")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    forked_programs.use(monkeypatch)  # the tour starts them as users do
 
 
 @pytest.fixture
@@ -70,11 +74,39 @@ def test_an_adapter_is_merged_compared_and_described(tmp_path: Path, base: Path)
     # Again: nothing is merged twice, an earlier export gives way, and what the user put beside it stays.
     (tmp_path / "out" / "notes.txt").write_text("mine")
     (tmp_path / "out" / "model-00001-of-00002.safetensors").write_text("of an earlier one")
-    stoker("export", "taught", str(tmp_path / "out"))
+    again = CliRunner().invoke(app, ["export", "taught", str(tmp_path / "out")], catch_exceptions=False)
+    assert f"{said['parity']['agree']:,} of {said['parity']['tokens']:,} tokens agree" in again.stderr
+    assert "`merged`" in again.stderr
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     assert not list((tmp_path / "out").glob("model-*-of-*"))
     assert len([e for e in events.read(run_dir.events_file) if e["event"] == "merged"]) == 1
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_export_and_adapter_are_published_with_their_cards(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, hub = trained(tmp_path, base), SimulatedHuggingFace()
+    monkeypatch.setattr(model_hubs, "_client", lambda *_: hub)
+    shown = json.loads(stoker("publish", "taught", "--to", "hf:me/adapter", "--artifact", "adapter", "--yes", "--json"))
+    card = hub.files["README.md"].decode()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert (front["base_model"], front["library_name"], front["license_name"]) == ("acme-1b", "peft", "acme-community")
+    assert "PeftModel.from_pretrained" in card
+    assert json.loads(hub.files["adapter_config.json"])["base_model_name_or_path"] == "acme-1b"
+    assert not artifacts.folder(run_dir, "merged").exists(), "an adapter needs no merge"
+    assert str(tmp_path).encode() not in b"".join(hub.files.values())
+    (file,) = [name for name in shown["files"] if name.endswith(".safetensors")]
+    assert hub.files[file] == (run_dir.final / file).read_bytes()
+    hub.__init__()  # type: ignore[misc]  # another repository
+    shown = json.loads(stoker("publish", "taught", "--to", "hf:me/whole", "--yes", "--json"))
+    folder = artifacts.folder(run_dir, "export")
+    assert {path.name for path in folder.iterdir()} == set(shown["files"]) == set(hub.files)
+    assert hub.files["README.md"] == (folder / "README.md").read_bytes()
+    assert str(tmp_path).encode() not in b"".join(hub.files.values())
+    made = len([e for e in events.read(run_dir.events_file) if e["event"] == "exported"])
+    stoker("publish", "taught", "--to", "hf:me/whole", "--yes")
+    assert len([e for e in events.read(run_dir.events_file) if e["event"] == "exported"]) == made == 1
 
 
 def _check_card(run_dir: tiny_run.RunDir, path: Path, machine: Path) -> None:
@@ -87,7 +119,14 @@ def _check_card(run_dir: tiny_run.RunDir, path: Path, machine: Path) -> None:
     steps = events.steps(run_dir.events_file)
     mean = sum(steps[step]["loss"] for step in range(3, 13)) / 10
     digest = files.read_json(run_dir.data / "report.json")["digest"]
-    for value in (f"| {measured:.4f} |", f"{mean:.4f} (mean of the last 10 steps)", digest, "12 steps", "r 4", "0.03"):
+    for value in (
+        f"| {measured:.4f} |",
+        f"{mean:.4f} (mean of the last 10 steps)",
+        digest,
+        "12 steps in 3 epochs",
+        "r 4",
+        "0.03",
+    ):
         assert value in text, value
     report = prepared.read_report(run_dir.data)
     assert report is not None
@@ -172,6 +211,7 @@ def test_the_licence_is_what_the_bases_card_says(tmp_path: Path, text: str, said
         ("/data/models/qwen", "qwen"),
         ("./models/qwen", "qwen"),
         ("a/b/c", "c"),
+        (r"D:\models\qwen", "qwen"),
     ],
 )
 def test_the_card_names_no_path_of_this_machine(model: str, label: str) -> None:

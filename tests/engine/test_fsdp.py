@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tiny_families
+import tiny_run
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
@@ -114,3 +115,17 @@ def test_resharding_the_output_layer_after_its_forward_pass_breaks_that_loss() -
             seen_types(made)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_forked_rank_has_its_own_place_whatever_its_parent_pretended_to_be(sharded: Any) -> None:
+    torch.zeros_like(next(sharded.parameters()))
+    dist.destroy_process_group()
+
+    def place() -> int:
+        dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+        made = model("llama", tie_word_embeddings=False)
+        fsdp.apply(fsdp.groups(made, BF16), init_device_mesh("cpu", (2,)), MixedPrecisionPolicy())
+        return 40 + torch.zeros_like(next(made.parameters())).device_mesh.get_coordinate()[0]
+
+    assert tiny_run.in_child(place) == 41
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())  # for the fixture's end

@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 from mixed_run import ROWS, SIZES, make
 from mixture_case import any_case, replayed, run_of, split_of
-from prepare_case import Case, Prepared, write_jsonl
+from prepare_case import Case, Prepared, prepare_killed, write_jsonl
 from prepare_case import make_tokenizer as make_bpe
 
 from stoker.api import forking
@@ -118,16 +118,7 @@ def test_a_prepare_that_is_killed_between_sources_ends_the_same(case: Case, monk
     data = {"train": [{"path": "wiki.jsonl", "epochs": 1}, {"path": "code.jsonl", "epochs": 2}], "pack": True}
     whole = case.prepare(name="whole", data=data).report
     run_dir = case.make("killed", data=data)
-    plain = prepare.PreparePass.commit
-
-    def dying(job: Any) -> None:
-        plain(job)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare.PreparePass, "commit", dying)
-        with pytest.raises(KeyboardInterrupt):
-            prepare.main(run_dir.path)
+    prepare_killed(run_dir, 1, monkeypatch)
     prepare.main(run_dir.path)
     assert Prepared(run_dir).report == whole
 
@@ -158,18 +149,8 @@ def test_a_source_that_a_pipeline_emptied_keeps_its_place_also_after_a_kill(
     assert list(counts) == list(names)
     assert [name for name, count in counts.items() if not count] == [names[empty]]
     assert whole.rows_read == 72
-    run_dir, plain, left = case.make("killed", data=data), prepare.PreparePass.commit, [4]
-
-    def dying(job: Any) -> None:
-        plain(job)
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare.PreparePass, "commit", dying)
-        with pytest.raises(KeyboardInterrupt):
-            prepare.main(run_dir.path)
+    run_dir = case.make("killed", data=data)
+    prepare_killed(run_dir, 4, monkeypatch)
     prepare.main(run_dir.path)
     assert Prepared(run_dir).report == whole
 

@@ -403,7 +403,7 @@ def test_the_command_says_what_was_found_and_shows_rows(case: Case) -> None:
     both = command(case, "prepare", "run.yaml", "--json", "--show", "2")
     assert [row["row"] for row in json.loads(both.stdout)["rows"]] == [0, 2]
     kinds = [event["event"] for event in events.read(layout.find("run").events_file)]
-    assert set(kinds) == {"prepare"}
+    assert set(kinds) == {"surveying", "prepare"}
 
 
 def test_the_command_relays_the_engines_errors_in_the_users_language(case: Case) -> None:
@@ -413,7 +413,7 @@ def test_the_command_relays_the_engines_errors_in_the_users_language(case: Case)
     assert done.returncode == 1
     assert "train.jsonl:1" in done.stderr
     assert "train.jsonl:3" in done.stderr
-    assert "这一行不能使用：不是 JSON" in done.stderr
+    assert "2 行不能使用：不是 JSON" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -441,3 +441,25 @@ def test_a_run_is_frozen_enough_for_a_key(case: Case) -> None:
     assert key(save={"keep": 9}) == key(train={**run.train.model_dump(), "epochs": 9}) == key()
     assert key(train={**run.train.model_dump(), "seed": 9}) != key()
     assert key(data={**run.data.model_dump(), "length": 9}) != key()
+
+
+def test_a_full_disk_is_named_whoever_finds_it_full(case: Case) -> None:
+    """`tokenizers` raises a plain Exception."""
+    write_jsonl(case.folder / "train.jsonl", numbered(20))
+    run_dir = case.make()
+    program = """
+import sys
+from pathlib import Path
+from stoker.engine import prepare, program, tokenizer
+def full(*_):
+    (Path(sys.argv[1]) / "data" / ".tokenizer.tmp" / "half").write_text("written")
+    raise Exception("No space left on device (os error 28)")
+tokenizer.write = full
+sys.argv[0] = "prepare.py"
+sys.exit(program.run(prepare.main))
+"""
+    code = subprocess.run([sys.executable, "-c", program, str(run_dir.path)], check=False).returncode
+    (error,) = [one["error"] for one in events.read(run_dir.events_file) if one["event"] == "error"]
+    assert (code, error["code"]) == (1, "STK901")
+    assert "No space left on device" in error["fields"]["reason"]
+    assert not list(run_dir.data.glob(".tokenizer.tmp*"))  # its room is needed for what is said

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from prepare_case import CHATML, Case, make_tokenizer, write_jsonl
 
 from stoker import messages
+from stoker.config.columns import Columns, Roles
 from stoker.config.data_section import Source
 from stoker.engine import prepare
 from stoker.errors import StokerError, StokerErrors
-from stoker.rows import row_files
+from stoker.rows import formats, row_files
 from stoker.rundir import events
 from stoker.rundir.events import EventLog
 
@@ -169,11 +171,17 @@ def test_reasons_are_said_in_chinese_too(case: Case, monkeypatch: pytest.MonkeyP
     assert case.errors([GOOD, {"prompt": "a"}]) == ["train.jsonl:2: 这一行不能使用：缺少 `completion`"]
 
 
-def test_all_bad_rows_of_a_file_are_named_at_once_up_to_twenty(case: Case) -> None:
-    problems = case.errors([GOOD, *["oops"] * 23, GOOD])
+def test_bad_rows_of_a_file_are_named_at_once_by_their_reasons(case: Case) -> None:
+    problems = case.errors([GOOD, *["oops"] * 23, {"prompt": "a"}, GOOD])
+    assert len(problems) == 2
+    assert problems[0].startswith("train.jsonl:2: 23 rows ")
+    assert problems[1].startswith("train.jsonl:25: the row ")
+
+
+def test_more_than_twenty_reasons_are_counted(case: Case) -> None:
+    roles = [chat(user("a", role=chr(ord("a") + number))) for number in range(23)]
+    problems = case.errors([chat(user("a"), ANSWER), *roles])
     assert len(problems) == 21
-    assert problems[0].startswith("train.jsonl:2: ")
-    assert problems[19].startswith("train.jsonl:21: ")
     assert problems[20] == ": 3 more bad rows"
 
 
@@ -198,12 +206,16 @@ def test_skipped_rows_are_counted_and_listed_and_the_rest_is_prepared(case: Case
     ]
 
 
-@pytest.mark.parametrize(("rows", "listed"), [(["oops"], True), ([], False)], ids=["all bad", "empty file"])
-def test_nothing_usable_is_an_error(case: Case, rows: list[Any], listed: bool) -> None:
-    error = raised(case, rows, data={"on_bad_row": "skip"})
+def test_nothing_but_bad_rows_is_an_error_that_says_where_they_are_listed(case: Case) -> None:
+    error = raised(case, ["oops"], data={"on_bad_row": "skip"})
     assert error.code == "STK304"
-    words = error.hint.split()
-    assert Path(words[-1]).is_file() if listed else error.hint == "the data is empty"
+    assert Path(error.hint.split()[-1]).is_file()
+
+
+def test_an_empty_file_is_called_empty(case: Case) -> None:
+    error = raised(case, [], data={"on_bad_row": "skip"})
+    assert error.code == "STK364"
+    assert "bad_rows" not in error.hint
 
 
 @pytest.mark.parametrize("template", [CHATML, None])
@@ -268,6 +280,45 @@ def test_the_same_rows_give_the_same_digest_whatever_the_file(case: Case, name: 
     assert case.prepare(data={"train": name}, name="other").report.digest == case.prepare(PAIRS).report.digest
 
 
+ASKED = [{"ask": row["prompt"], "tell": row["completion"]} for row in PAIRS]
+COLUMNS = {"prompt": "ask", "answer": "tell"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_columns_by_name_give_the_digest_of_the_usual_names(case: Case, name: str) -> None:
+    KINDS[name](case.folder / name, ASKED)
+    found = case.prepare(data={"train": name, "columns": COLUMNS}, name="other").report
+    assert found.digest == case.prepare(PAIRS).report.digest
+    assert found.detected[0]["reason"] == "detect.columns"
+
+
+def test_a_set_of_a_list_has_the_digest_of_the_usual_names(case: Case) -> None:
+    write_json(case.folder / "asked.json", ASKED)
+    entry = {"file_name": "asked.json", "columns": {"prompt": "ask", "response": "tell"}}
+    write_json(case.folder / "dataset_info.json", {"mine": entry})
+    found = case.prepare(data={"train": "dataset_info.json#mine"}, name="other").report
+    assert found.digest == case.prepare(PAIRS).report.digest
+
+
+def test_a_pass_that_was_killed_remembers_the_columns() -> None:
+    columns = Columns(messages="talk", role="who", roles=Roles(user="customer"))
+    layout = formats.by_columns(columns)
+    state = prepare.PassState(key="a", layout=asdict(layout))
+    remembered = json.loads(json.dumps(state.model_dump()))["layout"]
+    assert formats.stored(remembered) == layout
+    assert formats.stored(asdict(formats.forced("text"))) == formats.forced("text")
+
+
+def test_a_column_that_a_later_file_lacks_is_said_before_anything_is_tokenised(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(case.folder / "a.jsonl", ASKED)
+    write_jsonl(case.folder / "b.jsonl", PAIRS)
+    monkeypatch.setattr(prepare.tokenise, "in_order", lambda *_: pytest.fail("it was tokenised"))
+    error = raised(case, data={"train": "*.jsonl", "columns": COLUMNS})
+    assert (error.code, error.where, error.fields["column"]) == ("STK360", "b.jsonl", "ask")
+
+
 def test_a_question_with_a_context_is_a_bad_row(case: Case) -> None:
     asked = {"question": "a", "answer": "b"}
     check_bad(case, [asked, {**asked, "context": "c"}, {**asked, "context": ""}], "row.context", {"key": "context"})
@@ -329,12 +380,14 @@ def test_a_stray_quote_is_named_where_it_began(case: Case, lines: str, bad: int,
 def test_a_header_with_a_name_twice_is_refused(case: Case) -> None:
     (case.folder / "a.csv").write_text("prompt,completion,prompt\na,b,c\n")
     (problem,) = case.errors(data={"train": "a.csv"})
-    assert problem == f"a.csv:1: the row cannot be used: {messages.text('row.header', key='prompt')}"
+    assert problem == f"a.csv:1: no row of the file can be used: {messages.text('row.header', key='prompt')}"
 
 
 def test_a_json_file_without_end_is_a_bad_row(case: Case) -> None:
     (case.folder / "a.json").write_text("[" * 100_000)
-    assert case.errors(data={"train": "a.json"})[0].startswith("a.json:1: the row cannot be used: not JSON")
+    assert case.errors(data={"train": "a.json"})[0].startswith(
+        "a.json:1: no row of the file can be used: its list is not JSON"
+    )
 
 
 def test_a_tokenizer_whose_templates_have_no_default_is_refused(case: Case) -> None:
@@ -378,14 +431,14 @@ def test_rows_of_a_csv_file_are_numbered_by_the_line_they_start_on(case: Case) -
 def test_a_json_file_that_is_not_a_list_says_so(case: Case) -> None:
     write_json(case.folder / "data.json", {"rows": PAIRS})
     (problem,) = case.errors(data={"train": "data.json"})
-    assert problem == f"data.json:1: the row cannot be used: {messages.text('row.json_layout')}"
+    assert problem == f"data.json:1: no row of the file can be used: {messages.text('row.json_layout')}"
 
 
 @pytest.mark.parametrize("name", ["data.parquet", "data.jsonl.gz"])
 def test_a_broken_container_is_named(case: Case, name: str) -> None:
     (case.folder / name).write_bytes(b"neither parquet nor gzip")
     (problem,) = case.errors(data={"train": name})
-    assert problem.startswith(f"{name}:1: the row cannot be used: the file cannot be read")
+    assert problem.startswith(f"{name}:1: no row of the file can be used: the file cannot be read")
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.csv", "data.txt", "data.json"])
@@ -410,7 +463,7 @@ def test_a_utf16_file_is_called_so_with_the_command_that_converts_it(case: Case,
 def test_a_csv_file_with_another_separator_says_which(case: Case, mark: str, said: str) -> None:
     (case.folder / "a.csv").write_text(f"prompt{mark}completion\na{mark}b\n")
     (problem,) = case.errors(data={"train": "a.csv"})
-    assert problem == f"a.csv:1: the row cannot be used: {messages.text('row.separator', separator=said)}"
+    assert problem == f"a.csv:1: no row of the file can be used: {messages.text('row.separator', separator=said)}"
 
 
 def test_a_row_of_a_json_list_is_named_by_its_number_in_the_list(case: Case) -> None:
@@ -420,7 +473,7 @@ def test_a_row_of_a_json_list_is_named_by_its_number_in_the_list(case: Case) -> 
 
 
 def test_rows_that_compare_answers_are_refused_with_that_reason(case: Case) -> None:
-    error = raised(case, [{"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}])
+    error = raised(case, [{"instruction": "a", "input": "", "chosen": "b"}])
     assert (error.code, error.where) == ("STK317", "train.jsonl:1")
     assert error.fields["reason"] == messages.text("row.preference", key="chosen")
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from stoker import tools
 from stoker.config import load
-from stoker.launch import tools
 
 pytestmark = pytest.mark.filterwarnings("default")
 

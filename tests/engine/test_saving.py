@@ -184,7 +184,8 @@ def test_tied_weights_are_counted_once() -> None:
     model[1].weight = model[0].weight
     state = SimpleNamespace(gather=lambda take: ({}, {}))
     plan = SimpleNamespace(strategy="single")
-    trainer: Any = SimpleNamespace(_plan=plan, model=model, _training_state=state, state=None)
+    parts = {"model": model, "processing_class": None, "state": None}
+    trainer: Any = SimpleNamespace(_plan=plan, _training_state=state, **parts)
     assert ExactSteps.copied(trainer, Writers()).bytes == 8 * 8 * 4
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from stoker import tools
 from stoker.artifacts import endpoint
 from stoker.artifacts.endpoint import Endpoint
-from stoker.launch import tools
 from stoker.supervise import processes
 
 pytestmark = [

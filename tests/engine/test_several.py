@@ -38,6 +38,8 @@ def stoker(folder: Path, *arguments: str, **more: str) -> Iterator[subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell's background job ignores SIGINT, and so would this command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process
@@ -46,7 +48,7 @@ def stoker(folder: Path, *arguments: str, **more: str) -> Iterator[subprocess.Po
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    for _ in range(1200):
+    for _ in range(3000):
         if any(number >= step for number in events.steps(run / "events.jsonl")):
             return
         time.sleep(0.1)

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from stoker.engine import host_copies, shares
 from stoker.engine.shares import Part, Share, SharedFile
-from stoker.engine.trainer import save_weights
 from stoker.engine.writers import Writers
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -90,7 +89,7 @@ def llama(**more: Any) -> Any:
 def adapted(**more: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear", **more))
+    return get_peft_model(llama(), LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", **more))
 
 
 def written(model: Any, folder: Path) -> Share:
@@ -100,7 +99,7 @@ def written(model: Any, folder: Path) -> Share:
     weights = checkpoint.copied_weights(model, Writers(together=True).take)
     share = shares.of(model, weights, {})
     folder.mkdir()
-    save_weights(model, folder, shares.stand_ins(model, weights))
+    checkpoint.weights_writer(model, shares.stand_ins(model, weights))(folder)
     share.lay_out(folder)
     share.write(folder)
     (folder / checkpoint.TENSORS_NAME).unlink()
@@ -125,8 +124,11 @@ def test_a_folder_is_the_one_that_the_class_itself_writes(tmp_path: Path, kind: 
 
     model = MODELS[kind]()
     written(model, tmp_path / "shares")
-    save_weights(model, tmp_path / "whole", checkpoint.copied_weights(model, Writers().take))
-    assert contents(tmp_path / "shares") == contents(tmp_path / "whole")
+    weights = checkpoint.copied_weights(model, Writers().take)
+    checkpoint.save_weights(model, tmp_path / "whole", dict(weights))  # it empties what it is given
+    (tmp_path / "beside").mkdir()
+    checkpoint.weights_writer(model, weights)(tmp_path / "beside")
+    assert contents(tmp_path / "shares") == contents(tmp_path / "whole") == contents(tmp_path / "beside")
 
 
 def test_several_files_have_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

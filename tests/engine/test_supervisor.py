@@ -248,14 +248,15 @@ def poison(step: int, factor: float) -> Callable[[int], None]:
     def injure(attempt: int) -> None:
         from stoker.engine import trainer
 
-        plain = trainer.ExactSteps._loss
+        plain = trainer.ExactSteps.loss_of
 
-        def loss(self: Any, model: Any, micro: Any, trained_tokens: int) -> Any:
-            value = plain(self, model, micro, trained_tokens)
+        def loss(self: Any, *arguments: Any, **options: Any) -> Any:
+            found = plain(self, *arguments, **options)
             rehearsed = self.last_item is None and step > 1
-            return value * factor if self.state.global_step == step - 1 and not rehearsed else value
+            hit = self.state.global_step == step - 1 and not rehearsed
+            return found._replace(loss=found.loss * factor) if hit else found
 
-        trainer.ExactSteps._loss = loss
+        trainer.ExactSteps.loss_of = loss
 
     return injure
 
@@ -304,10 +305,14 @@ def test_after_a_step_was_passed_over_a_kill_changes_nothing(tmp_path: Path, bas
 def test_a_time_budget_commits_and_goes_on_when_it_is_raised(tmp_path: Path, base: Path) -> None:
     run_dir = make(tmp_path, text(base))
     plan = files.read_json(run_dir.plan_file)
-    files.write_json(run_dir.plan_file, {**plan, "limits": {"time_seconds": 0.5}})
+    files.write_json(run_dir.plan_file, {**plan, "limits": {"time_seconds": 6}})  # on a loaded machine it starts slowly
+
+    def until_asked(_: Any) -> None:
+        while not (run_dir.path / "stop").exists():
+            time.sleep(0.01)
 
     def injure(attempt: int) -> None:
-        at_step(2, lambda _: time.sleep(1))
+        at_step(2, until_asked)
 
     assert supervise(run_dir, injure) == 75, forked_trainer.logs(run_dir.path)
     assert [one["reason"] for one in noted(run_dir, "limit")] == ["time"]

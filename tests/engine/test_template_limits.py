@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stoker.config import objectives
 from stoker.engine import template_limits
 from stoker.engine.rendering import Renderer
 from stoker.errors import StokerError
@@ -36,7 +37,7 @@ EQUAL = (
 
 def renderer(template: str) -> Renderer:
     tokenizer: Any = SimpleNamespace(name="evil", template=template, template_fields={}, special_tokens=())
-    return Renderer(tokenizer, "pretrain")
+    return Renderer(tokenizer, objectives.facts("pretrain"))
 
 
 @pytest.fixture

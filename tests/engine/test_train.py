@@ -185,7 +185,8 @@ def test_a_damaged_best_checkpoint_is_put_aside_and_the_last_one_becomes_the_res
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     run_dir = make(tmp_path, base, extra=", best: eval_loss")
-    monkeypatch.setattr(ExactTrainer, "token_loss", lambda self, items: float(self.state.global_step + len([*items])))
+    rising = lambda self, items: {"loss": float(self.state.global_step + len([*items]))}  # noqa: E731
+    monkeypatch.setattr(ExactTrainer, "mean_loss", rising)
     assert tiny_run.train(run_dir) == 0
     best, last = run_dir.checkpoints / "step-00000003", run_dir.checkpoints / "step-00000012"
     assert tiny_run.weights_sha(run_dir.final) == tiny_run.weights_sha(best)
@@ -309,6 +310,36 @@ def test_the_stop_file_is_a_stop(tmp_path: Path, base: Path, monkeypatch: pytest
     monkeypatch.undo()
     assert tiny_run.train(run_dir) == 0
     assert [e["resumed_step"] for e in events.read(run_dir.events_file) if e["event"] == "attempt"] == [0, 6]
+
+
+@pytest.mark.parametrize("moment", ["before the model is loaded", "before the rehearsal", "after the rehearsal"])
+def test_a_stop_before_the_first_step_ends_without_one(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    from stoker.engine import rehearsal, train
+
+    run_dir = make(tmp_path, base)
+    at, when = {
+        "before the model is loaded": (train, "_newest"),
+        "before the rehearsal": (train, "_announce"),
+        "after the rehearsal": (rehearsal, "rehearse"),
+    }[moment]
+    plain = getattr(at, when)
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        run_dir.stop_file.touch()
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(at, when, asked)
+    assert tiny_run.train(run_dir) == 75
+    monkeypatch.undo()
+    found = list(events.read(run_dir.events_file))
+    assert [(e["status"], e["step"]) for e in found if e["event"] == "end"] == [("stopped", 0)]
+    assert not [e for e in found if e["event"] in ("step", "error")]
+    assert [e["event"] for e in found].count("attempt") == (moment != "before the model is loaded")
+    assert not checkpoints.committed(run_dir.checkpoints)
+    assert not run_dir.stop_file.exists()
+    assert tiny_run.train(run_dir) == 0
 
 
 def test_a_cut_data_file_is_refused(tmp_path: Path, base: Path) -> None:
@@ -445,10 +476,10 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_trained_again(tmp_path: Pat
 def test_deterministic_kernels_do_not_fill_memory_that_is_written_anyway() -> None:
     import torch
 
-    from stoker.engine import train
+    from stoker.engine import deterministic
 
     try:
-        train._use_deterministic_kernels()
+        deterministic.use_deterministic_kernels()
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:

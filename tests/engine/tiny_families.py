@@ -313,6 +313,12 @@ RELATIVES: dict[str, dict[str, Any]] = {
     },
 }
 """Classes next to those that are trained too."""
+SERVED: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "topk_method": "noaux_tc"},
+    "lfm2": {"block_dim": 64, "conv_dim": 64},
+    "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
+}
+"""What published configurations state and vLLM needs: words that transformers leaves out, sizes of its kernels."""
 TOWERS = ("qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llama4")
 """Language models next to a vision tower."""
 PIECES = {
@@ -343,10 +349,10 @@ def _name_dense_layers(folder: Path) -> None:
         save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def save(folder: Path, family: str) -> Path:
+def save(folder: Path, family: str, **changed: Any) -> Path:
     """A random base model as its publisher would save it."""
     torch.manual_seed(3)
-    sizes = config(family)
+    sizes = config(family, **changed)
     if family in REFUSED:
         sizes.save_pretrained(folder)
     else:
@@ -355,6 +361,9 @@ def save(folder: Path, family: str) -> Path:
             parameter.data += 0.1 * torch.randn_like(parameter)
         model.save_pretrained(folder)
         _name_dense_layers(folder)
+        if "architectures" in changed:  # saving a model writes the name of its class
+            sizes.architectures = changed["architectures"]
+            sizes.save_pretrained(folder)
     if family in PIECES:
         return sentencepiece_case.make_tokenizer(folder, vocab=VOCAB, prefix=PIECES[family])
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}

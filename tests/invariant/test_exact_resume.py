@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import paired_run
 import pytest
 import tiny_run
 from resumed_run import resumes_exactly, text
@@ -24,6 +25,20 @@ def test_a_stop_commits_the_step_it_finished(tmp_path: Path, base_model: Path) -
     assert tiny_run.train(run_dir, stop_after=9) == 75
     attempts = [e["resumed_step"] for e in events.read(run_dir.events_file) if e["event"] == "attempt"]
     assert attempts == [0, 7]
+
+
+@pytest.mark.parametrize("objective", ["sft", "reward"])
+def test_rows_with_the_padding_token_resume_to_the_same_bits(tmp_path: Path, base_model: Path, objective: str) -> None:
+    """The Trainer names it in the configuration; a model that is loaded with it has no gradient for its embedding."""
+    rows = paired_run.rows_of(objective, 40, 5) if objective == "reward" else tiny_run.random_rows(40, 5, 32)
+    for segment in (segment for row in rows for segment in row):
+        segment[0] = ~0  # the padding token, asked and not answered
+    words = paired_run.text(base_model, steps=9, objective=objective).replace("every: 5 steps", "every: 3 steps")
+    whole, killed = (tiny_run.make_run(tmp_path / name, words, rows) for name in ("whole", "killed"))
+    assert tiny_run.train(whole) == 0, tiny_run.said(whole)
+    assert tiny_run.train(killed, kill_after=5) == -9
+    assert tiny_run.train(killed) == 0, tiny_run.said(killed)
+    assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
 
 
 def test_without_the_optimizer_state_the_losses_differ(tmp_path: Path, base_model: Path) -> None:

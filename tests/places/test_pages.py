@@ -38,7 +38,7 @@ def test_other_pages_have_no_other_commands(page: str) -> None:
 
 
 def spoken() -> list[str]:
-    """Every command that the table of the guides names."""
+    """Every command that the page of manual steps names."""
     found = []
     for name in ("from-the-guides.md", "from-the-guides.zh.md"):
         found += SPOKEN.findall((PAGES / name).read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def spoken() -> list[str]:
 
 
 @pytest.mark.parametrize("command", spoken())
-def test_a_command_that_replaces_a_step_of_the_guides_is_one(command: str) -> None:
+def test_a_command_that_replaces_a_manual_step_is_one(command: str) -> None:
     import reference
 
     known = reference.commands()
@@ -59,11 +59,13 @@ def test_a_command_that_replaces_a_step_of_the_guides_is_one(command: str) -> No
     known[name].make_context(name, given)
 
 
-def test_the_table_has_both_languages_and_all_five_guides() -> None:
+def test_the_table_of_manual_steps_has_both_languages() -> None:
     english, chinese = ((PAGES / f"from-the-guides{end}.md").read_text(encoding="utf-8") for end in ("", ".zh"))
-    for text, word in ((english, "guide"), (chinese, "指南")):
-        assert [number for number in range(5) if f"{word} 00{number}" in text] == [0, 1, 2, 3, 4]
-    rows = [sum(line.startswith("| ") for line in text.splitlines()) for text in (english, chinese)]
-    assert rows[0] == rows[1] > 80
+    rows = [
+        [line.startswith("| ") for line in text.splitlines() if line.startswith(("## ", "| "))]
+        for text in (english, chinese)
+    ]
+    assert rows[0] == rows[1]
+    assert sum(rows[0]) > 40
     commands = [sorted(SPOKEN.findall(text)) for text in (english, chinese)]
     assert commands[0] == commands[1]

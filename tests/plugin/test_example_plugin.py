@@ -110,6 +110,22 @@ def test_rows_of_a_format_are_prepared(stoker: Stoker, tmp_path: Path, format_: 
     assert (found["format"], found["package"], found["rows"], found["bad_rows"]) == ("haiku", PACKAGE, 20, 0)
 
 
+def test_an_objective_trains(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "haiku.jsonl").write_text((json.dumps(HAIKU) + "\n") * 20, encoding="utf-8")
+    words = ["--set", "train.objective=row_mean", "--set", "data.pack=false", "--set", "where.gpus=0"]
+    stoker("train", "haiku_tiny", *words)
+    log = (tmp_path / "runs" / "haiku_tiny" / "events.jsonl").read_text(encoding="utf-8")
+    steps = [event for event in map(json.loads, log.splitlines()) if event["event"] == "step"]
+    assert len(steps) == 5
+    assert all(step["figures"] == {"rows": 1.0} for step in steps)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_an_objective_that_nobody_provides_is_refused_with_the_ones_there_are(stoker: Stoker) -> None:
+    said = stoker("plan", "haiku_tiny", "--set", "train.objective=row_men", "--card", "RTX4090", code=1)
+    assert f"`row_mean` ({PACKAGE})" in said
+
+
 def test_a_row_that_a_format_refuses_is_named_with_its_package(stoker: Stoker, tmp_path: Path) -> None:
     rows = [*[HAIKU] * 20, {"lines": ["one"]}]
     (tmp_path / "haiku.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

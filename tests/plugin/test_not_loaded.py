@@ -10,7 +10,7 @@ from installed_package import install
 
 from stoker import plugins
 
-GROUPS = (plugins.PLACES, plugins.STORES, plugins.RECIPES, plugins.FORMATS)
+GROUPS = (plugins.PLACES, plugins.STORES, plugins.RECIPES, plugins.FORMATS, plugins.OBJECTIVES)
 COMMANDS = {
     "help": ["--help"],
     "help of a command": ["train", "--help"],

@@ -61,12 +61,13 @@ def test_a_hub_that_is_away_after_the_first_steps_is_tried_again(stand_in: Calla
 
 
 def test_the_same_surprise_at_the_same_step_ends_it(stand_in: Callable[..., Supervisor]) -> None:
-    watching = stand_in("go(7, commit=100)\nraise ValueError")
+    watching = stand_in("go(7, commit=100)\nraise ValueError('no such column: frage')")
     assert watching.run() == 2
     assert len(noted(watching, "attempt")) == 2
     (error,) = noted(watching, "error")
     assert error["error"]["code"] == "STK673"
     assert error["error"]["fields"]["step"] == 7
+    assert error["error"]["fields"]["cause"] == "ValueError: no such column: frage"
 
 
 def test_surprises_at_other_steps_are_tried_again(stand_in: Callable[..., Supervisor]) -> None:

@@ -6,6 +6,7 @@ from stoker.estimate import operations, ranges
 from stoker.facts.intervals import Interval
 from stoker.facts.prices import Offer
 from stoker.facts.rates import rates
+from stoker.generating import generated_step
 from stoker.plan import clocks, money, search
 from stoker.plan.make import Found
 from stoker.plan.plan import Cost
@@ -82,7 +83,7 @@ def _moments(found: Found) -> list[str]:
 
 
 def _speed(found: Found) -> list[str]:
-    pace, step, machine = found.way.pace, found.way.step, found.inputs.machine
+    pace, step = found.way.pace, found.way.step
     total = pace.step_seconds
     parts = sorted(pace.parts.items(), key=lambda part: -part[1])
     shown = [(part, seconds) for part, seconds in parts if seconds / total >= _LEAST_SHARE]
@@ -98,12 +99,18 @@ def _speed(found: Found) -> list[str]:
             seconds=f"{total:.3f}",
             speed=f"{expected:,.0f}",
         ),
-        _between(
-            ranges.of("speed", step, machine.card),
-            f"{slowest:,.0f}",
-            messages.text("plan.pace", value=f"{fastest:,.0f}"),
-        ),
+        _pace_between(found, f"{slowest:,.0f}", messages.text("plan.pace", value=f"{fastest:,.0f}")),
     ]
+
+
+def _pace_between(found: Found, low: str, high: str) -> str:
+    """Training by its measurements; where a step generates first, that part's assumed interval is in it."""
+    if generated_step.PART not in found.way.pace.parts:
+        return _between(ranges.of("speed", found.way.step, found.inputs.machine.card), low, high)
+    expected, slowest, fastest = found.tokens_per_second
+    least, most = (f"{bound:g}" for bound in generated_step.INTERVAL)
+    ratios = {"down": f"{slowest / expected:.2f}", "up": f"{fastest / expected:.2f}", "least": least, "most": most}
+    return messages.text("explain.between.generating", low=low, high=high, **ratios)
 
 
 def _roof(found: Found) -> list[str]:

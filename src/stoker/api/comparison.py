@@ -173,7 +173,26 @@ class Comparison:
         said += [_free_of_charge(row, bill) for row, bill in self._free() if bill is not taken]
         if self.run.where.price:
             said.append(messages.text("compare.one_price", price=self.run.where.price))
-        return [*said, *self._not_planned(), *self._data_remark(), *self._refusal()]
+        return [
+            *said,
+            *self._generating(),
+            *self._not_planned(),
+            *self._data_remark(),
+            *self._length_remarks(),
+            *self._refusal(),
+        ]
+
+    def _generating(self) -> list[str]:
+        """What part of the answer's time is generating, and what 1,000 prompts cost."""
+        row = self.answer.row if self.answer else None
+        found = comparison_json.generating(row) if row else None
+        if row is None or row.found is None or found is None:
+            return []
+        fields = plan_page.generating_fields(found, row.found.way.pace.step_seconds)
+        if row.cost is None:
+            return [messages.text("compare.generating", **fields)]
+        cost = plan_page.prompts_cost(found, row.cost.currency)
+        return [messages.text("compare.generating_paid", cost=cost, **fields)]
 
     def _keeps(self, bill: Bill) -> bool:
         return self.terms.keep(bill, bill.seconds[0])
@@ -201,6 +220,15 @@ class Comparison:
             return []
         bad = [one.text for one in data.reasons if one.key.startswith("why.data.bad")]
         return [*plan_page.data_remark(data.reasons), *bad]
+
+    def _length_remarks(self) -> list[str]:
+        """Too few steps, too many passes, or rows longer than the model was made for, on whatever card."""
+        found = next((row.found for row in (self.here, *self.rows) if row.found), None)
+        if found is None:
+            return []
+        said = remarks.of_steps(self.run, found.steps, found.inputs.data.sequences)
+        said += remarks.of_model(self.run, found.inputs.shape)
+        return plan_page.length_remarks(said)
 
     def _refusal(self) -> list[str]:
         """That `stoker train` will refuse, where another training has the name."""
@@ -356,9 +384,9 @@ def _way(found: Found) -> str:
 def _offered(row: Row, bill: Bill | None, *, own: bool = False) -> str:
     """A stay in words: from whom, for how much, training and setup apart, what is billed."""
     assert row.found is not None
+    is_cuda = row.found.inputs.machine.kind == "cuda"
     fields = {
-        "count": row.devices,
-        "card": row.card,
+        "devices": messages.text("compare.cards", count=row.devices, card=row.card) if is_cuda else row.card,
         "training": figures.time_range(row.found.seconds),
         "setup": figures.duration(sum((bill.setup if bill else row.setup).values())),
     }

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stoker.generating.planned_answers import Generating
 from stoker.plan.clocks import Stay
 from stoker.plan.make import Found
 from stoker.plan.search import Way
@@ -47,6 +48,7 @@ def of_row(row: Row, why: str, marked: list[Row]) -> dict[str, Any]:
         return out
     pace, slowest, fastest = found.tokens_per_second
     seconds, least, most = found.seconds
+    answers = generating(row)
     return out | {
         "memory_bytes": found.way.memory.device,
         "memory_bytes_range": found.way.memory_range,
@@ -54,6 +56,7 @@ def of_row(row: Row, why: str, marked: list[Row]) -> dict[str, Any]:
         "moment": found.way.memory.moment,
         "tokens_per_second": pace,
         "tokens_per_second_range": (slowest, fastest),
+        **({"generating": answers.model_dump()} if answers else {}),
         "time_seconds": seconds,
         "time_seconds_range": (least, most),
         "setup_seconds": row.setup,
@@ -70,6 +73,14 @@ def of_row(row: Row, why: str, marked: list[Row]) -> dict[str, Any]:
         "disk_bytes": sum(found.disk.values()),
         "platforms": [_of_stay(stay) for stay in row.stays],
     }
+
+
+def generating(row: Row) -> Generating | None:
+    """What generating takes there, with the money of the whole stay; None for a run that does not."""
+    found = row.found
+    if found is None or row.fits == "no":
+        return None
+    return found.inputs.data.answers.figures(found.way.memory, found.way.pace, row.cost, found.steps.total)
 
 
 def _of_safe(found: Found, way: Way, bill: Bill | None) -> dict[str, Any]:

@@ -25,6 +25,13 @@ def money(amount: float) -> str:
     return f"{amount:.2f}" if amount < 10 else short(amount)
 
 
+def exact_money(amount: float) -> str:
+    """The same, but less than a hundredth to four digits, as plans compute it: `0.0034`, `<0.0001`, `0`."""
+    if amount >= 0.01:
+        return money(amount)
+    return f"{amount:.4f}" if amount >= 0.0001 else "<0.0001" if amount else "0"
+
+
 def thousands(value: float) -> str:
     """`870`, `1.2k`, `12k`, `18M`."""
     if value < 1000:

@@ -56,4 +56,11 @@ def calibrate(name: str, run_file: RunFile, on_step: Callable[[int], None]) -> C
     slowest, fastest = measured.tokens_per_second_range
     seconds = left / measured.tokens_per_second, left / fastest, left / slowest
     cost = money.cost(seconds, found.billed_devices, found.inputs.offer, found.inputs.machine.nodes)
-    return Calibration(found, measured, done, seconds, cost, bill.setup(found, setup_times.LOCAL))
+    return Calibration(found, measured, done, seconds, cost, setup_seconds(found, measured))
+
+
+def setup_seconds(found: Found, measured: Measured) -> dict[str, float]:
+    """Seconds besides training; an evaluation is as much faster or slower than planned as the steps are."""
+    parts = bill.setup(found, setup_times.LOCAL)
+    factor = found.tokens_per_second[0] / measured.tokens_per_second
+    return {part: seconds * (factor if part == "evaluation" else 1.0) for part, seconds in parts.items()}

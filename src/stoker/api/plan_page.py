@@ -7,6 +7,7 @@ from pydantic import PrivateAttr
 
 from stoker import messages
 from stoker.api import figures, html_tables
+from stoker.generating.planned_answers import Generating
 from stoker.plan.plan import Cost, Plan, Reason, Resume, SafeWay, StepCounts
 
 _OF_NO_CHOICE = ("why.card.taken", "why.data")
@@ -67,6 +68,14 @@ def estimated_remark(made: Plan) -> list[str]:
     return data_remark(made.reasons) if "data" in made.estimated else []
 
 
+_REMARKS = ("why.steps", "why.epochs", "why.save.beyond", "why.rate", "why.context")
+
+
+def length_remarks(said: Iterable[Reason]) -> list[str]:
+    """Too few steps, too many passes, no save on the way, an unusual learning rate, rows longer than the model's."""
+    return [one.text for one in said if one.key.startswith(_REMARKS)]
+
+
 def data_remark(said: Iterable[Reason]) -> list[str]:
     """What data that is not prepared was estimated from."""
     for reason in said:
@@ -102,7 +111,9 @@ def rows_of(made: Plan) -> list[tuple[str, str]]:
         ("plan.disk", _disk(made)),
     ]
     if made.fits != "no" and (made.cost or made.device == "cuda"):
-        rows.append(("plan.cost", _cost(made.cost) if made.cost else messages.text("plan.no_price")))
+        rows.append(("plan.cost", _cost(made, made.cost) if made.cost else messages.text("plan.no_price")))
+    if made.fits != "no" and made.generating and made.cost:
+        rows.append(("plan.prompts", prompts_cost(made.generating, made.cost.currency)))
     if made.resume:
         rows.append(("plan.resume", resume_text(made.resume)))
     return [(messages.text(key), value) for key, value in rows]
@@ -141,7 +152,31 @@ def _pace(made: Plan) -> list[tuple[str, str]]:
     return [
         ("plan.speed", messages.text("plan.speed_value", speed=pace, low=slowest, high=fastest)),
         ("plan.time", figures.time_range((made.time_seconds, *made.time_seconds_range))),
+        *([("plan.generating", _generating(made, made.generating))] if made.generating else []),
     ]
+
+
+def _generating(made: Plan, found: Generating) -> str:
+    """Its part of a step, and its memory beside that of training."""
+    gib = (f"{size / 2**30:.1f}" for size in (found.device_bytes, found.training_device_bytes))
+    fields = {"answers": found.at_once, "memory": next(gib), "training": next(gib)}
+    return messages.text("plan.generating_value", **fields, **generating_fields(found, made.speed.step_seconds))
+
+
+def generating_fields(found: Generating, step_seconds: float) -> dict[str, str]:
+    """Seconds of a step that pass before it trains, and what part of it that is."""
+    low, high = map(figures.short, found.step_seconds_range)
+    seconds, whole = figures.short(found.step_seconds), figures.short(step_seconds)
+    return {"seconds": seconds, "low": low, "high": high, "step": whole, "share": f"{found.share:.0%}"}
+
+
+def prompts_cost(found: Generating, currency: str) -> str:
+    """What 1,000 prompts cost, with its interval."""
+    assert found.cost_per_1000_prompts is not None
+    assert found.cost_per_1000_prompts_range is not None
+    low, high = map(figures.money, found.cost_per_1000_prompts_range)
+    value = f"{figures.money(found.cost_per_1000_prompts)} {currency}"
+    return messages.text("plan.range", value=value, low=low, high=high)
 
 
 def resume_text(found: Resume) -> str:
@@ -152,8 +187,9 @@ def resume_text(found: Resume) -> str:
     return messages.text(key, tier=found.tier, step=found.step, changed=found.changed)
 
 
-def _cost(cost: Cost) -> str:
-    return messages.text("plan.cost_value", amount=figures.paid(cost), source=figures.price_source(cost))
+def _cost(made: Plan, cost: Cost) -> str:
+    key = "plan.cost_generated" if made.generating else "plan.cost_value"
+    return messages.text(key, amount=figures.paid(cost), source=figures.price_source(cost))
 
 
 def _disk(made: Plan) -> str:

@@ -9,6 +9,7 @@ from stoker.api import loading
 from stoker.api.loading import RunSource
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
+from stoker.facts import shapes
 from stoker.launch import pipeline, programs, training
 from stoker.rundir import checkpoints, digests, inputs, layout, prepared, safetensors_headers
 from stoker.rundir.digests import Progress
@@ -38,12 +39,21 @@ def ensure(run_dir: RunDir) -> Report:
     return current(run_dir) or make(run_dir, lambda _: None)
 
 
+def require_models(run_dir: RunDir) -> None:
+    """Refuse a model whose name is a path where no folder is, before minutes are spent on the data."""
+    run, folder = run_dir.run(), run_dir.folder()
+    for word, named in (("model", run.model), ("train.distill.teacher", run.train.teacher)):
+        if isinstance(named, str):
+            shapes.require_folder(named, folder, word)
+
+
 def read_inputs(run_dir: RunDir, progress: Progress) -> None:
-    """Digest the sources and the base model, which may take minutes once: what follows finds the digests remembered."""
+    """Digest the sources and the models, which may take minutes once: what follows finds the digests remembered."""
     run, folder = run_dir.run(), run_dir.folder()
     with suppress(StokerError):  # sources that are not on this machine, said where they are needed
-        base = Path(inputs.model_path(run.model, folder)) if isinstance(run.model, str) else None
-        weights = safetensors_headers.digested(base) if base and base.is_dir() else []
+        named = [one for one in (run.model, run.train.teacher) if isinstance(one, str)]
+        folders = [path for one in named if (path := Path(inputs.model_path(one, folder))).is_dir()]
+        weights = [file for path in folders for file in safetensors_headers.digested(path)]
         digests.of_all([*weights, *inputs.read_files(run, folder)], progress)
 
 
@@ -86,6 +96,7 @@ def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:
 
     A pipeline comes first. For a set that was brought, the program compares its tokenizer with the model's.
     """
+    require_models(run_dir)
     if (run := run_dir.run()).data.set is not None:
         sets.bring(run_dir, run, run_dir.folder(), lambda done, total: on_event(_brought(done, total)))
     pipeline.run(run_dir, on_event)

@@ -1,10 +1,12 @@
 """The progress of a run, read from its events: for handles, `train`, `watch` and `runs`. Reads each event once."""
 
+import math
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from stoker import messages
 from stoker.errors import StokerError
 from stoker.launch import training
 from stoker.rundir import events, last_known
@@ -16,6 +18,7 @@ from stoker.settle.spending import Price, Spent
 
 _RECENT_STEPS = 20
 _CURVE_PARTS = 1000
+_EVAL_PARTS = 400
 _ENDS = ("done", "stopped")
 _KEPT = {
     "eval": "evaluation",
@@ -25,12 +28,57 @@ _KEPT = {
     "sources": "sources",
     "not_best": "not_best",
     "stalled": "stalled",
+    "reference": "reference",
 }
 """Events of which the newest counts, and the attribute that holds it."""
 _SUPERVISORS = {"STK670", "STK673", "STK674"}
-_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler"}
+_INTERVENTIONS = {"restart", "replan", "passed_over", "limit", "warning", "lost", "straggler", "alike"}
 _INPUT_BOUND_SHARE = 0.2
 """If a larger share of the time is spent waiting for data, loading limits the run."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Some steps of a curve that follow each other: their middle, their mean, their smallest and largest value."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+
+
+class Curve:
+    """A figure over the steps of a run, in a few thousand numbers however long it is: neighbours are averaged."""
+
+    def __init__(self, most_parts: int = _CURVE_PARTS) -> None:
+        self._most, self._width = most_parts, 1
+        self._parts: dict[int, tuple[float, float, float, float, float]] = {}
+        """By number: weight, its products with step and value, smallest and largest value."""
+
+    def add(self, step: int, value: float, weight: float = 1.0) -> None:
+        """One more value; the mean of a part is weighted."""
+        self._put(step // self._width, (weight, weight * step, weight * value, value, value))
+        while len(self._parts) > self._most:
+            old, self._parts, self._width = self._parts, {}, 2 * self._width
+            for number, part in old.items():
+                self._put(number // 2, part)
+
+    def _put(self, number: int, new: tuple[float, float, float, float, float]) -> None:
+        if (old := self._parts.get(number)) is None:
+            self._parts[number] = new
+            return
+        sums = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
+        self._parts[number] = (*sums, min(old[3], new[3]), max(old[4], new[4]))
+
+    def forget_after(self, step: int) -> None:
+        """Drop steps that a resume does again."""
+        self._parts = {number: part for number, part in self._parts.items() if number * self._width <= step}
+
+    @property
+    def points(self) -> list[CurvePoint]:
+        """The curve in order."""
+        parts = (part for _, part in sorted(self._parts.items()))
+        return [CurvePoint(at / weight, sums / weight, low, high) for weight, at, sums, low, high in parts if weight]
 
 
 @dataclass
@@ -51,9 +99,12 @@ class RunProgress:
     """Why the finished model is not of the best step; empty where it is, or none was asked for."""
     stalled: dict[str, Any] = field(default_factory=dict)
     """How long the next step has waited for its rows from a store, and why; empty once it was done."""
+    reference: dict[str, Any] = field(default_factory=dict)
+    """How far the pass before training is; empty once training has begun."""
     rejected: list[dict[str, Any]] = field(default_factory=list)
     interventions: list[dict[str, Any]] = field(default_factory=list)
-    """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler."""
+    """What the supervisor did or saw: restart, replan, passed_over, limit, warning, lost, straggler; and answers
+    that are all scored alike."""
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
     first_loss: float | None = None
     newest: str = ""
@@ -64,8 +115,12 @@ class RunProgress:
     """What the machine costs; None where no price is known."""
     elsewhere: LastKnown | None = None
     """What was last known of a run that was sent to another place; None for one that is here."""
-    _curve: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Mean and count of the losses known of each part of the run."""
+    rehearsed: list[str] = field(default_factory=list)
+    """Parts of the newest attempt's rehearsal that are done."""
+    loss_curve: Curve = field(default_factory=Curve)
+    """The training loss over the run; of old steps some are known."""
+    eval_curve: Curve = field(default_factory=lambda: Curve(_EVAL_PARTS))
+    """The eval loss over the run."""
 
     def __post_init__(self) -> None:
         self.price = spending.price(self.run_dir)
@@ -93,8 +148,7 @@ class RunProgress:
             return
         kind, self.newest = event["event"], event["at"]
         if kind == "attempt":
-            self.attempt, self.end, self.error, self.not_best, self.stalled = event, {}, {}, {}, {}
-            self.recent.clear()
+            self._begin_attempt(event)
         elif kind == "rejected":
             self.rejected.append(event)
         elif kind in _INTERVENTIONS:
@@ -102,14 +156,25 @@ class RunProgress:
             if kind == "restart":
                 self.recent.clear()
         elif kind == "step":
-            self.step, self.stalled = event, {}
-            self.recent.append(event)
-            if isinstance(event["loss"], float):
-                self._add_loss(event["step"], event["loss"])
+            self._take_step(event)
         elif kind in _KEPT:
-            setattr(self, _KEPT[kind], event)
+            self._keep(event)
+        elif kind == "rehearsal":
+            self.rehearsed.append(str(event.get("part")))
         elif kind in ("prepare", "error"):
             self._take_error(event)
+
+    def _take_step(self, event: dict[str, Any]) -> None:
+        self.step, self.stalled = event, {}
+        self.recent.append(event)
+        if (value := finite(event["loss"])) is not None:
+            self.first_loss = value if self.first_loss is None else self.first_loss
+            self.loss_curve.add(event["step"], value)
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        setattr(self, _KEPT[event["event"]], event)
+        if event["event"] == "eval" and (value := finite(event["eval_loss"])) is not None:
+            self.eval_curve.add(event["step"], value)
 
     def _take_error(self, event: dict[str, Any]) -> None:
         if event["event"] == "prepare":
@@ -121,24 +186,18 @@ class RunProgress:
             if not follows:
                 self.error, self._failed_program = event["error"], event["program"]
 
-    def _add_loss(self, step: int, loss: float) -> None:
-        """Into the mean of its part of the run; the first loss stays as it is."""
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        mean, count = self._curve.get(part := step * _CURVE_PARTS // max(self.total_steps, _CURVE_PARTS), (0.0, 0))
-        self._curve[part] = (mean + (loss - mean) / (count + 1), count + 1)
-
-    @property
-    def losses(self) -> list[float]:
-        """The loss over the run: of each step, or the mean of each part of a long one; of old steps some are known."""
-        return [mean for _, (mean, _) in sorted(self._curve.items())]
+    def _begin_attempt(self, event: dict[str, Any]) -> None:
+        self.attempt, self.end, self.error, self.not_best, self.stalled = event, {}, {}, {}, {}
+        self.reference = {}
+        self.recent.clear()
+        self.rehearsed.clear()
+        for curve in (self.loss_curve, self.eval_curve):
+            curve.forget_after(event["resumed_step"])
 
     @property
     def problem(self) -> StokerError:
-        """The run's error; the reason inside a supervisor's error is translated, too."""
-        error = StokerError.from_json(self.error)
-        if error.code in _SUPERVISORS:
-            error.fields["reason"] = reason(str(error.fields["reason"]))
-        return error
+        """The run's error."""
+        return problem(self.error)
 
     @property
     def state(self) -> str:
@@ -160,6 +219,11 @@ class RunProgress:
         if training.was_cut_off(self.run_dir):
             return "interrupted"
         return "failed" if self.attempt or self.run_dir.process_file.exists() else "new"
+
+    @property
+    def failed_in(self) -> str:
+        """The program whose error made the run fail: `prepare`, `train` or `supervisor`; empty where none did."""
+        return self._failed_program if self.error else ""
 
     @property
     def done_steps(self) -> int:
@@ -220,6 +284,11 @@ class RunProgress:
             "learning_rate": step.get("learning_rate"),
             "eval_loss": self.evaluation.get("eval_loss"),
             "eval_step": self.evaluation.get("step"),
+            **{
+                name: event["figures"]
+                for name, event in (("figures", step), ("eval_figures", self.evaluation))
+                if event.get("figures")
+            },
             "tokens_per_second": self.tokens_per_second,
             "seconds_left": self.seconds_left,
             "input_bound": self.input_bound,
@@ -234,6 +303,23 @@ class RunProgress:
             "last_step_at": step.get("at"),
             "error": self.error or None,
         }
+
+
+def problem(written: dict[str, Any]) -> StokerError:
+    """An error that a program wrote; the reason inside a supervisor's is translated, too."""
+    given = written.get("fields")
+    fields = {"cause": "", **given} if isinstance(given, dict) else given  # older runs recorded no cause
+    error = StokerError.from_json({**written, "fields": fields})
+    if error.code in _SUPERVISORS:
+        line = str(error.fields["cause"])
+        error.fields["reason"] = reason(str(error.fields["reason"]))
+        error.fields["cause"] = messages.text("failure.last_line" if line else "failure.no_line", line=line)
+    return error
+
+
+def finite(value: Any) -> float | None:
+    """A loss that can be drawn: a step that was passed over has none, and NaN is written as a word."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def wait_a_little() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from stoker.cluster import assemble
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.launch import plan_inputs, training
+from stoker.launch import answer_needs, plan_inputs, trackers, training
 from stoker.messages import MessageCallback
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
@@ -54,6 +55,8 @@ class Listener:
     """Called with the plan before training starts."""
     agree: Callable[[], bool] = lambda: False
     """Asked where the run's last place does not answer: go on from what is here?"""
+    during: Callable[[str], AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
+    """Entered with the key of a sentence for as long as something takes that may take seconds."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
     with run_file.located(), training.launching(run_dir, run):
         _forget_request(run_dir)
         assemble.check(run)
+        trackers.check(run)
+        if not run_dir.final.is_dir():  # a finished run needs none of it
+            answer_needs.check(run, run_file.folder)
         last_place.bring(Move(run_dir, run_file, listener.tell, listener.agree), "local")
         with last_place.unless_refused(run_dir), store_return.leased(layout.create(run_file), run, listener.tell):
             plan = _ready(run_dir, run_file, listener)
@@ -82,7 +88,8 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
                 return Started(run_dir, None, _past(run_dir))
             listener.planned(plan)
             run_dir.place_file.unlink(missing_ok=True)  # only now: until then its last place is asked about it
-            return _start(run_dir)
+            with listener.during("train.launching"):
+                return _start(run_dir)
 
 
 def _forget_request(run_dir: RunDir) -> None:
@@ -99,8 +106,9 @@ def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Plan:
     _say_changes(run_dir, listener.prepare(run_dir), listener)
     store_return.bring(run_dir, run_file.run, listener.tell)
     assemble.gathered(run_dir, run_file.run, listener.tell)
-    machine = plan_inputs.machine(None, run_file.run, run_dir)
-    plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine))
+    with listener.during("train.planning"):
+        machine = plan_inputs.machine(None, run_file.run, run_dir)
+        plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine))
     require_possible(run_file.run, plan)
     files.write_json(run_dir.plan_file, plan.model_dump())
     plan_inputs.record(run_dir, run_file, machine, plan.data.digest)

@@ -1,6 +1,6 @@
 """Stops a run, also while it is being launched: the request then waits for the supervisor, which starts no trainer."""
 
-from stoker.api.run_progress import wait_a_little
+from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.launch import training
 from stoker.messages import MessageCallback
 from stoker.rundir import lock
@@ -18,7 +18,7 @@ def stop(run_dir: RunDir, tell: MessageCallback) -> bool:
     if not is_under_way(run_dir):
         return False
     is_launching = lock.is_held(run_dir.launch_lock)
-    tell("stop.launching" if is_launching else "train.stopping", name=run_dir.name)
+    tell("stop.launching" if is_launching else _now(run_dir), name=run_dir.name)
     training.ask_to_stop(run_dir)
     while lock.is_held(run_dir.launch_lock):
         wait_a_little()
@@ -30,3 +30,14 @@ def stop(run_dir: RunDir, tell: MessageCallback) -> bool:
         run_dir.stop_file.unlink()  # the lock was held by what starts nothing, such as `stoker prepare`
         return False
     return True
+
+
+def _now(run_dir: RunDir) -> str:
+    progress = RunProgress(run_dir)
+    progress.update()
+    return said(progress)
+
+
+def said(progress: RunProgress) -> str:
+    """The key of the sentence that says what a request to stop does now: an attempt without a step has none to end."""
+    return "train.stopping" if progress.recent else "train.stopping_early"

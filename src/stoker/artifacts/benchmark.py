@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker import tools
 from stoker.artifacts import load_generator, model_server
 from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.load_generator import LoadSpec
@@ -15,7 +16,6 @@ from stoker.artifacts.model_server import Model
 from stoker.artifacts.serving_choices import Engine, Serving
 from stoker.errors import StokerError
 from stoker.facts import machine, prompts
-from stoker.launch import tools
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 

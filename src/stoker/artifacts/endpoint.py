@@ -50,6 +50,7 @@ def stream(
             if text.startswith(b"data:") and text != b"data: [DONE]":
                 yield json.loads(text.removeprefix(b"data:"))
     finally:
+        answer.close()
         connection.close()
 
 

@@ -4,11 +4,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from stoker import tools
 from stoker.errors import StokerError
-from stoker.launch import tools
-from stoker.launch.tools import Tool
 from stoker.rundir import files, in_place
 from stoker.rundir.layout import RunDir
+from stoker.tools import Tool
 
 TOOL = Tool("lm_eval", "lm_eval", '"lm-eval[hf]"')
 

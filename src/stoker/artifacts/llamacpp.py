@@ -16,12 +16,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from stoker import env
+from stoker import env, tools
 from stoker.artifacts import endpoint as served
 from stoker.artifacts.endpoint import Endpoint
 from stoker.errors import StokerError
 from stoker.facts import machine
-from stoker.launch import tools
 from stoker.rundir import in_place
 from stoker.rundir.layout import RunDir
 

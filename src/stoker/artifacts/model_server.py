@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -20,21 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker import env
+from stoker import env, tools
+from stoker.artifacts import ports, server_log
 from stoker.artifacts.endpoint import Endpoint, EndpointError, ask
 from stoker.artifacts.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
 from stoker.config import load
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import machine
-from stoker.launch import programs, tools, weighing
+from stoker.launch import programs, weighing
 from stoker.plan import choices
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes, starting
 
-HOST = "127.0.0.1"
+HOST = ports.LOOPBACK
 _READY_SECONDS = 3600.0
 _LOOK_SECONDS = 0.5
 _LAST_LINES = 12
@@ -54,9 +54,6 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "KV cache is",
 )
-_CAUSE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)")
-_FOLLOWS = "Engine core initialization failed"
-"""vLLM's last line; the cause is above it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def start(run_dir: RunDir, port: int, overrides: list[str], on_wait: Callable[[f
         raise StokerError("STK623", name=run_dir.name, url=running.url, pid=running.pid)
     run = run_as_asked(run_dir, overrides)
     engine, python = find_engine()
-    require_free(port)
+    ports.require_free(port)
     model = find_model(run_dir, run, engine)
     serving = plan(run_dir, run, model, engine)
     server, process = launch(run_dir, model, serving, python, port)
@@ -165,17 +162,6 @@ def find_engine() -> tuple[Engine, Path]:
 def has_transformers_server() -> bool:
     """Whether `transformers[serving]` is installed here."""
     return all(importlib.util.find_spec(name) for name in _TRANSFORMERS)
-
-
-def require_free(port: int) -> None:
-    """Refuse a port that is in use."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if os.name != "nt":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise StokerError("STK620", port=port, reason=error.strerror or error, other=port + 1) from error
 
 
 def find_model(run_dir: RunDir, run: Run, engine: Engine) -> Model:
@@ -316,13 +302,9 @@ def _flag(option: str, value: Any) -> list[str]:
 
 def environment(serving: Serving, secret: str) -> dict[str, str]:
     """The token, and everything the server's processes need to stay on the loopback interface."""
-    loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
+        **tools.vllm_variables(),
         env.VLLM_API_KEY.name: secret,
-        env.VLLM_NO_USAGE_STATS.name: "1",
-        env.VLLM_HOST_IP.name: HOST,
-        env.GLOO_SOCKET_IFNAME.name: loopback,
-        env.NCCL_SOCKET_IFNAME.name: loopback,
         env.PYTHONPATH.name: str(_FOREIGN),
         **({env.CUDA_VISIBLE_DEVICES.name: ",".join(map(str, serving.gpus))} if serving.gpus else {}),
         # Numbered as by the driver, not by speed.
@@ -352,7 +334,7 @@ def wait_until_ready(
     while True:
         generated = generates(asked)
         if process.poll() is not None:
-            raise died(process.returncode, Path(server.log), asked.token)
+            raise died(process.returncode, server, asked.token)
         if generated:
             return
         elapsed = time.monotonic() - began
@@ -371,15 +353,17 @@ def generates(asked: Endpoint) -> bool:
     return bool(answer.get("choices")) and answer.get("usage", {}).get("completion_tokens", 0) >= 1
 
 
-def died(code: int, log: Path, secret: str) -> StokerError:
+def died(code: int, server: Server, secret: str) -> StokerError:
     """Why the server crashed, from its log."""
-    text = log.read_text(encoding="utf-8", errors="replace").replace(secret, "***")
+    text = Path(server.log).read_text(encoding="utf-8", errors="replace").replace(secret, "***")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    causes = [match.group(0) for line in lines if (match := _CAUSE.search(line)) and _FOLLOWS not in line]
-    fields: dict[str, Any] = {"cause": causes[-1] if causes else (lines or ["-"])[-1], "log": log, "exit_code": code}
+    cause = server_log.cause(lines, code)
+    fields: dict[str, Any] = {"cause": cause.sentence, "log": server.log}
     if code == -9 or any(word in line for word in _OUT_OF_MEMORY for line in lines):
-        return StokerError("STK622", **fields)
-    return StokerError("STK621", lines="\n".join(lines[-_LAST_LINES:]), **fields)
+        return StokerError("STK622", exit_code=code, **fields)
+    if server.source == "adapter" and cause.of_adapter:
+        return StokerError("STK478", name=server.model, **fields)
+    return StokerError("STK621", exit_code=code, lines="\n".join(lines[-_LAST_LINES:]), **fields)
 
 
 def is_ours(server: Server) -> bool:

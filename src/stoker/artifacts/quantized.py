@@ -12,16 +12,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from stoker import tools
 from stoker.artifacts import llamacpp, parity_gate
 from stoker.artifacts.llamacpp import LlamaCpp
 from stoker.errors import StokerError
 from stoker.facts import model_configs
 from stoker.facts.model_configs import FoundConfig
-from stoker.launch import programs, tools, training
-from stoker.launch.tools import Tool
+from stoker.launch import programs, training
 from stoker.rundir import artifacts, files, in_place, inputs
 from stoker.rundir.events import Event, EventCallback, EventLog
 from stoker.rundir.layout import RunDir
+from stoker.tools import Tool
 
 _WORK = "quantize"
 _ROOM = {"gguf-q4_k_m": 2.0}

@@ -1,1 +1,1 @@
-"""Words in: every command and flag, and what each command does. Changes when a command does."""
+"""Words in: every command and flag, and what the commands around a run do. Changes when a command does."""

@@ -24,7 +24,7 @@ _ORDERS: dict[str, Callable[[Card], Any]] = {
 }
 
 
-def keep_prices(texts: list[str], *, catalogue: bool) -> None:
+def keep_prices(texts: list[str], *, catalogue: bool, as_json: bool) -> None:
     """Keep the user's own prices, and with `catalogue` those of SkyPilot's."""
     known = prices.providers()
     found = [_stated(text) for text in texts]
@@ -34,6 +34,9 @@ def keep_prices(texts: list[str], *, catalogue: bool) -> None:
     found += sky_catalogue.offers() if catalogue else []
     prices.keep(found)
     console.talk("gpus.kept", count=len(found), path=prices.own_file())
+    if as_json:
+        offers = [offer.model_dump(mode="json") for offer in found]
+        console.data_json({"path": str(prices.own_file()), "kept": len(found), "offers": offers})
 
 
 def _stated(text: str) -> Offer:

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from stoker.terminal.help_page import HelpCommand, HelpGroup
+from stoker.terminal.parameters import Json
 
 hosts_app = typer.Typer(name="hosts", cls=HelpGroup, help="help.hosts", no_args_is_help=True, rich_markup_mode=None)
 command = functools.partial(hosts_app.command, cls=HelpCommand)
-Json = Annotated[bool, typer.Option("--json", help="help.any.json")]
 HostName = Annotated[str, typer.Argument(metavar="NAME", help="help.any.host")]
 
 
@@ -45,20 +45,21 @@ def hosts_check(name: HostName, json: Json = False) -> None:
 
 
 @command("remove", help="help.hosts.remove")
-def hosts_remove(name: HostName) -> None:
+def hosts_remove(name: HostName, json: Json = False) -> None:
     from stoker.cli import hosts_command as body
 
-    body.remove(name)
+    body.remove(name, as_json=json)
 
 
 @command("tunnel", help="help.hosts.tunnel")
 def hosts_tunnel(
     name: HostName,
     port: Annotated[int, typer.Option(min=1, max=65535, help="help.hosts.tunnel.port")] = 6006,
+    json: Json = False,
 ) -> None:
     from stoker.cli import remote
 
-    remote.tunnel(name, port)
+    remote.tunnel(name, port, as_json=json)
 
 
 @command("on", help="help.hosts.on")
@@ -68,14 +69,19 @@ def hosts_on(
         bool,
         typer.Option("--no-card", help="help.hosts.on.no_card"),
     ] = False,
+    json: Json = False,
 ) -> None:
     from stoker.cli import hosts_command as body
 
-    body.switch_on(name, card=not no_card)
+    body.switch_on(name, card=not no_card, as_json=json)
 
 
 @command("off", help="help.hosts.off")
-def hosts_off(name: HostName, yes: Annotated[bool, typer.Option("--yes", help="help.hosts.off.yes")] = False) -> None:
+def hosts_off(
+    name: HostName,
+    yes: Annotated[bool, typer.Option("--yes", help="help.hosts.off.yes")] = False,
+    json: Json = False,
+) -> None:
     from stoker.cli import hosts_command as body
 
-    body.switch_off(name, yes=yes)
+    body.switch_off(name, yes=yes, as_json=json)

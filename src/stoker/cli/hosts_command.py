@@ -1,7 +1,6 @@
 """`stoker hosts`: machines reached by ssh. Adds one with its key pinned, and shows its facts."""
 
 import contextlib
-import sys
 from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import messages, plugins
-from stoker.errors import EXIT_USER, StokerError
+from stoker.errors import StokerError
 from stoker.facts import platforms
 from stoker.facts.platforms import Platform
 from stoker.hosts import box_environment, keys, known, power, probe
@@ -64,21 +63,25 @@ def show(*, as_json: bool) -> None:
         console.talk("hosts.packages", names=[one.title for one in offered.values()])
 
 
-def remove(name: str) -> None:
+def remove(name: str, *, as_json: bool) -> None:
     """Delete a host's record and its pinned key; the machine is not touched."""
     with contextlib.suppress(OSError):
         Ssh(known.find(name)).close()
     known.remove(name)
     console.talk("hosts.removed", name=name)
+    if as_json:
+        console.data_json({"name": name, "removed": True})
 
 
-def switch_on(name: str, *, card: bool) -> None:
+def switch_on(name: str, *, card: bool, as_json: bool) -> None:
     """Switch a host on by its provider's API."""
     host = power.on(known.find(name), card=card, tell=console.talk)
     console.talk("hosts.on", name=name, address=host.url)
+    if as_json:
+        console.data_json({"name": name, "on": True, "address": host.url})
 
 
-def switch_off(name: str, *, yes: bool) -> None:
+def switch_off(name: str, *, yes: bool, as_json: bool) -> None:
     """Switch a host off by the command that can be undone; shows what ends or is lost with it, also with `--yes`."""
     host = known.find(name)
     if not power.has_api(host):
@@ -92,11 +95,13 @@ def switch_off(name: str, *, yes: bool) -> None:
     if kept and yes:
         console.talk("hosts.off.lost", folder=host.base, kept=messages.text(f"hosts.kept.{kept}"))
     elif not kept and not yes and not _agreed("hosts.off.ask", name=name):
-        sys.exit(EXIT_USER)
+        console.declined()
     power.off(host, lossy=yes)
     for run_dir in layout.all_runs():
         last_known.unanswered(run_dir, name, is_off=True)
     console.talk("hosts.off", name=name)
+    if as_json:
+        console.data_json({"name": name, "on": False, "runs": list(runs or ())})
 
 
 # ---- adding
@@ -111,7 +116,7 @@ def _pinned(host: Host, before: Host | None, *, yes: bool) -> Host:
     if not before:
         console.talk("hosts.key", address=host.url, fingerprint=shown)
         if not yes and not _agreed("hosts.key.ask"):
-            sys.exit(EXIT_USER)
+            console.declined()
     known.pin(host.name, offered)
     return host.model_copy(update={"fingerprint": shown})
 
@@ -160,12 +165,17 @@ def _keep(host: Host, facts: BoxFacts, *, as_json: bool) -> None:
     }
     host = host.model_copy(update=found)
     known.save(host)
-    if as_json:
-        console.data_json({**_facts(host), "setup": decided.model_dump(mode="json")})
-    else:
+    shown = {**_facts(host), "setup": decided.model_dump(mode="json")}
+    if not as_json:
         _show(host, facts, decided)
         console.talk("hosts.added", name=host.name)
-    decided.require(host.name)
+    try:
+        decided.require(host.name)
+    except StokerError as error:
+        error.result = shown  # it is kept all the same
+        raise
+    if as_json:
+        console.data_json(shown)
 
 
 # ---- output

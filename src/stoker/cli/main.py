@@ -1,4 +1,4 @@
-"""Every command and flag, but those of `stoker hosts`. What a command does is in the module it imports.
+"""Every command and flag, but those of the other `*_app.py`. What a command does is in the module it imports.
 
 A `help=` is the key of a sentence in `messages`.
 Imports are inside the commands so that `stoker --help` loads neither pydantic nor the catalogue of cards.
@@ -11,14 +11,18 @@ from typing import Annotated
 import typer
 
 from stoker import __version__, messages
+from stoker.agents.agents_app import agents_app
+from stoker.cli.command_groups import GroupedCommands
 from stoker.cli.hosts_app import hosts_app
 from stoker.errors import StokerError
+from stoker.handover.handover_app import handover_app
 from stoker.terminal import console
-from stoker.terminal.help_page import HelpCommand, HelpGroup
+from stoker.terminal.help_page import HelpCommand
+from stoker.terminal.parameters import Existing, From, Gpus, Json, On, Overrides, RunName, with_gpus
 
 app = typer.Typer(
     name="stoker",
-    cls=HelpGroup,
+    cls=GroupedCommands,
     help="help.stoker",
     no_args_is_help=True,
     add_completion=False,
@@ -26,27 +30,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(hosts_app)
+app.add_typer(agents_app)
+app.add_typer(handover_app)
 command = functools.partial(app.command, cls=HelpCommand)
-
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="help.any.run")]
-Existing = Annotated[str, typer.Argument(metavar="NAME", help="help.any.name")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="help.any.set")]
-Gpus = Annotated[str | None, typer.Option(metavar="N", help="help.any.gpus")]
-On = Annotated[str | None, typer.Option("--on", metavar="HOST", help="help.any.on")]
-Json = Annotated[bool, typer.Option("--json", help="help.any.json")]
-From = Annotated[str | None, typer.Option("--from", metavar="ADDRESS", help="help.any.from")]
-Artifact = Annotated[str | None, typer.Option(metavar="NAME", help="help.any.artifact")]
-
-
-def _with_gpus(overrides: list[str] | None, gpus: str | None) -> list[str]:
-    """`--gpus` is short for a key of the run file."""
-    if gpus is None:
-        return overrides or []
-    from stoker.config import values
-
-    if not values.is_devices(gpus):
-        raise typer.BadParameter(gpus, param_hint="--gpus")
-    return [*(overrides or []), f"where.gpus={gpus}"]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback signature
@@ -65,10 +51,14 @@ def root(
 
 
 @command(help="help.schema")
-def schema() -> None:
+def schema(
+    errors: Annotated[bool, typer.Option("--errors", help="help.schema.errors")] = False,
+    json: Json = False,  # noqa: ARG001  # it is JSON anyway
+) -> None:
+    from stoker.agents.error_schema import ErrorAnswer
     from stoker.config.run import Run
 
-    console.data_json(Run.model_json_schema())
+    console.data_json((ErrorAnswer if errors else Run).model_json_schema())
 
 
 @command(help="help.gpus")
@@ -85,7 +75,7 @@ def gpus(
     from stoker.cli import gpus_command as body
 
     if set_ or import_:
-        body.keep_prices(set_ or [], catalogue=import_)
+        body.keep_prices(set_ or [], catalogue=import_, as_json=json)
         return
     body.gpus(pattern, min_memory, sort, as_json=json)
 
@@ -112,6 +102,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     run: RunName,
     set_: Overrides = None,
     card: Annotated[str | None, typer.Option(help="help.plan.card")] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="HOST", help="help.plan.on")] = None,
     gpus: Gpus = None,
     goal: Annotated[str, typer.Option("--for", metavar="money|speed", help="help.plan.goal")] = "money",
     budget: Annotated[str | None, typer.Option(metavar="30USD", help="help.plan.budget")] = None,
@@ -133,6 +124,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
     asked = body.PlanRequest(
         question=MarketQuestion(goal=goal, budget=budget, by=by, provider=provider, currency=currency, region=region),
         card=card,
+        on=on,
         here=gpus is not None,
         explain=explain,
         plot=plot,
@@ -142,7 +134,7 @@ def plan(  # noqa: PLR0913  # one parameter per flag
         everything=everything,
         as_json=json,
     )
-    body.plan(run, _with_gpus(set_, gpus), asked)
+    body.plan(run, with_gpus(set_, gpus), asked)
 
 
 @command(help="help.prepare")
@@ -168,17 +160,21 @@ def train(  # noqa: PLR0913  # one parameter per flag
     yes: Annotated[bool, typer.Option("--yes", help="help.train.yes")] = False,
     fork: Annotated[str | None, typer.Option(metavar="NAME", help="help.train.fork")] = None,
     weights: Annotated[bool, typer.Option("--weights", help="help.train.weights")] = False,
+    why: Annotated[bool, typer.Option("--why", help="help.train.why")] = False,
+    json: Json = False,
 ) -> None:
     from stoker.cli import train_command as body
+    from stoker.cli.remote import TrainOptions
 
-    overrides = _with_gpus(set_, gpus)
+    overrides = with_gpus(set_, gpus)
+    options = TrainOptions(on=on, detach=detach, yes=yes, why=why, as_json=json)
     if weights and fork is None:
         problem = messages.text("usage.with", name="--weights", other="--fork")
         raise StokerError("STK506", problem=problem, command="stoker train")
     if fork is not None:
-        body.fork(run, fork, overrides, on, weights_only=weights, detach=detach)
+        body.fork(run, fork, overrides, options, weights_only=weights)
     else:
-        body.train(run, overrides, on, detach=detach, yes=yes)
+        body.train(run, overrides, options)
 
 
 @command(help="help.bundle")
@@ -191,7 +187,7 @@ def bundle(
 ) -> None:
     from stoker.cli import bundle_command as body
 
-    body.bundle(run, _with_gpus(set_, gpus), folder, as_json=json)
+    body.bundle(run, with_gpus(set_, gpus), folder, as_json=json)
 
 
 @command(help="help.replan", hidden=True)
@@ -222,106 +218,25 @@ def settle(
     body.settle(name, warning)
 
 
-@command(help="help.chat")
-def chat(
-    name: Existing,
-    prompt: Annotated[str | None, typer.Argument(help="help.chat.prompt")] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="help.chat.system")] = None,
-    max_tokens: Annotated[int, typer.Option(help="help.chat.max_tokens")] = 200,
-    artifact: Artifact = None,
-    json: Json = False,
-) -> None:
-    from stoker.cli import chat_command as body
-
-    body.chat(name, prompt, body.ChatOptions(system, max_tokens, artifact), as_json=json)
-
-
-@command(help="help.merge")
-def merge(name: Existing, json: Json = False) -> None:
-    from stoker.cli import artifact_commands as body
-
-    body.merge(name, as_json=json)
-
-
-@command(help="help.quantize")
-def quantize(
-    name: Existing,
-    gguf: Annotated[str | None, typer.Option(metavar="q8_0|q4_k_m", help="help.quantize.gguf")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="help.quantize.int8")] = False,
-    gptq: Annotated[bool, typer.Option("--gptq", help="help.quantize.gptq")] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="help.quantize.fp8")] = False,
-    json: Json = False,
-) -> None:
-    from stoker.cli import artifact_commands as body
-
-    body.quantize(name, gguf, int8=int8, gptq=gptq, fp8=fp8, as_json=json)
-
-
-@command(help="help.export")
-def export(
-    name: Existing,
-    folder: Annotated[str | None, typer.Argument(metavar="FOLDER", help="help.export.folder")] = None,
-    json: Json = False,
-) -> None:
-    from stoker.cli import artifact_commands as body
-
-    body.export(name, folder, as_json=json)
-
-
-@command("eval", help="help.eval")
-def evaluate(
-    name: Existing,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="help.eval.task"),
-    ] = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=0, help="help.eval.samples")] = 0,
-    harness: Annotated[str | None, typer.Option(metavar="TASKS", help="help.eval.harness")] = None,
-    artifact: Artifact = None,
-    json: Json = False,
-) -> None:
-    from stoker.cli import evaluate_command as body
-
-    body.evaluate(name, body.EvaluationRequest(artifact, task or [], samples, harness), as_json=json)
-
-
-@command(help="help.serve")
-def serve(
-    name: Existing,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="help.serve.port")] = 8000,
-    set_: Overrides = None,
-    gpus: Gpus = None,
-    stop: Annotated[bool, typer.Option("--stop", help="help.serve.stop")] = False,
-    json: Json = False,
-) -> None:
-    from stoker.cli import serve_commands as body
-
-    body.serve(name, port, _with_gpus(set_, gpus), stop=stop, as_json=json)
-
-
-@command(help="help.bench")
-def bench(
-    name: Existing,
-    clients: Annotated[str, typer.Option(metavar="N,N", help="help.bench.clients")] = "1,2,4,8",
-    requests: Annotated[int, typer.Option(min=1, help="help.bench.requests")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="help.bench.max_tokens")] = 64,
-    set_: Overrides = None,
-    gpus: Gpus = None,
-    json: Json = False,
-) -> None:
-    from stoker.cli import serve_commands as body
-
-    body.bench(name, clients, requests, max_tokens, _with_gpus(set_, gpus), as_json=json)
-
-
 @command(help="help.init")
 def init(
     path: Annotated[str, typer.Argument(metavar="PATH", help="help.init.path")] = "run.yaml",
     yes: Annotated[bool, typer.Option("--yes", help="help.init.yes")] = False,
+    from_: Annotated[str | None, typer.Option("--from", metavar="FILE", help="help.init.from")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="help.init.gpus")] = None,
+    json: Json = False,
 ) -> None:
+    if from_ is not None:
+        from stoker.cli import migrate_command
+
+        migrate_command.migrate(from_, path, gpus, as_json=json)
+        return
+    if gpus is not None:
+        problem = messages.text("usage.with", name="--gpus", other="--from")
+        raise StokerError("STK506", problem=problem, command="stoker init")
     from stoker.cli import init_command as body
 
-    body.init(path, defaults=yes)
+    body.init(path, defaults=yes, as_json=json)
 
 
 @command(help="help.doctor")
@@ -341,7 +256,7 @@ def prove(
     from stoker.cli import prove_command as body
 
     if share:
-        body.share(folder)
+        body.share(folder, as_json=json)
         return
     body.prove(folder, quick=quick, as_json=json)
 
@@ -355,7 +270,7 @@ def runs(
     if on is not None:
         from stoker.cli import remote
 
-        remote.runs(on)
+        remote.runs(on, as_json=json)
     if store is not None:
         from stoker.cli import store_commands
 
@@ -380,7 +295,7 @@ def pull(name: Existing, from_: From = None, on: On = None, json: Json = False) 
 
     layout.use_folder_of(name)
     if from_ is None and (found := remote.elsewhere(name, on)):
-        remote.pull(*found)
+        remote.pull(*found, as_json=json)
         return
     from stoker.cli import store_commands as body
 
@@ -408,27 +323,40 @@ def watch(
     body.watch(name, once=once, as_json=json)
 
 
+@command(help="help.report")
+def report(name: Existing, json: Json = False) -> None:
+    from stoker.cli import report_command as body
+
+    body.report(name, as_json=json)
+
+
 @command(help="help.logs")
 def logs(
     name: Existing,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="help.logs.follow")] = False,
     lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="help.logs.lines")] = None,
     on: On = None,
+    json: Json = False,
 ) -> None:
     from stoker.cli import remote
     from stoker.cli import runs_commands as body
 
-    remote.logs(name, on, follow=follow, lines=lines)
-    body.logs(name, lines, follow=follow)
+    if follow and json:
+        raise StokerError("STK558")
+    remote.logs(name, on, follow=follow, lines=lines, as_json=json)
+    if json:
+        body.log_lines(name, lines)
+    else:
+        body.logs(name, lines, follow=follow)
 
 
 @command(help="help.stop")
-def stop(name: Existing, on: On = None) -> None:
+def stop(name: Existing, on: On = None, json: Json = False) -> None:
     from stoker.cli import remote
     from stoker.cli import runs_commands as body
 
-    remote.stop(name, on)
-    body.stop(name)
+    remote.stop(name, on, as_json=json)
+    body.stop(name, as_json=json)
 
 
 def main() -> None:

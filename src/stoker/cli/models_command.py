@@ -8,7 +8,7 @@ from rich.table import Table
 from stoker import messages
 from stoker.errors import StokerError
 from stoker.facts import families, machine, model_configs, proven, shapes
-from stoker.facts.families import CELLS, GROUPED, FamilyCell, KnownFamily
+from stoker.facts.families import CELLS, FamilyCell, KnownFamily
 from stoker.terminal import console
 
 _HEADS = {
@@ -22,7 +22,6 @@ _HEADS = {
     "gguf": "models.gguf",
     "vllm": "models.vllm",
 }
-_DONE = {"works": "models.works", "refused": "models.refused", "fails": "models.fails"}
 
 
 def models(name: str, *, as_json: bool) -> None:
@@ -123,4 +122,4 @@ def _one(row: KnownFamily) -> Table:
 def _word(cell: FamilyCell | None) -> str:
     if cell is None:
         return "-"
-    return messages.text("models.grouped" if cell.how == GROUPED else _DONE[cell.outcome])
+    return messages.text(cell.word)

@@ -1,12 +1,15 @@
 """`stoker plan`: what will happen, on every card or on one, as a page or as JSON."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker import messages
+from stoker.agents import consent
 from stoker.api import arithmetic, comparison, measuring, plan_page, planning, preparation
 from stoker.api.planning import MarketQuestion
+from stoker.cli import remote
 from stoker.cli.prepare_command import ensure_prepared
 from stoker.config import problems, values
 from stoker.config.load import RunFile
@@ -15,15 +18,18 @@ from stoker.facts import cards
 from stoker.launch import drawing, programs, traced_step
 from stoker.plan import make, money
 from stoker.plan.make import Found, make_plan
-from stoker.rent.compare import Goal
+from stoker.plan.plan import Plan
+from stoker.rent.compare import Change
 from stoker.terminal import console, measured, plan_pages, recipe_table
 
-_PAGES = ("--card", "--gpus", "--explain", "--trace", "--calibrate")
+_PAGES = ("--card", "--gpus", "--on", "--explain", "--trace", "--calibrate")
+_HERE = "local"
 _QUESTIONS = ("budget", "by", "provider", "currency", "region")
 _APART = [
     *itertools.product(("--all", "--plot", *(f"--{word}" for word in _QUESTIONS)), _PAGES),
-    *itertools.product(("--calibrate",), ("--card", "--explain", "--trace")),
-    *itertools.product(("--explain",), ("--card", "--trace")),
+    *itertools.product(("--calibrate",), ("--card", "--on", "--explain", "--trace")),
+    *itertools.product(("--explain",), ("--card", "--on", "--trace")),
+    *itertools.product(("--on",), ("--card", "--trace")),
 ]
 """Flags that exclude each other."""
 
@@ -34,6 +40,8 @@ class PlanRequest:
 
     card: str | None
     """This card instead of all."""
+    on: str | None
+    """This host instead of all cards; `local` is this machine."""
     explain: str | None
     """The arithmetic for this card."""
     plot: str | None
@@ -53,12 +61,13 @@ class PlanRequest:
     @property
     def one(self) -> bool:
         """Whether the page of one machine is shown instead of the table."""
-        return self.card is not None or self.here
+        return self.card is not None or self.here or self.on == _HERE
 
     def check(self) -> None:
         """Refuse flags that exclude each other, and cards that do not exist."""
         flags = {
             "--card": self.card,
+            "--on": self.on,
             "--gpus": self.here,
             "--explain": self.explain,
             "--plot": self.plot,
@@ -85,13 +94,16 @@ def plan(name: str, overrides: list[str], asked: PlanRequest) -> None:
         _calibrate(name, overrides, as_json=asked.as_json)
         return
     run_file = recipe_table.named(name, overrides)
+    consent.require_agreed(run_file)
     with run_file.located():
         if asked.explain:
             _explanation(run_file, asked.explain, as_json=asked.as_json)
         elif asked.trace:
             _trace(make.find(planning.inputs_for(run_file, asked.card)), as_json=asked.as_json)
         elif asked.one:
-            _page(run_file, goal, asked)
+            _page(*planning.planned(run_file, asked.card, goal), as_json=asked.as_json)
+        elif asked.on:
+            _page(remote.planned(run_file, asked.on), [], as_json=asked.as_json)
         else:
             _listing(run_file, target, asked)
 
@@ -105,9 +117,8 @@ def _price(text: str | None) -> list[str]:
     return [f"{money.OWN}={text}"]
 
 
-def _page(run_file: RunFile, goal: Goal, asked: PlanRequest) -> None:
-    made, changes = planning.planned(run_file, asked.card, goal)
-    if asked.as_json:
+def _page(made: Plan, changes: Sequence[Change], *, as_json: bool) -> None:
+    if as_json:
         console.data_json(comparison.plan_json(made, changes))
         return
     plan_pages.show(made)

@@ -1,6 +1,7 @@
 """`stoker prepare`: tokenise and pack the run's data, and say what was found in it."""
 
 import json
+import time
 from typing import Any
 
 from rich.text import Text
@@ -8,7 +9,10 @@ from rich.text import Text
 from stoker import messages
 from stoker.api import preparation
 from stoker.api.sentences import listed
+from stoker.config import objectives
+from stoker.hosts import mirror_probe
 from stoker.launch import programs
+from stoker.rundir import prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.terminal import console, data_report, recipe_table, set_words
@@ -28,11 +32,15 @@ def prepare(name: str, overrides: list[str], show: int, push: str | None = None,
     for line in data_report.lines(run_dir, report):
         console.data(line)
     if shown:
-        _show_rows(shown["rows"])
+        _show_rows(shown["rows"], "prepare.pairs.row" if objectives.has_pairs(report.objective) else "prepare.row")
 
 
 def ensure_prepared(run_dir: RunDir) -> Report:
     """The report of the run's prepared data, with a progress line while it is prepared."""
+    if not prepared.report_file(run_dir.data).exists():
+        preparation.require_models(run_dir)
+    if mirror := mirror_probe.for_this_machine(run_dir.run(), run_dir.folder()):
+        console.talk("prepare.mirror", **mirror.fields)
     with console.status() as status:
         preparation.read_inputs(run_dir, lambda *read: set_words.moved(status, "prepare.digesting", *read))
     report = preparation.current(run_dir)
@@ -40,7 +48,7 @@ def ensure_prepared(run_dir: RunDir) -> Report:
         return report
     with console.status() as status:
         status.show(messages.text("prepare.starting"))
-        return preparation.make(run_dir, lambda event: _progress(event, status))
+        return preparation.make(run_dir, _ProgressLine(status).take)
 
 
 def say_changes(run_dir: RunDir, report: Report) -> None:
@@ -49,25 +57,43 @@ def say_changes(run_dir: RunDir, report: Report) -> None:
         console.talk("prepare.sources_changed", files=listed(changed))
 
 
-def _progress(event: dict[str, Any], status: console.StatusLine) -> None:
-    if event["event"] == "pipeline":
-        status.show(messages.text("prepare.pipeline_progress", stage=event["stage"], done=event["done"]))
-    if event["event"] == "bringing":
-        set_words.moved(status, "prepare.bringing", event["done_bytes"], event["total_bytes"])
-    if event["event"] != "prepare":
-        return
-    key = "prepare.progress" if event["rows"] else "prepare.progress_open"
-    counts = {name: f"{event[name]:,}" for name in ("done_rows", "rows", "tokens")}
-    status.show(messages.text(key, **counts))
+class _ProgressLine:
+    """Rows, tokens and the pace of a preparation, in the line of progress."""
+
+    def __init__(self, status: console.StatusLine) -> None:
+        self._status = status
+        self._first: dict[str, tuple[float, int]] = {}
+        """By event: when it was heard of first, and how many rows were done then, as of a pass that goes on."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Show what an event says."""
+        if event["event"] == "pipeline":
+            text = messages.text("prepare.pipeline_progress", stage=event["stage"], done=event["done"])
+            self._status.show(text)
+        elif event["event"] == "bringing":
+            set_words.moved(self._status, "prepare.bringing", event["done_bytes"], event["total_bytes"])
+        elif event["event"] == "surveying":
+            done = event["done_rows"]
+            self._status.show(messages.text("prepare.surveying", rows=f"{done:,}", pace=self._pace("surveying", done)))
+        elif event["event"] == "prepare":
+            key = "prepare.progress" if event["rows"] else "prepare.progress_open"
+            counts = {name: f"{event[name]:,}" for name in ("done_rows", "rows", "tokens")}
+            self._status.show(messages.text(key, **counts, pace=self._pace("prepare", event["done_rows"])))
+
+    def _pace(self, event: str, done: int) -> str:
+        now = time.monotonic()
+        began, before = self._first.setdefault(event, (now, done))
+        seconds, rows = now - began, done - before
+        return messages.text("prepare.pace", rows=f"{rows / seconds:,.0f}") if rows and seconds else ""
 
 
 # ---- rows
 
 
-def _show_rows(rows: list[dict[str, Any]]) -> None:
+def _show_rows(rows: list[dict[str, Any]], title: str) -> None:
     for row in rows:
         console.data("")
-        console.data(messages.text("prepare.row", number=row["row"], count=len(row["segments"])))
+        console.data(messages.text(title, number=row["row"], count=len(row["segments"])))
         for segment in row["segments"]:
             console.stdout.print(_coloured(segment))
     console.data("")

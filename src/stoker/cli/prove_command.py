@@ -53,13 +53,16 @@ def prove(folder: str, *, quick: bool, as_json: bool) -> None:
         sys.exit(EXIT_USER)
 
 
-def share(folder: str) -> None:
+def share(folder: str, *, as_json: bool) -> None:
     """Print the row of a report that was written before."""
     path = Path(folder) / REPORT
     if not path.is_file():
         raise StokerError("STK518", reason=messages.text("prove.no_report", path=path))
     row = report.row(files.read_object(path))
-    console.data(files.json_text(row).rstrip())
+    if as_json:
+        console.data_json(row)
+    else:
+        console.data(files.json_text(row).rstrip())
     console.talk("prove.share", file=f"{row['card']}-{row['date']}.json".replace("/", "-"))
 
 

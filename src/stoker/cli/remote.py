@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker import messages
@@ -12,13 +14,14 @@ from stoker.api.figures import size
 from stoker.api.last_place import Move, Records
 from stoker.api.planning import require_possible
 from stoker.api.run_progress import RunProgress
-from stoker.cli import store_commands, watch_command
+from stoker.cli import report_command, store_commands, watch_command
 from stoker.cli.prepare_command import ensure_prepared, say_changes
 from stoker.config.load import RunFile
 from stoker.config.run import Run
-from stoker.errors import EXIT_DONE, EXIT_USER, StokerError
+from stoker.errors import EXIT_DONE, StokerError
 from stoker.facts import platforms
 from stoker.hosts import autodl, known, probe
+from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.shell import UNREACHABLE, Ssh
 from stoker.launch import plan_inputs, programs, training
 from stoker.places import package, registry
@@ -37,8 +40,24 @@ _ENDED_AT_ONCE = "STK708"
 """A launch that refused and ended there: nothing of it runs."""
 
 
-def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *, detach: bool, yes: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a training is started."""
+
+    on: str | None
+    """Another place than the run file's."""
+    detach: bool
+    """Return once it has started."""
+    yes: bool
+    """Ask nothing."""
+    why: bool = False
+    """Print the plan's reasons."""
+    as_json: bool = False
+
+
+def train(run_file: RunFile, name: str, overrides: list[str], options: TrainOptions) -> None:
     """Send a run to its place and start it there, or say that it is running; this machine may then be closed."""
+    on, as_json = options.on, options.as_json
     with run_file.located():
         if on and run_file.run.where.hosts:
             raise StokerError("STK772", place=f"--on {on}")
@@ -49,31 +68,61 @@ def train(run_file: RunFile, name: str, overrides: list[str], on: str | None, *,
         run_dir = layout.named(str(run_file.run.name))
         with training.claimed(run_dir):
             run_dir.stop_file.unlink(missing_ok=True)  # of an earlier launch
-            move = Move(run_dir, run_file, console.talk, lambda: yes or says_yes())
+            move = Move(run_dir, run_file, console.talk, lambda: options.yes or says_yes())
             last_place.bring(move, there.name)
             if there.started_by_user:
                 with last_place.unless_refused(run_dir):
-                    _hand_over(there, move, name, overrides)
+                    _hand_over(there, move, name, overrides, as_json=as_json)
                 return
             with there.powered_on(console.talk):
                 with last_place.unless_refused(run_dir) as before:
-                    sent = _sent(there, move, name, overrides, yes=yes)
+                    agree = functools.partial(_agree, there, run_dir=run_dir, yes=options.yes, why=options.why)
+                    sent = _sent(there, move, name, overrides, agree)
                 if sent is not None:
                     _require_wanted(run_dir)
                     _begin(there, sent, before)
                     last_known.seen(run_dir, there.name, {"state": there.first_state})
-        code = None if detach else there.attend(run_dir.name, console)
+        code = None if options.detach else there.attend(run_dir.name, console)
+        if as_json:
+            console.data_json(_facts(run_dir, there))
         if code is not None:
             sys.exit(code)
 
 
-def _hand_over(there: Place, move: Move, name: str, overrides: list[str]) -> None:
+def _facts(run_dir: RunDir, there: Place) -> dict[str, Any]:
+    """What is known of a run at another place, under the names of `watch --json`."""
+    progress = RunProgress(run_dir)
+    progress.update()
+    return {**progress.figures(), "on": there.name, "folder": str(run_dir.path)}
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """A terminal whose answers are kept for one JSON value."""
+
+    answers: list[Any] = field(default_factory=list)
+    talk = staticmethod(console.talk)
+    status = staticmethod(console.status)
+
+    def data(self, text: str) -> None:
+        self.answers.append(text)
+
+    def data_json(self, value: Any) -> None:
+        self.answers.append(value)
+
+
+def _hand_over(there: Place, move: Move, name: str, overrides: list[str], *, as_json: bool) -> None:
     """Write what the user starts the run with."""
     last_place.require_carried(move, there, None)
     layout.create(move.run_file)
     _prepare(move.run_dir, there)
     packed = package.make(name, move.run_file, overrides, moving=there.takes_checkpoint)
-    there.hand_over(move.run_file, packed, move.run_dir, console)
+    if not as_json:
+        there.hand_over(move.run_file, packed, move.run_dir, console)
+        return
+    collected = _Collected()
+    there.hand_over(move.run_file, packed, move.run_dir, collected)
+    console.data_json({**_facts(move.run_dir, there), "started": False, "commands": collected.answers})
 
 
 def _require_wanted(run_dir: RunDir) -> None:
@@ -81,7 +130,7 @@ def _require_wanted(run_dir: RunDir) -> None:
     if run_dir.stop_file.exists():
         run_dir.stop_file.unlink()
         console.talk("remote.not_started")
-        sys.exit(EXIT_USER)
+        console.declined("STK556")
 
 
 def _begin(there: Place, sent: Package, before: Records) -> None:
@@ -97,8 +146,10 @@ def _begin(there: Place, sent: Package, before: Records) -> None:
         console.talk("remote.left_on", host=host)
 
 
-def _sent(there: Place, move: Move, name: str, overrides: list[str], *, yes: bool) -> Package | None:
-    """Do all that can be done before the card is paid for; None where there is nothing to start."""
+def _sent(
+    there: Place, move: Move, name: str, overrides: list[str], agree: Callable[[RunFile], Plan | None]
+) -> Package | None:
+    """Do all that can be done before the card is paid for, if the user agrees; None where there is nothing to start."""
     run_dir, run_file = move.run_dir, move.run_file
     found = _status(there, run_dir)
     if found is not None and found["state"] in ("queued", "running", "done"):
@@ -112,7 +163,7 @@ def _sent(there: Place, move: Move, name: str, overrides: list[str], *, yes: boo
     layout.create(run_file)  # only now: a run that trains there stays as it was started
     _prepare(run_dir, there)
     run_file, overrides = _priced(there, run_file, name, overrides)
-    plan = _agree(there, run_file, run_dir, yes=yes)
+    plan = agree(run_file)
     sent = package.make(name, run_file, overrides, moving=there.takes_checkpoint)
     if plan is not None:
         one = plan.disk_parts["checkpoints"] // choices.checkpoints_at_once(run_file.run)
@@ -184,21 +235,35 @@ def _prepare(run_dir: RunDir, there: Place) -> None:
     say_changes(run_dir, ensure_prepared(run_dir))
 
 
-def _agree(there: Place, run_file: RunFile, run_dir: RunDir, *, yes: bool) -> Plan | None:
+def _agree(there: Place, run_file: RunFile, *, run_dir: RunDir, yes: bool, why: bool) -> Plan | None:
     """Show the plan for that machine, its cost and time limits of the platform; then ask. None without a plan."""
     plan = None
     if (facts := there.facts()) is not None:
-        machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
-        plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine, there.surroundings()))
-        plan_pages.show(plan)
+        with console.busy("train.planning"):
+            plan = _plan_for(there, facts, run_file, run_dir)
+        plan_pages.show_outlook(run_file.run, plan, run_dir, why=why)
         # Whether a resume is exact enough is decided there.
         require_possible(run_file.run, plan.model_copy(update={"resume": None}))
         _tell_balance(there, plan)
         _tell_clocks(facts.platform)
     if not yes and not says_yes():
         console.talk("remote.not_started")
-        sys.exit(EXIT_USER)
+        console.declined()
     return plan
+
+
+def _plan_for(there: Place, facts: BoxFacts, run_file: RunFile, run_dir: RunDir | None) -> Plan:
+    machine = probe.to_machine(facts).model_copy(update={"nodes": there.machines})
+    return make_plan(plan_inputs.inputs(run_file, run_dir, machine, there.surroundings()))
+
+
+def planned(run_file: RunFile, on: str) -> Plan:
+    """The plan for a host, as it is now; nothing is sent there or switched on."""
+    there = registry.find(run_file.run, on)
+    facts = there.facts()
+    if facts is None:
+        raise StokerError("STK557", place=there.label)
+    return _plan_for(there, facts, run_file, None)
 
 
 def says_yes() -> bool:
@@ -255,16 +320,21 @@ def watch(name: str, on: str | None, *, once: bool, as_json: bool) -> None:
     sys.exit(code)
 
 
-def logs(name: str, on: str | None, *, follow: bool, lines: int | None) -> None:
+def logs(name: str, on: str | None, *, follow: bool, lines: int | None, as_json: bool = False) -> None:
     """Where the run is elsewhere, print its log from there and exit."""
     if (found := elsewhere(name, on)) is None:
         return
     there, run = found
     with _reached(there, layout.named(run)):
-        sys.exit(there.logs(run, follow=follow, lines=lines))
+        if not as_json:
+            sys.exit(there.logs(run, follow=follow, lines=lines))
+        with console.captured() as printed:
+            code = there.logs(run, follow=False, lines=lines)
+    console.data_json({"name": run, "on": there.name, "lines": printed})
+    sys.exit(code)
 
 
-def stop(name: str, on: str | None) -> None:
+def stop(name: str, on: str | None, *, as_json: bool = False) -> None:
     """Where the run is elsewhere, stop it there, say what is billed, and exit."""
     if (found := elsewhere(name, on)) is None:
         return
@@ -272,10 +342,12 @@ def stop(name: str, on: str | None) -> None:
     run_dir = layout.named(run)
     if lock.is_held(run_dir.launch_lock):  # it is being sent there
         training.ask_to_stop(run_dir)
-    with _reached(there, run_dir):
+    with _reached(there, run_dir), console.captured() if as_json else contextlib.nullcontext():
         code = there.stop(run)
     _note(there, run_dir)
     _say_billed(there, run_dir)
+    if as_json:
+        console.data_json(_facts(run_dir, there))
     sys.exit(code)
 
 
@@ -309,7 +381,7 @@ def _say_billed(there: Place, run_dir: RunDir) -> None:
         console.talk("stop.billed", host=host.name, **fields)
 
 
-def pull(there: Place, name: str) -> None:
+def pull(there: Place, name: str, *, as_json: bool = False) -> None:
     """Copy a run here from its place, or from its store where the place does not respond."""
     run_dir = layout.named(name)
     try:
@@ -333,6 +405,13 @@ def pull(there: Place, name: str) -> None:
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
         _record(run_dir, there, None, None)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
+    if progress.own_state == "done":
+        report_command.keep(run_dir)
+    if as_json:
+        newest = checkpoints.next_found(run_dir.checkpoints)
+        step, final = newest.step if newest else None, run_dir.final.is_dir()
+        brought: dict[str, Any] = {"name": name, "step": step, "final": final, "passed": []}
+        console.data_json({**brought, "on": there.name, "folder": str(run_dir.path)})
 
 
 def _pull_from_store(run_dir: RunDir, there: Place, error: StokerError) -> None:
@@ -354,14 +433,17 @@ def _pull_from_store(run_dir: RunDir, there: Place, error: StokerError) -> None:
         raise StokerError("STK717", **fields, **here, store=why) from nothing
 
 
-def runs(on: str) -> None:
+def runs(on: str, *, as_json: bool = False) -> None:
     """The runs of another machine."""
-    sys.exit(registry.by_name(on).runs())
+    there = registry.by_name(on)
+    sys.exit(there.runs(as_json=True) if as_json else there.runs())
 
 
-def tunnel(name: str, port: int) -> None:
+def tunnel(name: str, port: int, *, as_json: bool) -> None:
     """Forward a port of a machine's loopback, until Ctrl-C."""
     shell = Ssh(known.find(name))
     console.talk("remote.tunnel", host=name, port=port)
+    if as_json:
+        console.data_json({"host": name, "port": port, "url": f"http://127.0.0.1:{port}"})
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(shell.tunnel(port))

@@ -16,15 +16,17 @@ from stoker.api import last_seen, stopping
 from stoker.api.figures import loss, size
 from stoker.api.handle import open_run
 from stoker.api.run_progress import RunProgress, wait_a_little
+from stoker.cli import report_command
 from stoker.errors import StokerError
 from stoker.launch import training
+from stoker.report.state_words import state_word
 from stoker.rundir import last_known, layout
 from stoker.rundir.last_known import LastKnown
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 from stoker.terminal.billing_words import billed_words, clock
 from stoker.terminal.plain_text import last_state
-from stoker.terminal.progress import say_stopped, state_word
+from stoker.terminal.progress import say_stopped
 
 _LONGEST_LINE_BYTES = 1 << 20
 """A longer line of a log is printed in parts."""
@@ -63,6 +65,7 @@ def _facts(run_dir: RunDir) -> dict[str, Any]:
     return {
         "name": run_dir.name,
         "state": progress.state,
+        "failed_in": progress.failed_in,
         "step": progress.done_steps,
         "total_steps": progress.total_steps,
         "restarts": training.supervision(run_dir).get("restarts", 0),
@@ -80,13 +83,17 @@ def _far(last: LastKnown) -> dict[str, Any]:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Size of all files, without those that a running training deletes meanwhile."""
-    total = 0
+    """Size of all files, without those that a running training deletes meanwhile; one with two names counts once."""
+    total, shared = 0, dict[tuple[int, int], int]()
     for parent, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                total += (Path(parent) / name).lstat().st_size
-    return total
+                stat = (Path(parent) / name).lstat()
+                if stat.st_nlink > 1:
+                    shared[stat.st_dev, stat.st_ino] = stat.st_size
+                else:
+                    total += stat.st_size
+    return total + sum(shared.values())
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
@@ -100,7 +107,7 @@ def _table(found: list[dict[str, Any]]) -> Table:
     for run in found:
         table.add_row(
             run["name"],
-            state_word(run["state"]),
+            state_word(run["state"], run["failed_in"]),
             f"{run['step']}/{run['total_steps']}" if run["total_steps"] else "-",
             loss(run["loss"]),
             loss(run["eval_loss"]),
@@ -182,10 +189,27 @@ def _follow(run_dir: RunDir, path: Path, log: BufferedReader) -> Path | None:
     return newest if newest != path else None
 
 
-def stop(name: str) -> None:
+def log_lines(name: str, lines: int | None) -> None:
+    """Print a log as JSON: the last lines, or all of it.
+
+    Args:
+        name: A run's name or folder.
+        lines: How many lines from its end; None for all.
+    """
+    path = training.newest_log(layout.find(name))
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as log:
+        read = [last_state(line).rstrip("\n") for line in deque(log, maxlen=lines)]
+    console.data_json({"name": layout.find(name).name, "log": str(path), "lines": read})
+
+
+def stop(name: str, *, as_json: bool) -> None:
     """Ask the run to stop at the next step boundary, or before its first one, and wait until it has."""
     run, run_dir = open_run(name), layout.find(name)
-    if not stopping.stop(run_dir, console.talk):
+    was_running = stopping.stop(run_dir, console.talk)
+    if not was_running:
         console.talk("stop.idle", name=run.name)
     else:
         say_stopped(run_dir, run.figures["step"])
+        report_command.keep(run_dir)
+    if as_json:
+        console.data_json({**run.figures, "was_running": was_running})

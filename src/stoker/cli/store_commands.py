@@ -109,15 +109,17 @@ def verify(name: str, source: str | None, *, as_json: bool) -> None:
     if there and not there["reason"]:
         there["missing"] = _missing(run_dir, here, there)
     found = {"name": run_dir.name, "local": here, "store": there}
-    if as_json:
-        console.data_json(found)
-    else:
+    if not as_json:
         console.table(_verify_table(found))
     wrong = [f"{one['folder']}: {one['reason']}" for one in (*here, *_rows(there)) if not one["verified"]]
     if there and there["reason"]:
         wrong.append(there["reason"])
     if wrong:
-        raise StokerError("STK662", name=run_dir.name, problems=messages.text("list.semicolon").join(wrong))
+        error = StokerError("STK662", name=run_dir.name, problems=messages.text("list.semicolon").join(wrong))
+        error.result = found
+        raise error
+    if as_json:
+        console.data_json(found)
 
 
 def _here(run_dir: RunDir) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """`stoker watch`: the progress of a run, as a page that redraws itself, one page, or JSON. Reads only."""
 
 import datetime
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -14,20 +13,24 @@ from stoker import messages
 from stoker.api.figures import duration, loss, size
 from stoker.api.run_progress import RunProgress, wait_a_little
 from stoker.api.sentences import listed
-from stoker.doctor import activity
-from stoker.doctor.activity import GpuLoad
-from stoker.facts import machine, platforms
+from stoker.facts import platforms
 from stoker.launch import training
+from stoker.report import state_words
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
-from stoker.terminal import console, set_words, source_lines
+from stoker.terminal import console, loss_chart, objective_words, set_words, source_lines
 from stoker.terminal.billing_words import clock
 from stoker.terminal.keyboard import Keyboard
-from stoker.terminal.progress import interrupted_text, sparkline, spent_text, state_word
+from stoker.terminal.load_meter import LoadMeter
+from stoker.terminal.progress import interrupted_text, sparkline, spent_text
 
 _SPARKLINE_WIDTH = 30
-_LOAD_EVERY_SECONDS = 2.0
+_CHART_LINES = 8
+_FEWEST_CHART_LINES, _MOST_CHART_LINES = 4, 14
+_WIDEST_CHART = 110
+_OTHER_LINES = 5
+"""Title, axis, a remark of two lines, and how to leave."""
 _STATE_STYLES = {"running": "green", "done": "green", "failed": "red"} | dict.fromkeys(
     ("stopped", "interrupted", "unreachable"), "yellow"
 )
@@ -65,48 +68,16 @@ def last_known_page(run_dir: RunDir, *, stored: bool, as_json: bool) -> bool:
     platform = platforms.find(next(iter(last.rented.values()), ""))
     key, title = ("watch.silent", platform.title) if platform else ("watch.silent_own", "")
     silent = messages.text(key, host=last.on, platform=title)
-    figures = {"state": state_word(last.state), "step": progress.done_steps, "total": progress.total_steps or "?"}
+    figures = {
+        "state": state_words.state_word(last.state),
+        "step": progress.done_steps,
+        "total": progress.total_steps or "?",
+    }
     seen = messages.text("watch.seen", at=clock(last.at), **figures)
     lines = [silent, seen, *([messages.text("watch.stored", name=run_dir.name)] if stored else [])]
     state = progress.state
     console.page(Group(_title(progress, state), *_bar(progress, state), *lines))
     return state in _ENDED
-
-
-class LoadMeter:
-    """Load of the run's devices, measured every few seconds because asking takes time."""
-
-    def __init__(self, progress: RunProgress) -> None:
-        self._progress = progress
-        self._measured_at = 0.0
-        self._cpu_seconds: float | None = None
-        self.gpus: list[GpuLoad] = []
-        self.cpu_percent: float | None = None
-        self.memory_bytes: int | None = None
-        self.cpu_count = machine.cpu_count()
-        self.measure()
-        if self._cpu_seconds is not None:
-            wait_a_little()
-            self.measure()
-
-    def measure(self) -> None:
-        """Measure the GPUs and the training process."""
-        pid = training.running_pid(self._progress.run_dir)
-        now, before = time.monotonic(), self._cpu_seconds
-        self.gpus = activity.gpus() if pid else []
-        self.memory_bytes = activity.memory_bytes(pid) if pid else None
-        self._cpu_seconds = activity.cpu_seconds(pid) if pid else None
-        if self._cpu_seconds is None:
-            self.cpu_percent = None
-        elif before is not None:
-            used = (self._cpu_seconds - before) / (now - self._measured_at)
-            self.cpu_percent = 100 * used / self.cpu_count
-        self._measured_at = now
-
-    def measure_if_due(self) -> None:
-        """Measure if the last measurement is old enough."""
-        if time.monotonic() - self._measured_at >= _LOAD_EVERY_SECONDS:
-            self.measure()
 
 
 def facts(progress: RunProgress, meter: LoadMeter) -> dict[str, Any]:
@@ -138,10 +109,12 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    state = progress.state
-    for label, value in [*_training_rows(progress), *_load_rows(progress, meter), *_safety_rows(progress)]:
+    state, bar = progress.state, _bar(progress, progress.state)
+    shown = [*_training_rows(progress), *_load_rows(progress, meter), *_safety_rows(progress)]
+    for label, value in shown:
         rows.add_row(label, value)
-    parts: list[RenderableType] = [_title(progress, state), *_bar(progress, state), rows]
+    chart = _chart(progress, taken=len(shown) + len(bar))
+    parts: list[RenderableType] = [_title(progress, state), *bar, *chart, rows]
     if state == "running" and progress.stalled:
         parts.append(Text("! " + set_words.stalled(progress.stalled), style="yellow"))
     elif state == "running" and progress.input_bound:
@@ -154,18 +127,21 @@ def _page(progress: RunProgress, meter: LoadMeter) -> RenderableType:
         error = progress.problem
         parts.append(Text(f"✗ {error.what}  [{error.code}]", style="red"))
         parts.append(Text(f"  {messages.text('hint')}{error.hint}"))
+    if state in _ENDED and progress.step and not progress.elsewhere:
+        parts.append(Text(messages.text("watch.report", name=progress.run_dir.name), style="dim"))
     return Group(*parts)
 
 
 def _title(progress: RunProgress, state: str) -> Text:
-    word = Text(state_word(state), style=_STATE_STYLES.get(state, ""))
+    word = Text(state_words.of(progress), style=_STATE_STYLES.get(state, ""))
     return Text.assemble((progress.run_dir.name, "bold"), " · ", word)
 
 
 def _bar(progress: RunProgress, state: str) -> list[RenderableType]:
     done, total = progress.done_steps, progress.total_steps
     if not total:
-        return [messages.text("progress.starting")] if state == "running" else []
+        starting = objective_words.before_training(progress) or messages.text("progress.starting")
+        return [starting] if state == "running" else []
     line = Table.grid(padding=(0, 2))
     line.add_row(ProgressBar(total=total, completed=done, width=44), f"{done}/{total}", f"{100 * done / total:.1f} %")
     return [line] if progress.recent or state != "running" else [line, messages.text("progress.rehearsing")]
@@ -189,15 +165,29 @@ def _training_rows(progress: RunProgress) -> list[tuple[str, str]]:
         rows.append((messages.text("watch.left"), messages.text("watch.left_value", **fields)))
     if progress.spent:
         rows.append((messages.text("watch.money"), spent_text(progress.spent)))
-    return rows + source_lines.seen(progress.step)
+    return rows + objective_words.seen(progress) + source_lines.seen(progress.step)
+
+
+def _chart(progress: RunProgress, taken: int) -> list[Text]:
+    """The loss as a chart, as high as the terminal has room beside so many other lines."""
+    screen = console.stdout
+    if not loss_chart.can_show(screen.encoding):
+        return []
+    room = screen.height - taken - _OTHER_LINES if screen.is_terminal else _CHART_LINES
+    height = max(_FEWEST_CHART_LINES, min(_MOST_CHART_LINES, room))
+    curves = progress.loss_curve.points, progress.eval_curve.points
+    return loss_chart.lines(*curves, width=min(_WIDEST_CHART, screen.width - 1), height=height)
 
 
 def _loss_value(progress: RunProgress) -> str:
-    now, curve = loss(progress.step["loss"]), sparkline(progress.losses, _SPARKLINE_WIDTH)
-    if not curve:
+    now = loss(progress.step["loss"])
+    if progress.first_loss is None:
         return now
     said = messages.text("watch.loss_value", loss=now, first=loss(progress.first_loss))
-    return f"{curve} {said}"
+    if loss_chart.can_show(console.stdout.encoding):
+        return said
+    losses = [point.mean for point in progress.loss_curve.points]
+    return f"{sparkline(losses, _SPARKLINE_WIDTH)} {said}"
 
 
 def _load_rows(progress: RunProgress, meter: LoadMeter) -> list[tuple[str, str]]:

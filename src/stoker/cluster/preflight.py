@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from stoker import env, messages
+from stoker import messages
 from stoker.cluster import interfaces
 from stoker.cluster.interfaces import Interface
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts import machine
+from stoker.facts import machine, model_configs
 from stoker.facts.machine import Machine
 from stoker.messages import MessageCallback
 from stoker.plan import choices
@@ -50,7 +50,7 @@ _LOOK_SECONDS = 0.2
 _CLOCK_QUESTIONS = 5
 _VERIFIED_BYTES = 2 << 30
 """A prepared set up to this size is verified."""
-_NUMERIC = tuple(name for name in machine.PACKAGES if name not in ("datasets", "tensorboard"))
+_NUMERIC = tuple(name for name in machine.PACKAGES if name not in ("datasets", *machine.TENSORBOARD))
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 """CPU features that select torch's kernels."""
 _EQUAL = {
@@ -365,9 +365,8 @@ def _model(run: Run, folder: Path) -> str:
     path = Path(inputs.model_path(run.model, folder))
     if path.is_dir():
         return f"local {safetensors_headers.content_digest(path)[:12]}"
-    home = Path(env.read(env.HF_HOME, "~/.cache/huggingface")).expanduser()
     revision = str(run.native.model.get("revision", "main"))
-    reference = home / "hub" / f"models--{run.model.replace('/', '--')}" / "refs" / revision
+    reference = model_configs.hub_home() / "hub" / f"models--{run.model.replace('/', '--')}" / "refs" / revision
     return f"hub {reference.read_text(encoding='utf-8').strip()[:12]}" if reference.is_file() else ""
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from stoker.config import values
+from stoker.config.columns import Columns
 from stoker.config.kinds import Amount, FormatName, NotTruth, Percent, kind_or_list, share_or_path, text_or_list
 from stoker.config.pipeline_steps import Step
 from stoker.config.section import NonEmpty, Section
@@ -14,7 +15,8 @@ class Source(Section):
     """One source of rows."""
 
     path: NonEmpty
-    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, or `recipe:file` shipped with Stoker."""
+    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a set of LLaMA-Factory
+    (`data/dataset_info.json#name`), or `recipe:file` shipped with Stoker."""
     name: NonEmpty | None = None
     """What a mixture and its counts call it. Default: the last part of its path, without extension."""
     share: Percent | None = None
@@ -27,6 +29,8 @@ class Source(Section):
     """The hub dataset's configuration, if it has several."""
     split: str = "train"
     """The hub dataset's split."""
+    columns: Columns | None = None
+    """Names of its columns, where they are not those of a known format. Default: `data.columns`."""
 
 
 class PreparedSource(Section):
@@ -65,7 +69,8 @@ class Data(Section):
         ]
         | None
     ) = None
-    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a source, or a list of sources with weights."""
+    """File, directory, glob, `hub:owner/name`, `modelscope:owner/name`, a set of LLaMA-Factory
+    (`data/dataset_info.json#name`), a source, or a list of sources with weights."""
     stages: Annotated[list[Stage], Field(min_length=1)] | None = None
     """A mixture that changes during training: the stages in order, each with shares by tokens of the sources."""
     pipeline: Annotated[list[Step], Field(min_length=1)] | None = None
@@ -93,8 +98,13 @@ class Data(Section):
     """Pack several documents into one sequence, without attention between them. If false, batch counts rows."""
     format: FormatName = "auto"
     """Row format. `auto` detects it from the keys and reports what it found."""
+    columns: Columns | None = None
+    """Names of the columns, where they are not those of a known format: `{prompt: question_text, answer: reply}`."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What to do with an invalid row: stop and report it, or skip and count it."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """What to do with training rows that repeat an earlier one, or an eval row, in the same or nearly the same words:
+    keep and report them, or leave them out."""
     rows: Annotated[int, Field(ge=1, le=10**12), Amount] | None = None
     """Declared number of rows (`20000`, `20k`, `2万`), for planning before the data is available."""
     tokens: Annotated[int, Field(ge=1, le=10**15), Amount] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
-from stoker.config import layouts, place_names, values
+from stoker.config import layouts, objectives, place_names, values
 
 
 def _no_truth(value: Any) -> Any:
@@ -59,6 +59,11 @@ FormatName = Annotated[
     str,
     BeforeValidator(layouts.check),
     WithJsonSchema({"enum": [layouts.AUTO, *layouts.BUILT_IN], "type": "string"}),
+]
+ObjectiveName = Annotated[
+    str,
+    BeforeValidator(objectives.check),
+    WithJsonSchema({"enum": list(objectives.BUILT_IN), "type": "string"}),
 ]
 Percent = Annotated[str, Field(pattern=values.PERCENT_PATTERN), AfterValidator(_at_most_all)]
 Duration = Annotated[str, Field(pattern=values.DURATION_PATTERN)]

@@ -4,7 +4,7 @@ A built-in format is an entry of `FORMATS` here and a reader in `rows/formats.py
 entry point group `stoker.formats`: their names come from package metadata, only `prepare` loads them.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,25 @@ class RowFormat:
     """Alternatives: a row that has every key of one of them is recognised."""
     needs_template: bool = False
     """Whether its rows can be read only with a chat template."""
+    judged: str | None = None
+    """A key that must be true or false besides: of another type it is a column that means something else."""
 
-    def match(self, row: Collection[str]) -> tuple[str, ...] | None:
+    def match(self, row: Mapping[str, Any]) -> tuple[str, ...] | None:
         """The keys by which a row is recognised, if it is."""
-        return next((keys for keys in self.keys if all(key in row for key in keys)), None)
+        found = next((keys for keys in self.keys if all(key in row for key in keys)), None)
+        if found is None or self.judged is None:
+            return found
+        return (*found, self.judged) if isinstance(row.get(self.judged), bool) else None
 
 
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("query", "response"), ("prompt", "response"))
+PREFERENCE = "preference"
+LABELLED = "labelled"
+PROMPT = "prompt"
+"""How an objective that generates answers reads rows of any format; `data.format` does not name it."""
 FORMATS = (
+    RowFormat(PREFERENCE, (("chosen", "rejected"),)),
+    RowFormat(LABELLED, (("prompt", "completion"), ("messages",), ("conversations",)), judged="label"),
     RowFormat("messages", (("messages",),), needs_template=True),
     RowFormat("sharegpt", (("conversations",),), needs_template=True),
     RowFormat("alpaca", (("instruction", "output"),)),
@@ -42,7 +53,7 @@ FORMATS = (
 BUILT_IN = {one.name: one for one in FORMATS}
 
 
-def recognise(row: Collection[str]) -> tuple[RowFormat, tuple[str, ...]] | None:
+def recognise(row: Mapping[str, Any]) -> tuple[RowFormat, tuple[str, ...]] | None:
     """The first built-in format that a row's keys match, and those keys."""
     return next(((one, keys) for one in FORMATS if (keys := one.match(row))), None)
 
@@ -59,5 +70,6 @@ def check(value: Any) -> Any:
 
 def recognised_keys() -> list[str]:
     """The keys that recognise each built-in format, then the formats of other packages."""
-    own = ("/".join(f"`{key}`" for key in one.keys[0]) for one in FORMATS)
+    known = ((*one.keys[0], *([one.judged] if one.judged else [])) for one in FORMATS)
+    own = ("/".join(f"`{key}`" for key in keys) for keys in known)
     return [*own, *(one.choice for one in plugins.offered(plugins.FORMATS).values())]

@@ -14,13 +14,29 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker import messages, plugins
-from stoker.config import mixing, native, pipeline_steps, problems, reader, syntax
+from stoker.config import (
+    columns,
+    dataset_info,
+    mixing,
+    native,
+    objective_conflicts,
+    objectives,
+    pipeline_steps,
+    problems,
+    reader,
+    syntax,
+)
+from stoker.config.data_section import Source
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run, Shape, TrainTokenizer
-from stoker.errors import StokerError, StokerErrors
+from stoker.errors import ClosestNames, StokerError, StokerErrors
 from stoker.plugins import Plugin
 
+_OTHER_TRAINERS = {"model_name_or_path": "LLaMA-Factory", "base_model": "axolotl"}
+"""Keys for the model in files that `stoker init --from` reads."""
 _ABOUT = {
+    "STK173": "data.train",
+    "STK188": "model",
     "STK201": "train.batch",
     "STK205": "model",
     "STK206": "data",
@@ -55,7 +71,14 @@ _ABOUT = {
     "STK331": "data.pipeline",
     "STK316": "tokenizer.vocab",
     "STK330": "data.train",
+    "STK361": "data.train",
+    "STK362": "data.train",
+    "STK363": "data.train",
+    "STK364": "data.train",
     "STK413": "model",
+    "STK465": "{word}",
+    "STK526": "native.trainer.report_to",
+    "STK527": "native.trainer.report_to",
     "STK671": "budget.money",
     "STK704": "data.train",
     "STK710": "where.place",
@@ -96,7 +119,7 @@ class RunFile:
 
     def _locate(self, error: StokerError) -> None:
         if not error.where and error.code in _ABOUT:
-            named = [path for path, value in _leaves(self.document.values) if value == error.fields.get("path")]
+            named = [path for path, value in _leaves(self.document.values) if value == error.fields.get("path", "")]
             about = _ABOUT[error.code].format(**error.fields)
             error.where = self.document.where(named[0] if named else tuple(about.split(".")))
 
@@ -206,6 +229,9 @@ def _read(text: str, name: str, overrides: Sequence[str], given_by: str = "--set
     document = replace(reader.parse(text, name), given_by=given_by)
     if not isinstance(document.values, dict):
         raise _no_mapping(document)
+    for sign, dialect in _OTHER_TRAINERS.items():
+        if sign in document.values and "model" not in document.values:
+            raise StokerError("STK189", document.where((sign,)), dialect=dialect, path=name)
     raise_all([problem for problem in (_apply(document, override) for override in overrides) if problem])
     found = _secrets(document, text) + _wide_quotes(document) + native.check(document)
     found += pipeline_steps.check(document)
@@ -322,7 +348,7 @@ def _conflicts(run: Run, document: Document) -> list[StokerError]:
         if getattr(run.native, block) and run.tune.method not in methods:
             listed = [f"`{one}`" for one in methods]
             conflict(("native", block), "STK137", key=f"native.{block}", methods=listed, method=run.tune.method)
-    found += mixing.conflicts(run, document)
+    found += mixing.conflicts(run, document) + objective_conflicts.conflicts(run, document)
     found += _data_conflicts(run, document)
     return found + _host_conflicts(run, document) + _schedule_conflicts(run, document) + _in_bf16(run, document)
 
@@ -350,12 +376,39 @@ def _data_conflicts(run: Run, document: Document) -> list[StokerError]:
         return [StokerError("STK167", document.where(("data",)))]
     if run.data.stream and run.data.set is None:
         return [StokerError("STK168", document.where(("data", "stream")))]
-    if run.data.set is not None and run.data.pipeline is not None:
-        where = document.where(("data", "pipeline"))
-        return [StokerError("STK163", where, key="data.pipeline", other="data.set")]
+    rows_only = {"pipeline": run.data.pipeline is not None, "duplicates": run.data.duplicates == "drop"}
+    if run.data.set is not None and any(rows_only.values()):
+        word = next(word for word, asked in rows_only.items() if asked)
+        return [StokerError("STK163", document.where(("data", word)), key=f"data.{word}", other="data.set")]
     if run.data.stream and isinstance(run.data.set, list):
         return [StokerError("STK169", document.where(("data", "stream")))]
-    return []
+    return _column_conflicts(run, document)
+
+
+def _column_conflicts(run: Run, document: Document) -> list[StokerError]:
+    """Columns that make no row, and words that would not agree with them."""
+    train = run.data.train
+    several = (
+        [(("data", "train", number), one.columns) for number, one in enumerate(train)]
+        if isinstance(train, list)
+        else []
+    )
+    alone = [(("data", "train"), train.columns)] if isinstance(train, Source) else []
+    given = [((*place, "columns"), one) for place, one in ((("data",), run.data.columns), *alone, *several) if one]
+    found = [
+        StokerError(
+            "STK171", document.where(place), given=[f"`{name}`" for name, value in one if value is not None] or "-"
+        )
+        for place, one in given
+        if columns.layout_of(one) in ((None,) if objectives.facts(run.train.objective).prompts else (None, "prompt"))
+    ]
+    for word, is_set in (("format", run.data.format != "auto"), ("pipeline", run.data.pipeline), ("set", run.data.set)):
+        if given and is_set:
+            found.append(StokerError("STK163", document.where(given[0][0]), key="data.columns", other=f"data.{word}"))
+    listed = [one for one in mixing.sources(run.data) if dataset_info.is_named(one.path)]
+    if listed and run.data.pipeline:
+        found.append(StokerError("STK172", document.where(("data", "pipeline")), path=listed[0].path))
+    return found
 
 
 def _host_conflicts(run: Run, document: Document) -> list[StokerError]:
@@ -375,8 +428,7 @@ def _schedule_conflicts(run: Run, document: Document) -> list[StokerError]:
     """Options in `lr_scheduler_kwargs` that the schedule does not have."""
     given = run.native.trainer.get("lr_scheduler_kwargs")
     known = native.schedule_options(run.train.schedule)
-    nearest = messages.text("nearest.keys", keys=[f"`{one}`" for one in known]) if known else ""
-    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": nearest}
+    fields = {"block": "trainer.lr_scheduler_kwargs", "nearest": ClosestNames(known)}
     return [
         StokerError("STK111", document.where(("native", "trainer", "lr_scheduler_kwargs", name)), option=name, **fields)
         for name in (given if isinstance(given, dict) else ())

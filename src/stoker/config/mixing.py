@@ -7,6 +7,7 @@ data: what a share is in sequences says `rows/mixture.py`.
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from stoker.config import dataset_info
 from stoker.config.data_section import Data, PreparedSource, Source, Stage
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run
@@ -18,12 +19,13 @@ _LENGTHS = ("epochs", "steps")
 
 
 def sources(data: Data) -> list[Source]:
-    """The training sources, however the run file writes them; none where it names a prepared set."""
+    """The training sources, however the run file writes them, with columns; none where it names a prepared set."""
     if data.train is None:
         return []
     if isinstance(data.train, str):
-        return [Source(path=data.train)]
-    return [data.train] if isinstance(data.train, Source) else list(data.train)
+        return [Source(path=data.train, columns=data.columns)]
+    listed = [data.train] if isinstance(data.train, Source) else data.train
+    return [one if one.columns else one.model_copy(update={"columns": data.columns}) for one in listed]
 
 
 def set_paths(data: Data) -> list[str]:
@@ -49,8 +51,8 @@ def parts(data: Data) -> Sequence[Source | PreparedSource]:
 
 
 def name_of(source: Source | PreparedSource) -> str:
-    """`wiki` for `data/wiki.jsonl.gz`, `hub:owner/wiki` and `run:wiki`, unless the source has a name."""
-    last = source.path.rstrip("/").replace(":", "/").rpartition("/")[2]
+    """`wiki` for `data/wiki.jsonl.gz`, `hub:owner/wiki`, `dataset_info.json#wiki`, `run:wiki`, unless it has a name."""
+    last = source.path.rpartition(dataset_info.MARK)[2].rstrip("/").replace(":", "/").rpartition("/")[2]
     for extension in _EXTENSIONS:
         last = last.removesuffix(extension)
     return source.name or last or source.path

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stoker import env, messages
-from stoker.config import native, reader, syntax
+from stoker.config import native, reader, rewards, syntax
 from stoker.config.reader import Document, KeyPath, dotted_path
 from stoker.config.run import Lora, Run
-from stoker.errors import StokerError, closest
+from stoker.errors import ClosestNames, StokerError, closest
 
 SECRET = env.SECRET
 
@@ -60,11 +60,42 @@ _OWN_LANGUAGE = {
 }
 """Words whose values have more than one kind, or a small language of their own, with examples of them."""
 
+_COLUMNS = {
+    "": "`{prompt: question_text, answer: reply}`, `{text: body}`, `{messages: dialogue}`",
+    ".text": "`body`",
+    ".prompt": "`question_text`",
+    ".input": "`details`",
+    ".answer": "`reply`",
+    ".chosen": "`good`",
+    ".rejected": "`bad`",
+    ".completion": "`reply`",
+    ".label": "`liked`",
+    ".history": "`earlier`",
+    ".system": "`system_prompt`",
+    ".messages": "`dialogue`",
+    ".tools": "`functions`",
+    ".role": "`speaker`",
+    ".content": "`says`",
+    ".roles": "`{user: customer, assistant: agent}`",
+    ".roles.user": "`customer`",
+    ".roles.assistant": "`agent`",
+    ".roles.system": "`setting`",
+    ".roles.function_call": "`call`",
+    ".roles.tool": "`result`",
+}
 _EXAMPLES = {
     **_OWN_LANGUAGE,
     "model": "`Qwen/Qwen2.5-7B`, `{shape: llama, layers: 6, width: 512, heads: 8}`",
     "model.shape": "`model: Qwen/Qwen2.5-7B`, `model: {shape: llama, layers: 6, width: 512, heads: 8}`",
     "train.spike": "`3`",
+    "train.dpo": "`{beta: 0.1}`",
+    "train.simpo": "`{beta: 2.0, gamma: 1.0}`",
+    "train.orpo": "`{beta: 0.1}`",
+    "train.kto": "`{beta: 0.1}`",
+    "train.grpo": "`{group: 8, rewards: [{exact: {column: answer}}]}`",
+    "train.distill": "`{teacher: Qwen/Qwen2.5-1.5B-Instruct}`",
+    "train.distill.teacher": "`Qwen/Qwen2.5-1.5B-Instruct`",
+    **{f"train.grpo.rewards{key}": text for key, text in rewards.EXAMPLES.items()},
     "model.layers": "`6`",
     "model.width": "`512`",
     "model.heads": "`8`",
@@ -88,6 +119,8 @@ _EXAMPLES = {
     "data.train.name": "`wiki`",
     "data.train.share": "`60%`",
     "data.train.epochs": "`2`",
+    **{f"{place}.columns{key}": text for place in ("data", "data.train") for key, text in _COLUMNS.items()},
+    **{f"train.grpo.rewards{key}": text for key, text in rewards.EXAMPLES.items()},
     "data.stages": "`[{share: 100%, mix: {wiki: 60%, code: 40%}}]`",
     "data.stages[]": "`{share: 30%, mix: {wiki: 60%, code: 40%}}`",
     "data.stages.share": "`30%`",
@@ -145,6 +178,9 @@ _ELSEWHERE = {
     "lora_target": "tune.targets",
     "target_modules": "tune.targets",
     "dataset": "data.train",
+    "column_mapping": "data.columns",
+    "field": "data.columns",
+    "text_column": "data.columns.text",
     "datasets": "data.train",
     "dataset_dir": "data.train",
     "train_file": "data.train",
@@ -165,6 +201,7 @@ _ELSEWHERE = {
     "micro_batch_size": "where.micro",
     "warmup_ratio": "train.warmup",
     "stage": "train.objective",
+    "pref_beta": "train.dpo.beta",
     "num_gpus": "where.gpus",
     "num_nodes": "where.nodes",
     "nnodes": "where.nodes",
@@ -311,8 +348,7 @@ def _unknown(finding: _Finding, document: Document) -> StokerError:
         return StokerError("STK137", where, key=f"tune.{name}", methods=["`lora`", "`qlora`"], method=method)
     if name in _NEEDLESS:
         return StokerError("STK104", where, key=name, nearest=messages.text(_NEEDLESS[name]))
-    near = [f"`{one}`" for one in _nearest(finding, document)]
-    return StokerError("STK104", where, key=name, nearest=messages.text("nearest.keys", keys=near) if near else "")
+    return StokerError("STK104", where, key=name, nearest=ClosestNames(_nearest(finding, document)))
 
 
 def _nearest(finding: _Finding, document: Document) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from stoker.config import place_names, values
+from stoker.config import objectives, place_names, values
 from stoker.config.data_section import Data
 from stoker.config.kinds import (
     Auto,
@@ -25,6 +25,7 @@ from stoker.config.kinds import (
     IntervalText,
     Money,
     NotTruth,
+    ObjectiveName,
     Percent,
     PlaceName,
     Price,
@@ -35,6 +36,7 @@ from stoker.config.kinds import (
     word_kind,
 )
 from stoker.config.optimizer_names import OptimizerName
+from stoker.config.rewards import Rewards
 from stoker.config.section import NonEmpty, Section
 
 
@@ -108,18 +110,119 @@ class Qlora(_LowRank):
 Tune = Annotated[Full | Lora | Qlora, Field(discriminator="method")]
 
 
+class Dpo(Section):
+    """Options of `train.objective: dpo`."""
+
+    beta: Annotated[float, Field(gt=0, le=100), NotTruth] = 0.1
+    """How strongly the model is held to what it was before training: larger is closer."""
+
+
+class Simpo(Section):
+    """Options of `train.objective: simpo`."""
+
+    beta: Annotated[float, Field(gt=0, le=100), NotTruth] = 2.0
+    """Scale of an answer's reward, which is beta times the mean log-probability of its tokens."""
+    gamma: Annotated[float, Field(ge=0, le=100), NotTruth] = 1.0
+    """By how much the better answer's reward is to exceed the other's."""
+
+
+class Orpo(Section):
+    """Options of `train.objective: orpo`."""
+
+    beta: Annotated[float, Field(gt=0, le=100), NotTruth] = 0.1
+    """Weight of the odds ratio beside the loss of the better answer; the paper calls it lambda."""
+
+
+class Kto(Section):
+    """Options of `train.objective: kto`."""
+
+    beta: Annotated[float, Field(gt=0, le=100), NotTruth] = 0.1
+    """How strongly the model is held to what it was before training: larger is closer."""
+    desirable_weight: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
+    """Weight of a good answer. Where good ones are rarer: so much larger that both kinds weigh alike."""
+    undesirable_weight: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
+    """Weight of a bad answer."""
+
+
+SamplerName = Literal["transformers", "vllm"]
+
+
+LIMITS = {"__all__": {"timeout", "memory", "isolation"}}
+"""Of each of a list of rewards: how it is computed, and not what it is."""
+
+
+class Grpo(Section):
+    """Options of `train.objective: grpo`: how answers are generated and scored, and what is learned from the scores."""
+
+    group: Annotated[int, Field(ge=2, le=1024), NotTruth] = 8
+    """Answers to each prompt. They are compared with each other; `train.batch` counts answers, a multiple of this."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000), NotTruth] = 256
+    """Longest answer in tokens. `data.length` is for prompt and answer together."""
+    temperature: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
+    """Temperature of sampling; log-probabilities in training are at the same one."""
+    loss: Literal["grpo", "dr_grpo", "dapo"] = "dapo"
+    """How tokens are weighed: `grpo` by the mean of each answer, `dapo` all tokens of the step alike, `dr_grpo` like
+    `dapo` but divided by the longest answer allowed."""
+    beta: Annotated[float, Field(ge=0, le=100), NotTruth] = 0.0
+    """How strongly the model is held to the base model (weight of the KL divergence); above 0 only with an adapter."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Whether rewards are divided by their standard deviation: of the answers to a prompt, of the step, or not."""
+    truncate: Annotated[float, Field(ge=1, le=1000), NotTruth] = 3.0
+    """Largest weight of a token that the trained model finds likelier than the sampler did."""
+    rewards: Rewards | None = None
+    """What scores an answer. Several are added, each times its weight."""
+    sampler: SamplerName = "transformers"
+    """What generates answers: transformers' own `generate` in the training process, or vLLM in a process of its own."""
+
+
+class Distill(Section):
+    """Options of `train.objective: distill`: who teaches, and how the student's own answers are compared with that."""
+
+    teacher: NonEmpty | None = None
+    """The model that teaches, named as `model` is: a hub id, a folder or `run:NAME`; with the student's vocabulary."""
+    beta: Annotated[float, Field(ge=0, le=1), NotTruth] = 1.0
+    """Which divergence is made smaller: 1 is the reverse KL (the student avoids what the teacher finds unlikely), 0 the
+    forward KL (it covers all that the teacher finds likely); between them the generalised Jensen-Shannon divergence."""
+    temperature: Annotated[float, Field(gt=0, le=100), NotTruth] = 1.0
+    """Temperature of sampling; both models' probabilities are compared at the same one."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000), NotTruth] = 256
+    """Longest answer in tokens. `data.length` is for prompt and answer together."""
+    sampler: SamplerName = "transformers"
+    """What generates answers: transformers' own `generate` in the training process, or vLLM in a process of its own."""
+
+    @property
+    def group(self) -> int:
+        """Answers to each prompt."""
+        return 1
+
+
 class Train(Section):
     """Training hyperparameters. Nothing here depends on hardware."""
 
-    objective: Literal["pretrain", "sft"] = "sft"
-    """`pretrain` trains on every token, `sft` on the assistant's tokens."""
+    objective: ObjectiveName = "sft"
+    """`pretrain` trains on every token, `sft` on the assistant's tokens, `dpo`, `simpo` and `orpo` on pairs of answers
+    of which one is better, `kto` on answers that are labelled good or bad, `grpo` on answers of its own that a reward
+    scores, `distill` on answers of its own that another model judges token by token. `reward` trains a model that
+    scores answers, on pairs."""
+    dpo: Dpo = Dpo()
+    """Options of `dpo`."""
+    simpo: Simpo = Simpo()
+    """Options of `simpo`."""
+    orpo: Orpo = Orpo()
+    """Options of `orpo`."""
+    kto: Kto = Kto()
+    """Options of `kto`."""
+    grpo: Grpo = Grpo()
+    """Options of `grpo`."""
+    distill: Distill = Distill()
+    """Options of `distill`."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000), NotTruth] = 1
     """Passes over the data. An epoch has ceil(sequences / batch) steps; the last step may be smaller."""
     steps: Annotated[int, Field(ge=1, le=10**9), NotTruth] | None = None
     """Stop after this many optimizer steps instead of after `epochs`."""
     batch: Annotated[int, Field(ge=1, le=10_000_000), NotTruth] = 16
     """Sequences per optimizer step over all devices. Never changed by Stoker."""
-    learning_rate: Annotated[float, Field(gt=0, lt=10), NotTruth] = 2e-4
+    learning_rate: Annotated[float, Field(gt=0, le=1), NotTruth] = 2e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt"] = "cosine"
     """Learning rate schedule after warm-up."""
@@ -153,6 +256,26 @@ class Train(Section):
     that step. The step keeps its number and makes no update."""
     spike: Annotated[float, Field(gt=1), NotTruth] | None = None
     """A loss this many times the median of the last 20 is also a bad step. Default: only non-finite values are."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the data in a step: `batch`, or the prompts that have so many answers."""
+        return self.batch // self.grpo.group if self.objective == "grpo" else self.batch
+
+    @property
+    def answers(self) -> Grpo | Distill:
+        """How an objective that generates its answers does so."""
+        return self.distill if self.objective == "distill" else self.grpo
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model that is trained has one output, which scores answers."""
+        return objectives.facts(self.objective).scores
+
+    @property
+    def teacher(self) -> str | None:
+        """The second model of the run, where it has one."""
+        return self.distill.teacher if self.objective == "distill" else None
 
 
 class Save(Section):
@@ -276,7 +399,7 @@ class Native(Section):
     ] = Field(default_factory=dict)
     """DeepSpeed configuration, or the path of a `ds_config.json`. Stoker fills in its `auto` values."""
     vllm: NativeBlock = Field(default_factory=dict)
-    """vLLM's OpenAI server: its flags, with `_` for `-`. Read by `stoker serve`; never changes what is trained."""
+    """vLLM's OpenAI server: its flags, with `_` for `-`. Read by `stoker serve`, its memory also by `sampler: vllm`."""
     slurm: NativeBlock = Field(default_factory=dict)
     """`sbatch`: its long options, with `_` for `-`, such as `partition`. Never changes what is trained."""
     kaggle: NativeBlock = Field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stoker.doctor import disk, hardware, network, packages, torch_build
+from stoker.doctor import disk, hardware, network, packages, reward_sandbox, torch_build
 from stoker.doctor.finding import Finding
 from stoker.facts import machine
 
@@ -15,4 +15,5 @@ def examine(runs: Path) -> list[Finding]:
     """
     here = machine.examine()
     found = hardware.findings(here, torch_build.installed())
-    return [*found, *packages.findings(), *disk.findings(runs), *network.findings()]
+    rest = [*packages.findings(), *disk.findings(runs), *network.findings(), *reward_sandbox.findings()]
+    return [*found, *rest]

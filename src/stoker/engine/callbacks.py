@@ -123,7 +123,7 @@ class Recorder(TrainerCallback):
         self._guard = guard
         self._steps_per_epoch = steps_per_epoch
         self._flush_every = flush_every
-        self._pending: list[tuple[dict[str, Any], torch.Tensor | None, torch.Tensor | None]] = []
+        self._pending: list[tuple[dict[str, Any], torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]] = []
         self._learning_rate = 0.0
         self.trainer: Any = None
         self._started = time.perf_counter()
@@ -156,31 +156,42 @@ class Recorder(TrainerCallback):
             "memory_bytes": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
             **({"sources": counts} if counts else {}),
         }
-        self._pending.append((fields, self.trainer.last_losses, self.trainer.last_norm))
+        trainer = self.trainer
+        if trainer.rollouts is not None and trainer.last_losses is not None:
+            fields["figures"] = dict(trainer.rollouts.figures)
+        self._pending.append((fields, trainer.last_losses, trainer.last_norm, trainer.last_figures))
         if len(self._pending) >= self._flush_every or control.should_save or control.should_evaluate:
             self.flush()
 
     def flush(self) -> None:
         """Write pending steps; a bad step ends the process."""
-        for fields, losses, norm in self._pending:
+        for fields, losses, norm, figures in self._pending:
             if losses is None:  # passed over
                 self._events.write("step", **fields, loss=None, grad_norm=None)
                 continue
             value = sum(losses.tolist())
             norm_value = None if norm is None else norm.item()
+            if figures is not None:
+                named = zip(self.trainer.objective.figures, figures.tolist(), strict=True)
+                fields["figures"] = {**fields.get("figures", {}), **{name: _json(value) for name, value in named}}
             self._events.write("step", **fields, loss=_json(value), grad_norm=_json(norm_value))
             self._guard.check(fields["step"], value, norm_value, scaled=self.trainer.accelerator.scaler is not None)
+            if self.trainer.rollouts is not None:
+                self.trainer.rollouts.check(fields["step"], float(fields["figures"]["gap"]))
         self._pending.clear()
         self._events.cut()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         """Write an eval event."""
+        told = ("eval_loss", "eval_perplexity", "eval_seconds")
+        figures = {name.removeprefix("eval_"): _json(value) for name, value in metrics.items() if name not in told}
         self._events.write(
             "eval",
             step=state.global_step,
             eval_loss=metrics["eval_loss"],
-            perplexity=metrics["eval_perplexity"],
+            perplexity=metrics.get("eval_perplexity"),
             seconds=round(metrics["eval_seconds"], 3),
+            **({"figures": figures} if figures else {}),
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

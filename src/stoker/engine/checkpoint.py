@@ -6,6 +6,7 @@
 No pickle is written or read. Names, not positions, so that another strategy or device count can load it.
 """
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from stoker.engine import exact, host_copies, parallel
+from stoker.engine.weights import ADAPTER_FILE
 from stoker.errors import StokerError
 from stoker.rundir import files
 
@@ -135,6 +137,42 @@ def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
             taken[id(tensor)] = take(tensor)
         weights[name] = taken[id(tensor)]
     return weights
+
+
+def save_weights(model: Any, folder: Path, weights: Tensors) -> None:
+    """Write copied weights or an adapter as transformers and PEFT do: safetensors, training precision."""
+    # PEFT would ask the hub whether the vocabulary grew; an adapter here never owns the embedding.
+    options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(folder, state_dict=weights, **options)
+
+
+def weights_writer(model: Any, weights: Tensors) -> Callable[[Path], None]:
+    """What writes copied weights like `save_weights`, beside a training that goes on.
+
+    PEFT asks copies of whole modules (`modules_to_save`) for their names, and FSDP then takes their weights from under
+    the step that uses them. So what is asked of the modules of an adapter is asked here, before the step goes on.
+    """
+    if not hasattr(model, "peft_config"):
+        return lambda folder: save_weights(model, folder, weights)
+    stored, config = as_adapter(model, weights), copy.copy(model.peft_config[model.active_adapter])
+    config.inference_mode = True  # as PEFT writes it
+
+    def write(folder: Path) -> None:
+        model.create_or_update_model_card(str(folder))
+        config.save_pretrained(str(folder))
+        last = {id(one): name for name, one in stored.items()}  # a file has each tensor by itself
+        apart = {name: one if last[id(one)] == name else one.clone() for name, one in stored.items()}
+        save_file(apart, folder / ADAPTER_FILE, metadata={"format": "pt"})
+
+    return write
+
+
+def as_adapter(model: Any, weights: Tensors) -> Tensors:
+    """Weights of an adapter by their names in its file."""
+    from peft import get_peft_model_state_dict
+
+    found: Tensors = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
+    return found
 
 
 def kept(tensor: torch.Tensor, copy: host_copies.Copy, *, keep: bool) -> torch.Tensor:

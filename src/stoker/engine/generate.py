@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from transformers import AutoConfig, GenerationConfig, TextIteratorStreamer
 
+from stoker.config import objectives
 from stoker.engine import models, reading, template_limits, trained_on
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
@@ -31,6 +32,8 @@ def trained_folder(run_dir: RunDir) -> Path:
 def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
     """The trained model, or an artifact of it, and its tokenizer, in evaluation mode."""
     folder = artifacts.folder(run_dir, artifact) if artifact else trained_folder(run_dir)
+    run = run_dir.run()
+    scores = run.train.scores
     if (folder / "adapter_config.json").is_file():
         reading.require_safetensors(folder)
         plan = files.read_record(run_dir.plan_file, Plan)
@@ -38,10 +41,13 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
             model = models.with_trained_adapter(_as_loaded(run_dir, plan), plan, folder)
     else:
         with reading.named("STK512", path=folder):
-            kind = models.auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+            kind = models.auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False), scores=scores)
             model = kind.from_pretrained(folder, use_safetensors=True, **_placement())
         model = _placed(model)
-    return model.eval(), models.load_tokenizer(folder)
+    tokenizer = models.padded(models.load_tokenizer(folder), run)
+    if scores:  # by this it finds the end of a row; an adapter's base may not say it
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return model.eval(), tokenizer
 
 
 def load_base(run_dir: RunDir) -> Any:
@@ -73,7 +79,7 @@ def _device() -> str:
 
 def is_plain(run_dir: RunDir, tokenizer: Any) -> bool:
     """Whether this is a text completion model, without a chat template."""
-    return run_dir.run().train.objective == "pretrain" or not tokenizer.chat_template
+    return objectives.facts(run_dir.run().train.objective).trains_all or not tokenizer.chat_template
 
 
 def prompt_ids(tokenizer: Any, messages: Messages, *, plain: bool) -> torch.Tensor:
@@ -104,6 +110,11 @@ def text_ids(tokenizer: Any, text: str, *, plain: bool) -> torch.Tensor:
 
 def answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens: int) -> list[str]:
     """Greedy answers to a batch of prompts."""
+    return [text for text, _ in ended_answers(model, tokenizer, prompts, max_tokens)]
+
+
+def ended_answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens: int) -> list[tuple[str, bool]]:
+    """The same, each with whether the model ended it."""
     longest = max(prompt.shape[1] for prompt in prompts)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     left = [longest - prompt.shape[1] for prompt in prompts]
@@ -111,8 +122,9 @@ def answers(model: Any, tokenizer: Any, prompts: list[torch.Tensor], max_tokens:
     mask = (torch.arange(longest) >= torch.tensor(left)[:, None]).long()
     options = {**_options(model, tokenizer, ids, max_tokens), "attention_mask": mask.to(model.device)}
     with models.evaluating(model):
-        made = model.generate(**options, do_sample=False)
-    return tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
+        made = model.generate(**options, do_sample=False)[:, longest:]
+    ended = torch.isin(made, torch.tensor(options["eos_token_id"], device=made.device)).any(1).tolist()
+    return list(zip(tokenizer.batch_decode(made, skip_special_tokens=True), ended, strict=True))
 
 
 def stream(model: Any, tokenizer: Any, prompt: torch.Tensor, max_tokens: int, *, sample: bool) -> Iterator[str]:

@@ -25,7 +25,7 @@ from transformers.initialization import no_tie_weights
 from stoker import messages
 from stoker.engine import generate, models, program, reading, trained_on, weights
 from stoker.engine.conversion import Conversion, Group, Tensors
-from stoker.engine.weights import ModelFiles, TensorEntry
+from stoker.engine.weights import ADAPTER_FILE, ModelFiles, TensorEntry
 from stoker.errors import EXIT_DONE, StokerError
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, files
@@ -33,8 +33,8 @@ from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 
 NAME = "merged"
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, "README.md")
+ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_FILES = (ADAPTER_FILE, ADAPTER_CONFIG, "README.md")
 _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 """How images become tokens; text alone needs none of them, the whole model does."""
 _PREFIX = "base_model.model."
@@ -78,7 +78,7 @@ def main(path: Path) -> int:
         generate.write_settings(base, merger.config, folder)
         log.write(
             "merged",
-            adapter=files.sha256(run_dir.final / ADAPTER_WEIGHTS),
+            adapter=files.sha256(run_dir.final / ADAPTER_FILE),
             tensors=sum(len(entries) for entries in placed.values()),
             adapted=len(merger.changed),
             bytes=total,
@@ -275,7 +275,7 @@ class _Adapter:
 
         names = set(plain.state_dict())
         with reading.named("STK512", path=folder):
-            self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
+            self._file = safe_open(folder / ADAPTER_FILE, framework="pt")
             adapted = get_peft_model(plain, LoraConfig.from_pretrained(folder), low_cpu_mem_usage=True)
         inner = adapted.get_base_model()
         self._layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLayer)}

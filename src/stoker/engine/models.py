@@ -11,10 +11,20 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+)
 from transformers.utils import find_adapter_config_file
 
+from stoker.config import objectives
 from stoker.config.run import Run, Shape
 from stoker.engine import _compat, adapters, reading
 from stoker.engine.parallel import ALONE, Ranks
@@ -40,8 +50,13 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-def auto_class(config: Any) -> Any:
-    """The class that loads a model whole: a language model with its vision tower, else a language model."""
+def auto_class(config: Any, *, scores: bool = False) -> Any:
+    """The class that loads a model whole: a language model with its vision tower, else a language model.
+
+    `scores`: with one output in place of its words.
+    """
+    if scores:
+        return AutoModelForSequenceClassification
     has_tower = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
 
@@ -74,6 +89,12 @@ def build(
         _require_its_gate(model)
     model.config.use_cache = False
     _without_balancing(model)
+    asked = objectives.facts(run.train.objective)
+    if asked.by_row:
+        _without_dropout(model)
+    if asked.scores:
+        # What pads may be the end of text, which rows have. A checkpoint names it, and would load without its gradient.
+        model.get_input_embeddings().padding_idx = None
     if run.tune.method == "full":
         adapters.freeze_towers(model)
         return model
@@ -113,6 +134,16 @@ def _without_balancing(model: Any) -> None:
             config.output_router_logits = False
 
 
+def _without_dropout(model: Any) -> None:
+    """No dropout of the model's own, as TRL does it: what is compared with was computed without."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 def without_adapter(model: Any) -> Any:
     """The model that an adapter is on; any other as it is."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
@@ -126,7 +157,7 @@ def evaluating(model: Any) -> Iterator[None]:
     training would continue with other weights. Layers in training mode are not packed; they have no dropout.
     Remove when packing is lossless or undone exactly.
     """
-    was_training = model.training
+    trained = {module for module in model.modules() if module.training}
     model.eval()
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
@@ -135,7 +166,34 @@ def evaluating(model: Any) -> Iterator[None]:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        for module in model.modules():
+            module.training = module in trained
+
+
+def padded(tokenizer: Any, run: Run) -> Any:
+    """The tokenizer of a run. A model with one output finds the end of a row by what pads: so something must.
+
+    As in TRL that is the end of text where the tokenizer names nothing.
+    """
+    if run.train.scores and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.pad_token is None:
+            raise StokerError("STK446")
+    return tokenizer
+
+
+def takes_weight(model: Any, run: Run, attention: str, *, said: bool) -> bool:
+    """Require a class whose loss is divided by the number it is given; a model with one output computes none.
+
+    Args:
+        model: The model.
+        run: The run.
+        attention: The plan's.
+        said: What transformers thinks of the class: some with a vision tower deny it and do it all the same.
+    """
+    if not said and not run.train.scores and not divides_by_tokens(model, attention):
+        raise StokerError("STK414", model=type(model).__name__)
+    return True
 
 
 def divides_by_tokens(model: Any, attention: str) -> bool:
@@ -171,16 +229,20 @@ def base_digest(run: Run, folder: Path, recorded: str = "") -> str:
     """
     if isinstance(run.model, Shape):
         return ""
-    path = Path(inputs.model_path(run.model, folder))
+    return weights_digest(run.model, folder, recorded, run.native.model.get("revision", "main"))
+
+
+def weights_digest(name: str, folder: Path, recorded: str = "", revision: str = "main") -> str:
+    """The same of any model by its name."""
+    path = Path(inputs.model_path(name, folder))
     if path.is_dir():
         same = bool(recorded) and safetensors_headers.has_content(path, recorded)
         return recorded if same else safetensors_headers.content_digest(path)
     if _COMMIT.fullmatch(recorded):
         return recorded
-    revision = run.native.model.get("revision", "main")
-    with reading.named("STK413", model=run.model):
+    with reading.named("STK413", model=name):
         # The cache keeps a revision in a folder named by its commit.
-        return Path(hf_hub_download(run.model, "config.json", revision=revision)).parent.name
+        return Path(hf_hub_download(name, "config.json", revision=revision)).parent.name
 
 
 def is_other_base(fingerprint: Mapping[str, str], run: Run, folder: Path) -> bool:
@@ -220,7 +282,7 @@ def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> An
     stated = {"attn_implementation": plan.attention, "dtype": held} if shape else plan.native.model
     options = {**_options(stated), **placement, "local_files_only": True, "output_loading_info": True}
     with reading.named("STK512", path=folder):
-        model, found = _from_files(folder, options)
+        model, found = _from_files(folder, options, run.train.objective)
         if other := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
             raise ValueError(", ".join(other[:3]))
     # Mapped tensors end with their file, which rotation deletes; sharding copies parameters.
@@ -229,7 +291,7 @@ def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> An
     return model
 
 
-def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
+def _from_files(path: Path | str, options: dict[str, Any], objective: str) -> Any:
     if (index := Path(path) / safetensors_headers.INDEX_NAME).is_file():
         safetensors_headers.listed(index)  # transformers would follow names that leave the folder
     place = {name: options[name] for name in ("revision", "local_files_only", "subfolder") if name in options}
@@ -238,7 +300,15 @@ def _from_files(path: Path | str, options: dict[str, Any]) -> Any:
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, **place)
     if stated := getattr(config, "quantization_config", None):  # it would win over the plan's own
         raise checks.in_few_bits(str(path), stated.get("quant_method", "?"))
-    return auto_class(config).from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options)
+    scores = objectives.facts(objective).scores
+    if scores and type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise StokerError("STK445", family=config.model_type)
+    if not scores and str((config.architectures or [""])[0]).endswith("ForSequenceClassification"):
+        # Its output for words would be made of random numbers.
+        raise StokerError("STK444", name=path, command=f"train.objective: {objective}", path=path)
+    one_output = {"num_labels": 1} if scores else {}
+    kind = auto_class(config, scores=scores)
+    return kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **options, **one_output)
 
 
 def _options(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,14 +324,27 @@ def load_base(run: Run, plan: Plan, folder: Path, base: str = "", **placement: A
     if plan.native.quantization:
         options["quantization_config"] = quantization(plan)
     assert isinstance(run.model, str)
-    path, name = inputs.model_path(run.model, folder), run.model
-    if _COMMIT.fullmatch(base) and not Path(path).is_dir():
-        options["revision"], name = base, f"{name}@{base}"
+    try:
+        return load(run.model, folder, run.train.objective, base, **options)
+    except TypeError as error:
+        raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
+
+
+def load(name: str, folder: Path, objective: str, digest: str = "", **options: Any) -> Any:
+    """A trained model by its name, for an objective, with options of `from_pretrained`.
+
+    Args:
+        name: As a run file has it.
+        folder: Where paths start.
+        objective: What it is for, which says what its output is.
+        digest: Of a hub's, the commit that is loaded.
+        options: Of `from_pretrained`.
+    """
+    path = inputs.model_path(name, folder)
+    if _COMMIT.fullmatch(digest) and not Path(path).is_dir():
+        options["revision"], name = digest, f"{name}@{digest}"
     with reading.named("STK413", model=name):
-        try:
-            return _from_files(path, options)
-        except TypeError as error:
-            raise StokerError("STK412", option="native.model", engine="transformers", reason=error) from error
+        return _from_files(path, options, objective)
 
 
 def dtype(name: str) -> torch.dtype:

@@ -7,12 +7,13 @@ train; where only their hardware differs, the fingerprint lists each value.
 import hashlib
 import json
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from stoker import env, messages
+from stoker.config import objectives
 from stoker.config.run import Run
 from stoker.engine import models
 from stoker.engine.parallel import Ranks
@@ -21,6 +22,7 @@ from stoker.errors import StokerError
 from stoker.facts import machine, own_code
 from stoker.plan import moves
 from stoker.plan.plan import Plan
+from stoker.rewards import scorer
 from stoker.rows import order
 from stoker.rundir import checkpoints, files, prepared, set_list
 from stoker.rundir.events import EventLog
@@ -48,6 +50,20 @@ class Opened:
     """Everything that decides the bits of a step."""
     words: dict[str, Any]
     """The words of the training as they are at its start, with what it was forked from."""
+    reference: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By split, for each row: what the objective must know of it from before training, where it must."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        cuda = self.plan.device == "cuda"
+        return torch.device("cuda", self.ranks.rank_here) if cuda else torch.device(self.plan.device)
+
+    def autocast(self) -> torch.autocast:
+        """The types that the Trainer computes in, for passes beside its own."""
+        fp16, bf16 = (bool(self.plan.native.trainer[name]) for name in ("fp16", "bf16"))
+        lower = torch.float16 if fp16 else torch.bfloat16
+        return torch.autocast(self.device.type, lower, enabled=fp16 or bf16, cache_enabled=False)
 
     def commit_facts(self, tokens: int, source_tokens: dict[str, int], due: list[str]) -> dict[str, Any]:
         """What a checkpoint records about the training it belongs to.
@@ -85,7 +101,7 @@ def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
         prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else None)
-    recorded = json.loads(ranks.hear(json.dumps(_recorded_base(run_dir))))
+    recorded = json.loads(ranks.hear(json.dumps(_recorded(run_dir))))
     fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan, recorded))
     return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint, run_dir.words(run))
 
@@ -107,15 +123,16 @@ def _check_machine(plan: Plan, report: Report) -> None:
         raise StokerError("STK410", reason=messages.text("other.prepared"))
 
 
-def _recorded_base(run_dir: RunDir) -> str:
-    """The base that the checkpoint to resume from was trained on; the first rank's counts."""
+def _recorded(run_dir: RunDir) -> dict[str, str]:
+    """The models that the checkpoint to resume from was trained with; the first rank's counts."""
     found = checkpoints.next_found(run_dir.checkpoints)
-    return found.commit.fingerprint.get("base", "") if found else ""
+    return {name: found.commit.fingerprint.get(name, "") if found else "" for name in ("base", "teacher")}
 
 
-def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: str) -> dict[str, str]:
+def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: dict[str, str]) -> dict[str, str]:
     """This rank's."""
-    cuda = plan.device == "cuda"
+    cuda, folder, teacher = plan.device == "cuda", run_dir.folder(), run.train.teacher
+    generates = objectives.facts(run.train.objective).prompts
     return {
         "device": torch.cuda.get_device_name() if cuda else plan.card,
         "instructions": _instructions(plan),
@@ -125,7 +142,10 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: str) -> dict[s
         **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if moves.reduces_by_nccl(plan) else {}),
         **machine.installed(moves.libraries(plan)),
         "code": own_code.digest(),
-        "base": models.base_digest(run, run_dir.folder(), recorded),
+        "base": models.base_digest(run, folder, recorded["base"]),
+        **({"teacher": models.weights_digest(teacher, folder, recorded["teacher"])} if teacher else {}),
+        **({"sampler": run.train.answers.sampler} if generates else {}),
+        **({"rewards": digest} if (digest := scorer.files_digest(run.train.grpo.rewards or [], folder)) else {}),
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
     }
@@ -154,6 +174,7 @@ def _of_all(ranks: Ranks, plan: Plan, report: Report, fingerprint: dict[str, str
         "plan.json": hashlib.sha256(decided.encode()).hexdigest(),
         "data": report.digest,
         "model": fingerprint["base"],
+        "teacher": fingerprint.get("teacher", ""),
     }
     own = json.dumps({"node": env.read(env.NODE, socket.gethostname()), "trains": trains, "fingerprint": fingerprint})
     everyone = [json.loads(ranks.hear(own, leader)) for leader in range(ranks.world)]

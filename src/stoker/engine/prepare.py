@@ -19,12 +19,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.config import mixing, values
+from stoker.config import mixing, objectives, values
 from stoker.config.run import Run
-from stoker.engine import _compat, pipelined, program, sampling, shards, sources, tokenise, tokenizer
+from stoker.engine import _compat, pipelined, program, sampling, shards, sources, surveyed, tokenise, tokenizer
 from stoker.engine.bad_rows import BadRows
 from stoker.engine.shards import ShardWriter
-from stoker.engine.sources import Batch
+from stoker.engine.sources import Batch, Input
+from stoker.engine.surveyed import PassSurvey
 from stoker.engine.tokenise import Rows, Tokenised, Tokeniser, Unit
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import EXIT_DONE, StokerError
@@ -37,6 +38,7 @@ from stoker.rundir import files, inputs, prepared, set_list
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
+from stoker.survey import survey_page
 
 SHARD_TOKENS = 1 << 26
 """A shard is closed at this many tokens: bounds memory, and the work a kill can lose."""
@@ -72,6 +74,10 @@ class PassState(BaseModel):
     bad_rows: int = 0
     bad_bytes: int = 0
     bad_reasons: dict[str, int] = {}
+    counts_rows: bool = False
+    """Not the state of an earlier version, which counted no rows for the survey."""
+    last_count: int = 0
+    """Of the newest row, what `row_counts.bin` has."""
     truncated_rows: int = 0
     context_answers: int = 0
     detected: list[dict[str, Any]] = []
@@ -83,16 +89,6 @@ class PassState(BaseModel):
     """The usable unit with the smallest draw: a tiny set's eval row."""
     forced: tuple[int, int] | None = None
     """Source and unit that go to eval regardless of the draw."""
-
-
-@dataclass
-class Input:
-    """A source with its files, and the split its rows go to."""
-
-    path: str
-    weight: float
-    split: str
-    files: list[File]
 
 
 @dataclass
@@ -109,6 +105,7 @@ class PreparePass:
     """Processes that tokenise; of their number the set does not depend."""
     writers: dict[str, ShardWriter]
     bad: BadRows
+    survey: PassSurvey
     progress: "PassProgress"
 
     def commit(self) -> None:
@@ -116,6 +113,8 @@ class PreparePass:
         for writer in self.writers.values():
             writer.flush()
         self.state.bad_bytes = self.bad.sync()
+        self.survey.commit()
+        self.state.last_count = self.survey.last
         files.write_json(_state_file(self.data), self.state.model_dump())
 
 
@@ -132,13 +131,14 @@ def main(path: Path) -> int:
     if prepared.current_report(run_dir, run, folder):
         return EXIT_DONE
     read = inputs.facts(run, folder)
-    state = _resume(run_dir.data, PassState(key=prepared.key_of(run, read), sources=read))
+    state = _resume(run_dir.data, PassState(key=prepared.key_of(run, read), sources=read, counts_rows=True))
     with closing(EventLog(run_dir.events_file)) as events:
         job = _open(run_dir, run, state, events)
         _read_all(job)
         if _lacks_eval(job):
             assert state.least is not None
-            state = _restart(run_dir.data, PassState(key=state.key, sources=state.sources, forced=state.least[1:]))
+            fresh = PassState(key=state.key, sources=state.sources, counts_rows=True, forced=state.least[1:])
+            state = _restart(run_dir.data, fresh)
             job = _open(run_dir, run, state, events)
             _read_all(job)
     _finish(job)
@@ -154,7 +154,7 @@ def _resume(data: Path, fresh: PassState) -> PassState:
         state = PassState.model_validate(files.read_json(_state_file(data)))
     except (OSError, ValueError):
         state = PassState(key="")
-    if state.key == fresh.key:
+    if state.key == fresh.key and state.counts_rows:
         return state
     shutil.rmtree(data / "tokenizer", ignore_errors=True)
     return _restart(data, fresh)
@@ -163,33 +163,47 @@ def _resume(data: Path, fresh: PassState) -> PassState:
 def _restart(data: Path, state: PassState) -> PassState:
     for name in ("train", "eval"):
         shutil.rmtree(data / name, ignore_errors=True)
-    for path in (prepared.report_file(data), _bad_rows_file(data), set_list.list_file(data)):
+    for path in (
+        prepared.report_file(data),
+        data / survey_page.PAGE_NAME,
+        _bad_rows_file(data),
+        set_list.list_file(data),
+    ):
         path.unlink(missing_ok=True)
     files.write_json(_state_file(data), state.model_dump())
     return state
 
 
 def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
-    data, folder = run_dir.data, run_dir.folder()
+    data, folder, facts = run_dir.data, run_dir.folder(), objectives.facts(run.train.objective)
     inputs_ = _inputs(run_dir, run, folder)
+    sources.check(run, inputs_)
     made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
     writers = {
-        split: ShardWriter(data, split, run.data.length, done, pack=run.data.pack)
+        split: ShardWriter(data, split, run.data.length, done, pack=run.data.pack, together=facts.segments)
         for split, done in (("train", state.train), ("eval", state.eval))
     }
     size_bytes = sum(file.size_bytes for one in inputs_ for file in one.files)
     remote = any(file.path is None for one in inputs_ for file in one.files)
+    workers = machine.cpu_count() if remote or size_bytes >= _SEVERAL_BYTES else 1
+    has_template = made.template is not None
+    done = (state.rows_read, state.last_count)
+    progress = PassProgress(events, size_bytes)
+    told = progress.compared
+    survey = surveyed.of_pass(run, data, inputs_, done, has_template=has_template, workers=workers, on_rows=told)
+    survey.leave_out(inputs_, lambda source, unit: _is_drawn(run, state, source, unit))
     return PreparePass(
         run=run,
         data=data,
         state=state,
         inputs=inputs_,
         tokenizer=made,
-        tokeniser=Tokeniser(made, run.train.objective, run.data.length),
-        workers=machine.cpu_count() if remote or size_bytes >= _SEVERAL_BYTES else 1,
+        tokeniser=Tokeniser(made, facts, run.data.length - (run.train.answers.max_new_tokens if facts.prompts else 0)),
+        workers=workers,
         writers=writers,
         bad=BadRows(_bad_rows_file(data), state.bad_bytes, stop=run.data.on_bad_row == "stop"),
-        progress=PassProgress(events, size_bytes),
+        survey=survey,
+        progress=progress,
     )
 
 
@@ -208,7 +222,7 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
     for file in train:
         layout: Layout | None = None
         for batch in sources.batches(file, run.data.length):
-            layout = layout or row_files.layout(run.data.format, file, row_files.values(batch.rows))
+            layout = layout or row_files.layout(run, file, row_files.values(batch.rows))
             if sampling.taken(number, share, run.train.seed, _TEXT):
                 rows = row_files.values(batch.rows)
                 documents = (formats.document(value, layout, has_template=True) for _, value in rows)
@@ -251,14 +265,14 @@ def _remembered(batches: Iterator[Read], ahead: deque[Read]) -> Iterator[Rows]:
 def _batches(job: PreparePass) -> Iterator[Read]:
     """All batches from the position of the pass on; ends with the first problem."""
     state = job.state
-    begin, skip, layout = (state.source, state.file), state.rows, Layout(**state.layout) if state.layout else None
+    begin, skip, layout = (state.source, state.file), state.rows, formats.stored(state.layout) if state.layout else None
     places = [(number, at, file) for number, one in enumerate(job.inputs) for at, file in enumerate(one.files)]
     for number, at, file in places:
         if (number, at) < begin:
             continue
         try:
             for batch in sources.batches(file, job.run.data.length, skip):
-                layout = layout or row_files.layout(job.run.data.format, file, row_files.values(batch.rows))
+                layout = layout or row_files.layout(job.run, file, row_files.values(batch.rows))
                 if layout and layout.needs_template and not job.tokenizer.template:
                     raise StokerError("STK306", file.label)
                 yield Read(number, at, batch, Rows(batch.rows, layout, file.is_text))
@@ -304,40 +318,55 @@ def _take_unit(job: PreparePass, one: Input, file: File, unit: Unit, detected: d
     detected["rows"] += unit.is_row
     state.truncated_rows += unit.truncated
     if isinstance(segments, BadRow):
+        job.survey.count(0, held=False, is_row=unit.is_row)
         state.bad_rows += 1
         state.bad_reasons[segments.reason] = state.bad_reasons.get(segments.reason, 0) + 1
         state.unit += not file.is_text
         detected["bad_rows"] += 1
-        job.bad.add(unit.number, segments)
+        job.bad.add(unit.number, segments, unit.tokens)
+    elif job.survey.leaves_out(state.rows_read - 1):
+        job.survey.count(unit.tokens, held=False, is_row=unit.is_row)
+        state.unit += len(segments) if file.is_text else 1
     elif file.is_text:
         for segment in segments:
             _route(job, one, [segment])
+        job.survey.count(unit.tokens, held=one.split == "eval", is_row=unit.is_row)
     else:
-        _route(job, one, segments)
+        held = _route(job, one, segments, unit.columns, undesired=unit.undesired)
+        job.survey.count(unit.tokens, held=held, is_row=unit.is_row)
 
 
-def _route(job: PreparePass, one: Input, segments: list[np.ndarray]) -> None:
-    """Assign a unit to its split: eval rows are drawn before weights, so no copy of one is trained."""
+def _route(
+    job: PreparePass, one: Input, segments: list[np.ndarray], columns: str = "", *, undesired: bool = False
+) -> bool:
+    """Assign a unit to its split: eval rows are drawn before weights, so no copy of one is trained. True for eval."""
     state, seed = job.state, (job.run.train.seed, job.state.source)
     place, state.unit = (state.source, state.unit), state.unit + 1
-    share = inputs.eval_share(job.run)
     number = place[1]
-    if one.split == "train" and share:
+    if one.split == "train" and inputs.eval_share(job.run):
         draw = (sampling.mix(*seed, number, _EVAL), *place)
         state.least = min(state.least or draw, draw)
-    drawn = share and (place == state.forced or sampling.taken(number, values.share(share), *seed, _EVAL))
-    if one.split == "eval" or drawn:
-        writer, count = job.writers["eval"], 1
-    else:
-        writer, count = job.writers["train"], sampling.copies(number, one.weight, *seed, _WEIGHT)
+    held = one.split == "eval" or _is_drawn(job.run, state, *place)
+    count = 1 if held else sampling.copies(number, one.weight, *seed, _WEIGHT)
     for _ in range(count):
         for segment in segments:
-            writer.add(segment)
+            job.writers["eval" if held else "train"].add(segment, columns, undesired=undesired)
+    return held
+
+
+def _is_drawn(run: Run, state: PassState, source: int, unit: int) -> bool:
+    """Whether a unit of a source is drawn for eval."""
+    share = inputs.eval_share(run)
+    if not share:
+        return False
+    seed = (run.train.seed, source)
+    return (source, unit) == state.forced or sampling.taken(unit, values.share(share), *seed, _EVAL)
 
 
 def _detected(state: PassState, path: str, layout: Layout | None, *, has_template: bool) -> dict[str, Any]:
     """The report's entry for a source and a layout."""
     known = asdict(layout or Layout("", "detect.none"))
+    del known["columns"]
     if known["package"] is None:
         del known["package"]
     if not has_template and known["format"] in formats.PLAIN_WITHOUT_TEMPLATE:
@@ -355,14 +384,12 @@ class PassProgress:
     def __init__(self, events: EventLog, total_bytes: int) -> None:
         self._events = events
         self._total_bytes = total_bytes
-        self._shown_at = 0.0
+        self._shown_at: dict[str, float] = {}
 
     def show(self, job: PreparePass, file: File, batch: Batch) -> None:
         """Write an event, unless the last one is recent."""
-        now = time.monotonic()
-        if now - self._shown_at < _REPORT_EVERY_SECONDS:
+        if not self._is_due("prepare"):
             return
-        self._shown_at = now
         done = sum(f.size_bytes for i in job.inputs[: job.state.source] for f in i.files)
         done += sum(f.size_bytes for f in job.inputs[job.state.source].files[: job.state.file])
         share = (done + batch.read_share * file.size_bytes) / self._total_bytes if self._total_bytes else 0.0
@@ -370,6 +397,18 @@ class PassProgress:
         rows = len(every) if all(f.is_text for f in every) else round(job.state.rows_read / share) if share else 0
         tokens = sum(writer.num_tokens for writer in job.writers.values())
         self._events.write("prepare", done_rows=job.state.rows_read, rows=rows, tokens=tokens)
+
+    def compared(self, rows: int) -> None:
+        """The same, of the survey before the pass."""
+        if self._is_due("surveying"):
+            self._events.write("surveying", done_rows=rows)
+
+    def _is_due(self, kind: str) -> bool:
+        now = time.monotonic()
+        if now - self._shown_at.get(kind, 0.0) < _REPORT_EVERY_SECONDS:
+            return False
+        self._shown_at[kind] = now
+        return True
 
 
 # ---- finish
@@ -407,13 +446,17 @@ def _finish(job: PreparePass) -> None:
         truncated_rows=state.truncated_rows,
         context_answers=state.context_answers,
         length_histogram=counted.length_histogram,
-        pack_efficiency=train.tokens / (train.sequences * run.data.length),
+        pack_efficiency=train.tokens / ((train.sequences if run.data.pack else train.segments) * run.data.length),
         unigram_entropy=counted.unigram_entropy,
         pipeline=pipelined.statistics(RunDir(job.data.parent)) if run.data.pipeline else None,
+        survey=job.survey.finish({"train": train.segments, "eval": held.segments if held else 0}, job.bad),
         train=train,
         eval=held,
     )
     prepared.write_report(job.data, report)
+    files.write_text(
+        job.data / survey_page.PAGE_NAME, survey_page.page(report.model_dump(), RunDir(job.data.parent).name)
+    )
     _state_file(job.data).unlink()
 
 
@@ -438,9 +481,10 @@ def _check_splits(job: PreparePass) -> None:
 
 
 def _no_rows(job: PreparePass, where: str = "") -> StokerError:
-    listed = _bad_rows_file(job.data)
-    advice = messages.text("advice.bad_rows", path=listed) if job.state.bad_rows else messages.text("advice.no_rows")
-    return StokerError("STK304", where, advice=advice)
+    if not job.state.bad_rows:
+        split = "eval" if where and where == job.run.data.eval else "train"
+        return sources.empty([one for one in job.inputs if one.split == split])
+    return StokerError("STK304", where, advice=messages.text("advice.bad_rows", path=_bad_rows_file(job.data)))
 
 
 def _state_file(data: Path) -> Path:

@@ -4,6 +4,7 @@ A user error is written to events.jsonl, where the light world reads it, and end
 traceback in the log and ends with 2.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -12,6 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from stoker.errors import EXIT_SURPRISE, EXIT_USER, StokerError
+from stoker.rundir import files
 from stoker.rundir.events import EventLog
 from stoker.rundir.files import Unreadable
 from stoker.rundir.layout import RunDir
@@ -26,9 +28,11 @@ def run(main: Callable[[Path], int]) -> int:
         problems = error.errors
     except Unreadable as error:
         problems = [error.named()]
-    except Exception:  # noqa: BLE001  # the outermost handler: every unexpected error is logged with its traceback
-        traceback.print_exc()
-        return EXIT_SURPRISE
+    except Exception as error:  # noqa: BLE001  # the outermost handler: every unexpected error is logged with its traceback
+        if files.error_number(error) not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            return EXIT_SURPRISE
+        problems = [StokerError("STK901", reason=files.reason(error))]
     for problem in problems:
         traceback.print_exception(problem)
     # On a read-only disk, the traceback above and the exit code are all there is.

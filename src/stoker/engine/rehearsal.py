@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 
 from stoker import messages
-from stoker.engine import guard, isolation, models, parallel
-from stoker.engine.dataset import MicroBatch, document_ends
+from stoker.engine import arranged, guard, isolation, models, parallel
+from stoker.engine.dataset import ROWS, MicroBatch, document_ends
+from stoker.engine.objective import DESIRED, SFT, Objective
 from stoker.engine.opened import Opened
 from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer
@@ -23,14 +24,16 @@ from stoker.rundir import checkpoints, files
 def rehearse(opened: Opened, trainer: ExactTrainer, saver: Saver, *, first: bool) -> None:
     """Run every part of the rehearsal; `first`: the run has no checkpoint yet."""
     opened.pulse.mark = "rehearsal"
-    if first and not trainer.is_deepspeed_enabled:
+    if first and not trainer.is_deepspeed_enabled and not trainer.objective.scores:  # it has one output
         _part(opened, "causality", lambda: _causality(opened, trainer))
     if _packs(opened) and not trainer.is_deepspeed_enabled:
         _part(opened, "isolation", lambda: _isolation(opened, trainer))
-    micro = _synthetic(opened, opened.report.train.longest)
+    micro = _synthetic(opened, arranged.longest(opened, opened.report.train), trainer.objective)
     _part(opened, "step", lambda: _step(opened, trainer, micro, first=first))
+    if trainer.rollouts is not None:
+        _part(opened, "rollout", trainer.rollouts.rehearse)
     if opened.report.eval is not None:
-        micro_eval = _synthetic(opened, opened.report.eval.longest)
+        micro_eval = _synthetic(opened, arranged.longest(opened, opened.report.eval), trainer.objective)
         _part(opened, "eval", lambda: _eval(trainer, micro_eval))
     if first:
         _part(opened, "save", lambda: _save(opened, trainer, saver))
@@ -71,12 +74,14 @@ def _isolation(opened: Opened, trainer: ExactTrainer) -> None:
         raise StokerError("STK433", family=trainer.model.config.model_type)
 
 
-def _synthetic(opened: Opened, longest: int) -> MicroBatch:
+def _synthetic(opened: Opened, longest: int, asked: Objective = SFT) -> MicroBatch:
     """A micro batch as large as any of the run, with the position ids of packed rows where the run has them."""
     plan = opened.plan
     flash = _is_flash(opened)
     flat = flash and plan.arrange == "rows"
     count, length = (1, plan.batch.micro * longest) if flat else (plan.batch.micro, longest)
+    if asked.pairs:
+        count, length = 2 * count, longest // 2
     document = max(1, longest // 2) if _packs(opened) else length
     ids = torch.arange(count * length).reshape(count, length) % opened.report.vocab
     micro: MicroBatch = {"input_ids": ids, "labels": ids.clone()}
@@ -84,6 +89,10 @@ def _synthetic(opened: Opened, longest: int) -> MicroBatch:
         micro["position_ids"] = (torch.arange(length) % document).expand(count, length)
     if flash and count == 1:
         micro |= document_ends(torch.tensor([*range(0, length, document), length]), document)
+    if asked.reference:
+        micro[ROWS] = torch.zeros(plan.batch.micro, 1, dtype=torch.int64)
+    if asked.labels:
+        micro[DESIRED] = torch.ones(plan.batch.micro, 1, dtype=torch.int64)
     return micro
 
 
@@ -104,8 +113,9 @@ def _step(opened: Opened, trainer: ExactTrainer, micro: MicroBatch, *, first: bo
 
 
 def _eval(trainer: ExactTrainer, micro: MicroBatch) -> None:
+    one = torch.ones((), dtype=torch.int64, device=trainer.args.device)
     with models.evaluating(trainer.model):
-        trainer.model_wrapped(**trainer.inputs(micro))
+        trainer.loss_of(trainer.model_wrapped, micro, one, "eval")
 
 
 def _save(opened: Opened, trainer: ExactTrainer, saver: Saver) -> None:

@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 
 from stoker import messages
+from stoker.config.objectives import ObjectiveFacts
 from stoker.engine import sentinel, template_limits
 from stoker.engine.sentinel import Reading, Span, Spans
 from stoker.engine.tokenizer import Tokenizer
-from stoker.rows.formats import Chat, Document, Message, Pair, Text
+from stoker.rows.formats import Chat, Message, Pair, Text
+from stoker.rows.prompt_rows import PromptRow
 from stoker.rows.row_values import BadRow
 from stoker.rows.turns import Conversation, Turn
+
+Answer = Text | Pair | Conversation | PromptRow
+"""What is rendered: a document, or one of the two of a preference."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark with which a template says itself what the assistant generates."""
@@ -49,9 +54,9 @@ class Rendered:
 class Renderer:
     """Renders and tokenises documents."""
 
-    def __init__(self, tokenizer: Tokenizer, objective: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, objective: ObjectiveFacts) -> None:
         self._tokenizer = tokenizer
-        self._train_all = objective == "pretrain"
+        self._train_all = objective.trains_all
         special = "|".join(map(re.escape, sorted(tokenizer.special_tokens, key=len, reverse=True)))
         self._closing = re.compile(rf"\s*({special})(?:{special})*" if special else r"(?!)")
         self._ending = re.compile(rf"((?:{special})+)\s*" if special else r"(?!)")
@@ -61,7 +66,7 @@ class Renderer:
         self.context_answers = 0
         """Answers so far that are context only, because the template drops their thinking."""
 
-    def tokens(self, documents: Sequence[Document | BadRow]) -> list[np.ndarray | BadRow]:
+    def tokens(self, documents: Sequence[Answer | BadRow]) -> list[np.ndarray | BadRow]:
         """The tokens of each document; an untrained one is stored as ~id. Bad rows pass through."""
         rendered = self._render(documents)
         usable = [one for one in rendered if isinstance(one, Rendered)]
@@ -70,11 +75,13 @@ class Renderer:
 
     # ---- text and spans
 
-    def _render(self, documents: Sequence[Document | BadRow]) -> list[Rendered | BadRow]:
+    def _render(self, documents: Sequence[Answer | BadRow]) -> list[Rendered | BadRow]:
         chats = iter(self._render_chats([one for one in documents if isinstance(one, Conversation)]))
         return [next(chats) if isinstance(one, Conversation) else self._render_plain(one) for one in documents]
 
-    def _render_plain(self, document: Text | Pair | BadRow) -> Rendered | BadRow:
+    def _render_plain(self, document: Text | Pair | PromptRow | BadRow) -> Rendered | BadRow:
+        if isinstance(document, PromptRow):
+            return self._render_prompt(document.asked)
         if isinstance(document, Text):
             everything = [(0, len(document.text))]
             return Rendered(document.text, everything, bos=document.opens, eos=document.closes)
@@ -83,6 +90,20 @@ class Renderer:
             start = 0 if self._train_all else len(document.prompt)
             return Rendered(text, [(start, len(text))], bos=True, eos=True)
         return document
+
+    def _render_prompt(self, asked: str | Conversation) -> Rendered | BadRow:
+        """Up to where the assistant is to speak; nothing of it is trained."""
+        if isinstance(asked, str):
+            return Rendered(asked, [], bos=True)
+        lost = ""
+        for form in sentinel.forms(asked, inline=False):
+            (text,) = self._template([sentinel.as_template(asked, form)], prompt=True)[0]
+            if isinstance(text, BadRow):
+                return text
+            lost = next((part for turn in asked.turns if (part := sentinel.lost(turn, text))), "")
+            if not lost:
+                return Rendered(text, [])
+        return BadRow("row.template_loses", part=messages.text(f"part.{lost}"))
 
     def _render_chats(self, conversations: list[Conversation]) -> list[Rendered | BadRow]:
         found: list[Rendered | BadRow | Reading] = [self._reading(one) for one in conversations]

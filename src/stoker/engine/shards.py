@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ import numpy as np
 
 from stoker.rows import packing
 from stoker.rundir import files, prepared
-from stoker.rundir.prepared import SHARD_FILES, SourceCount, Split
+from stoker.rundir.prepared import SourceCount, Split
 
+COLUMNS_NAME = "columns.jsonl"
+"""Of prompts: what each row asks, and its columns."""
 _WRITE_TOKENS = 1 << 20
 """Tokens that are copied at a time: beside a shard that is written there is no second one in memory."""
 
@@ -26,12 +28,17 @@ _WRITE_TOKENS = 1 << 20
 class ShardWriter:
     """Collects the segments of a split and writes them as shards."""
 
-    def __init__(self, data: Path, split: str, length: int, done: list[dict[str, Any]], *, pack: bool) -> None:
+    def __init__(
+        self, data: Path, split: str, length: int, done: list[dict[str, Any]], *, pack: bool, together: int = 1
+    ) -> None:
         self._data = data
         self._split = split
         self._length = length
         self._pack = pack
+        self._together = together
         self._segments: list[np.ndarray] = []
+        self._undesired: list[bool] = []
+        self._columns: list[str] = []
         self.pending_tokens = 0
         self.done = done
         """Facts of each finished shard."""
@@ -46,11 +53,19 @@ class ShardWriter:
         """Tokens so far, finished shards included."""
         return sum(shard["tokens"] for shard in self.done) + self.pending_tokens
 
-    def add(self, segment: np.ndarray) -> None:
-        """Add one segment; its first token is untrained."""
+    def add(self, segment: np.ndarray, columns: str = "", *, undesired: bool = False) -> None:
+        """Add one segment, whose first token is untrained.
+
+        Args:
+            segment: Token ids, `~id` where untrained.
+            columns: Of a prompt, those of its row.
+            undesired: Its answer is judged to be a bad one.
+        """
         assert 0 < len(segment) <= self._length
         assert segment[0] < 0
         self._segments.append(segment)
+        self._undesired.append(undesired)
+        self._columns += [columns] if columns else []
         self.pending_tokens += len(segment)
 
     def flush(self) -> None:
@@ -67,27 +82,32 @@ class ShardWriter:
         aside.rename(folder / name)
         files.sync_folder(folder)
         self.done.append({"name": name, **known})
-        self._segments, self.pending_tokens = [], 0
+        self._segments, self._undesired, self._columns, self.pending_tokens = [], [], [], 0
 
     def _write(self, folder: Path) -> dict[str, Any]:
         lengths = np.array([len(segment) for segment in self._segments], dtype=np.int64)
-        order, rows = _packed(lengths, self._length) if self._pack else _one_per_row(lengths)
+        order, rows = _packed(lengths, self._length) if self._pack else _by_row(lengths, self._together)
         segments = np.concatenate([[0], np.cumsum(lengths[order])])
         trained = np.array([np.count_nonzero(segment >= 0) for segment in self._segments], dtype=np.int64)[order]
         row_trained = np.add.reduceat(trained, rows[:-1])
+        row_trained = np.where(np.array(self._undesired)[order][rows[:-1]], ~row_trained, row_trained)
         row_tokens = np.add.reduceat(lengths[order], rows[:-1])
+        if self._together > 1:  # they are rows of one micro batch, padded alike
+            row_tokens = self._together * np.maximum.reduceat(lengths[order], rows[:-1])
         edges = [0, *(np.flatnonzero(np.diff(segments // _WRITE_TOKENS)) + 1).tolist(), len(order)]
         chunks = (
             np.concatenate([self._segments[segment] for segment in order[start:end]])
             for start, end in itertools.pairwise(edges)
             if start < end
         )
-        arrays = {
+        arrays: dict[str, Iterable[Any]] = {
             "tokens.bin": (chunk.astype("<i4", copy=False) for chunk in chunks),
             "segments.bin": [segments.astype("<i8")],
             "rows.bin": [rows.astype("<i8")],
             "trained.bin": [row_trained.astype("<i4")],
         }
+        if self._columns:
+            arrays[COLUMNS_NAME] = (f"{line}\n".encode() for line in self._columns)
         return {
             "sequences": len(rows) - 1,
             "segments": len(lengths),
@@ -95,7 +115,7 @@ class ShardWriter:
             "trained_tokens": int(trained.sum()),
             "longest": int(row_tokens.max()),
             "longest_segment": int(lengths.max()),
-            "files": {name: _write_array(folder / name, arrays[name]) for name in SHARD_FILES},
+            "files": {name: _write_array(folder / name, arrays[name]) for name in arrays},
         }
 
 
@@ -108,9 +128,9 @@ def _packed(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return order, offsets
 
 
-def _one_per_row(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same with one row per segment, in order."""
-    return np.arange(len(lengths)), np.arange(len(lengths) + 1)
+def _by_row(lengths: np.ndarray, together: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same with so many segments per row, in order."""
+    return np.arange(len(lengths)), np.arange(0, len(lengths) + 1, together)
 
 
 def _write_array(path: Path, chunks: Any) -> str:
@@ -201,4 +221,6 @@ def _highest(tokens: np.ndarray) -> int:
 def _entropy(counts: np.ndarray) -> float:
     """Nats per token: log N - sum(c log c) / N."""
     total = int(counts.sum())
+    if not total:  # of prompts no token is trained
+        return 0.0
     return math.log(total) - float((counts * np.log(counts)).sum()) / total

@@ -34,7 +34,6 @@ _ORDER = (
 _MODEL_FILES = "model{suffix}.safetensors"
 _LARGEST_FILE = "50GB"
 """As `save_pretrained` splits weights."""
-_ADAPTER_FILE = "adapter_model.safetensors"
 _CHUNK_BYTES = 16 << 20
 
 
@@ -63,6 +62,14 @@ def part(tensor: torch.Tensor, copy: host_copies.Copy, *, first: bool) -> Part:
 
 def _tensor(raw: bytearray) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8)
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor, at: int) -> str:
+    """What a disk gives back instead of what was written."""
+    wrong = (found != expected).nonzero().reshape(-1)
+    first, last = int(wrong[0]), int(wrong[-1])
+    zeros = int((found[wrong] == 0).sum())
+    return f"{os.strerror(errno.EIO)}: {len(wrong)} bytes from {at + first} to {at + last} differ, {zeros} read as zero"
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,9 @@ class SharedFile:
                 file.seek(place)
                 for expected in own.split(_CHUNK_BYTES):
                     found = bytearray(expected.numel())
+                    at = file.tell()
                     if file.readinto(found) != len(found) or not torch.equal(_tensor(found), expected):
-                        raise OSError(errno.EIO, os.strerror(errno.EIO), self.name)
+                        raise OSError(errno.EIO, _difference(_tensor(found), expected, at), self.name)
         return 0
 
     def _own(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -205,9 +213,7 @@ def are_stored_as_held(model: Any) -> bool:
 def _as_stored(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """By file and name there: what `save_pretrained` does to tensors before it writes them."""
     if hasattr(model, "peft_config"):
-        from peft import get_peft_model_state_dict
-
-        return {_ADAPTER_FILE: get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)}
+        return {weights.ADAPTER_FILE: checkpoint.as_adapter(model, tensors)}
     kept = {name: one for name, one in tensors.items() if name not in (model._keys_to_ignore_on_save or ())}
     stored = revert_weight_conversion(model, remove_tied_weights_from_state_dict(kept, model))
     split = split_torch_state_dict_into_shards(stored, filename_pattern=_MODEL_FILES, max_shard_size=_LARGEST_FILE)

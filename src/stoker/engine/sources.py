@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from stoker.config.data_section import Source
+from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rows import row_files
 from stoker.rows.formats import Text
@@ -32,6 +33,16 @@ class Batch:
     read_share: float
     """How much of the file has been read."""
     last: bool
+
+
+@dataclass
+class Input:
+    """A source with its files, and the split its rows go to."""
+
+    path: str
+    weight: float
+    split: str
+    files: list[File]
 
 
 def batches(file: File, length: int, skip: int = 0) -> Iterator[Batch]:
@@ -73,10 +84,10 @@ def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
         yield 1, BadRow("row.unreadable", problem=error)
         return
     rows = (row for batch in file.iter_batches(batch_size=BATCH_ROWS) for row in batch.to_pylist())
-    yield from row_files.records(map(_as_written, rows))
+    yield from row_files.records(map(as_written, rows))
 
 
-def _as_written(row: dict[str, Any]) -> dict[str, Any]:
+def as_written(row: dict[str, Any]) -> dict[str, Any]:
     """A row out of Arrow, which gives each of a column's objects the keys of all of them, as null."""
     return {key: _without_nulls(value) for key, value in row.items()}
 
@@ -97,7 +108,7 @@ def _hub_rows(source: Source) -> Iterator[Numbered]:
     for columns in dataset.iter(batch_size=BATCH_ROWS):
         for values in zip(*columns.values(), strict=True):
             number += 1
-            yield Record(number), _as_written(dict(zip(columns, values, strict=True)))
+            yield Record(number), as_written(dict(zip(columns, values, strict=True)))
 
 
 def _from_hub(name: str, source: Source) -> Any:
@@ -134,3 +145,22 @@ def _characters(value: Any) -> int:
     if isinstance(value, dict):
         return sum(len(inner) if isinstance(inner, str) else 100 for inner in value.values())
     return 100
+
+
+# ---- what can be known before the first row is tokenised
+
+
+def check(run: Run, read: list[Input]) -> None:
+    """There is something in the training files, and in the eval files; columns by name are in every file."""
+    for split in ("train", "eval"):
+        of_split = [one for one in read if one.split == split]
+        if of_split and all(row_files.is_blank(file) for one in of_split for file in one.files):
+            raise empty(of_split)
+    for file in (file for one in read for file in one.files if file.source.columns):
+        first = next(batches(file, run.data.length))
+        row_files.layout(run, file, row_files.values(first.rows))
+
+
+def empty(of_split: list[Input]) -> StokerError:
+    """The error of files without a row."""
+    return StokerError("STK364", path=", ".join(one.path for one in of_split))

@@ -95,7 +95,7 @@ class StreamedSplit(PreparedSplit):
 def steps(run_dir: RunDir, run: Run, plan: Plan, report: Report, arrangement: Arrangement, ranks: Ranks) -> Steps:
     """All steps of a run, with what brings their rows where they are in a store."""
     split = open_split(run_dir, "train", report.train)
-    found = Steps(split, mixed_order.of(run, report, plan.batch.effective), arrangement, plan.steps.total, ranks)
+    found = Steps(split, mixed_order.of(run, report, run.train.rows), arrangement, plan.steps.total, ranks)
     if isinstance(split, StreamedSplit):
         processes = max(1, int(plan.native.trainer.get("dataloader_num_workers") or 0))
         folder, kind = run_dir.store_folder / "stream", f"{ranks.world}-{processes}"

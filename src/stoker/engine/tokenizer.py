@@ -96,7 +96,7 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
     opened = _open(name, local if local.is_absolute() else None)
     if not target.exists():
         _save(target, lambda aside: write(opened, aside))
-    return _described(name, opened)
+    return described(name, opened)
 
 
 def require_same(run: Run, folder: Path, prepared: Path, where: str) -> None:
@@ -105,7 +105,7 @@ def require_same(run: Run, folder: Path, prepared: Path, where: str) -> None:
         return  # the set's is the run's
     name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
     local = Path(inputs.model_path(name, folder))
-    own = _described(name, _open(name, local if local.is_absolute() else None)).backend
+    own = described(name, _open(name, local if local.is_absolute() else None)).backend
     other = tokenizers.Tokenizer.from_file(str(prepared / "tokenizer.json"))
     said = [[one.encode(text).ids for text in _PROBES] for one in (own, other)]
     if own.get_vocab() != other.get_vocab() or said[0] != said[1]:
@@ -220,7 +220,8 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _described(name: str, opened: Any) -> Tokenizer:
+def described(name: str, opened: Any) -> Tokenizer:
+    """What `prepare` needs of a tokenizer that transformers has opened."""
     if not opened.is_fast:
         raise StokerError("STK312", tokenizer=name, reason=messages.text("tokenizer.not_fast"))
     backend = opened.backend_tokenizer
@@ -248,5 +249,9 @@ def _save(target: Path, write: Callable[[Path], Any]) -> None:
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write(aside)
+    try:
+        write(aside)
+    except Exception:
+        shutil.rmtree(aside, ignore_errors=True)  # on a full disk, what is said next needs its room
+        raise
     aside.rename(target)

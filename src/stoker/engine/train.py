@@ -12,15 +12,17 @@ import sys
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from stoker import env, messages
+from stoker.config import objectives
 from stoker.engine import (
+    arranged,
     callbacks,
+    deterministic,
     fused_loss,
     guard,
     models,
@@ -29,15 +31,19 @@ from stoker.engine import (
     program,
     pulse,
     reading,
+    reference,
     rehearsal,
+    rollouts,
     spread,
     streaming,
+    vllm_sampler,
     writers,
 )
-from stoker.engine.dataset import Arrangement, InOrder
+from stoker.engine.distillation import Distillation
 from stoker.engine.opened import READ_AT_START_BYTES, Opened, open_run
+from stoker.engine.rollouts import Rollouts
 from stoker.engine.saving import SaveJob, Saver
-from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments
+from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments, heed_stop
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
 from stoker.plan import moves
 from stoker.plan.plan import Plan
@@ -78,7 +84,7 @@ def _refused(run_dir: RunDir, plan: Plan, number: int) -> StokerError:
 def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
     torch.set_num_threads(plan.threads)
     if plan.deterministic and plan.device == "cuda":
-        _use_deterministic_kernels()
+        deterministic.use_deterministic_kernels()
     # Only the first rank reads the stop file: other machines may not have it.
     stop = callbacks.StopRequest(run_dir.stop_file if rank == 0 else None)
     with (
@@ -91,19 +97,6 @@ def _alone(run_dir: RunDir, plan: Plan, rank: int) -> int:
             sys.stderr.write(f"{StokerError('STK411', pid='?', name=run_dir.name)}\n")
             return EXIT_USER
         return _train(open_run(run_dir, plan, ranks, beat), stop)
-
-
-def _use_deterministic_kernels() -> None:
-    """With the variables that the plan sets.
-
-    `full_determinism` of transformers would also wait for every kernel (CUDA_LAUNCH_BLOCKING) and give cuBLAS a smaller
-    workspace than the plan's; neither adds to determinism.
-    """
-    torch.use_deterministic_algorithms(True)
-    # It would fill every `torch.empty`, a kernel each; nothing here reads memory before it is written.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set on the module itself
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
 
 
 def _log_apart(run_dir: RunDir, rank: int) -> None:
@@ -119,9 +112,15 @@ def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
     if any(opened.ranks.follow([opened.ranks.first and _is_finished(opened)])):
         opened.events.write("end", status="done", step=total)
         return EXIT_DONE
+    known = reference.known(opened, arranged.arrangement(opened), lambda: stop.requested)
+    if known is None:
+        return _stopped(opened, max((one.step for one in checkpoints.committed(opened.run_dir.checkpoints)), default=0))
+    opened = known
     found = _newest(opened)
     best = checkpoints.best_step(found) if found else None
     if found is None or found.step < total or found.commit.due:
+        if any(opened.ranks.anyone([stop.requested])):  # the model is not loaded for nothing
+            return _stopped(opened, found.step if found else 0)
         step, best, due = _fit(opened, stop, found)
         if step < total or due:
             return _stopped(opened, step)
@@ -156,10 +155,11 @@ def _fit(opened: Opened, stop: callbacks.StopRequest, found: Checkpoint | None) 
     try:
         _check_disk(opened, saver)
         _try_disk(opened, saver)
-        trainer = _build(opened, stop, saver, found)
-        saver.writers = writers.of(opened.ranks, opened.plan, saver.folder, trainer.model)
-        _announce(opened, found, trainer)
-        _loop(trainer, saver, found)
+        with rollouts.scoring(opened) as score, vllm_sampler.opened_for(opened) as vllm:
+            trainer = _build(opened, stop, saver, found, (score, vllm))
+            saver.writers = writers.of(opened.ranks, opened.plan, saver.folder, trainer.model)
+            _announce(opened, found, trainer)
+            _loop(trainer, saver, found)
     except (RuntimeError, MemoryError) as error:
         if guard.is_out_of_memory(error):
             raise StokerError("STK408", reason=str(error).partition("\n")[0]) from error
@@ -184,7 +184,7 @@ def _loop(trainer: ExactTrainer, saver: Saver, found: Checkpoint | None) -> None
     try:
         trainer.train(resume_from_checkpoint=str(found.path) if found else None)
     except Interrupted:
-        return  # before the first step: the checkpoint it resumed from is the newest state
+        saver.committed = max(saver.committed, 0)  # before the first step: what it resumed from is the newest state
     except OSError:
         # A logger that cannot close its file on a full disk, after everything is committed.
         if not trainer.control.should_training_stop or saver.failed:
@@ -259,8 +259,10 @@ def _other_training(opened: Opened, found: Checkpoint) -> str:
 
 
 def _other_base(opened: Opened, found: Checkpoint) -> str:
-    """The same for the weights under an adapter."""
+    """The same for the weights under an adapter, and for those that teach."""
     before = found.commit.fingerprint
+    if before.get("teacher") != opened.fingerprint.get("teacher"):
+        return messages.text("other.teacher")
     differs = before.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
     if differs and models.is_other_base(before, opened.run, opened.run_dir.folder()):
         return messages.text("other.base")
@@ -302,19 +304,19 @@ def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -
 # ---- build
 
 
-def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Checkpoint | None) -> ExactTrainer:
+def _build(
+    opened: Opened,
+    stop: callbacks.StopRequest,
+    saver: Saver,
+    found: Checkpoint | None,
+    answering: tuple[rollouts.Scorer | None, vllm_sampler.VllmSampler | None],
+) -> ExactTrainer:
     run, plan, report, data = opened.run, opened.plan, opened.report, opened.run_dir.data
     opened.pulse.mark = "build"
     past, base = _past(opened, found), opened.fingerprint["base"]
-    tokenizer = models.load_tokenizer(data / "tokenizer")
+    tokenizer = models.padded(models.load_tokenizer(data / "tokenizer"), run)
     model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None, base, opened.ranks)
-    arrangement = Arrangement(
-        kind=plan.arrange,
-        micro=plan.batch.micro,
-        length=report.train.longest,
-        flatten=plan.attention == "flash_attention_2",
-        pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-    )
+    arrangement = arranged.arrangement(opened)
     arguments = _arguments(opened)
     steps_guard = guard.StepGuard(plan.guard, past)
     recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
@@ -331,25 +333,30 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
         start_step=found.step if found else 0,
         plan=plan,
         ranks=opened.ranks,
-        eval_items=_eval_items(opened, arrangement),
+        eval_items=arranged.eval_items(opened, arrangement),
         commit=lambda: _commit(opened, trainer, saver),
         asked_to_stop=lambda: stop.requested,
     )
     trainer.tokens, trainer.seen.tokens = (found.commit.tokens, dict(found.commit.source_tokens)) if found else (0, {})
-    # Some classes with a vision tower deny it and do it all the same.
-    accepts = trainer.model_accepts_loss_kwargs or models.divides_by_tokens(model, plan.attention)
-    trainer.model_accepts_loss_kwargs = accepts
-    if not accepts:
-        raise StokerError("STK414", model=type(model).__name__)
+    said = trainer.model_accepts_loss_kwargs
+    trainer.model_accepts_loss_kwargs = models.takes_weight(model, run, plan.attention, said=said)
     if plan.loss == "fused":
         fused_loss.use(model, plan.attention)
     recorder.trainer = trainer
+    if objectives.facts(run.train.objective).prompts:
+        kind = Distillation if run.train.teacher else Rollouts
+        trainer.rollouts = kind(opened, arrangement, model, tokenizer, *answering)
+    trainer.reference = {name: table.to(arguments.device) for name, table in opened.reference.items()}
     trainer.passed_over = frozenset(past.passed_over)
     trainer.heartbeat = guard.Heartbeat(opened.run_dir.heartbeat_file if opened.ranks.first else None)
+    if trainer.rollouts:
+        trainer.rollouts.beat = trainer.heartbeat.beat
     trainer.pulse = opened.pulse
 
     def begin() -> None:
+        heed_stop(opened.ranks, lambda: stop.requested)
         rehearsal.rehearse(opened, trainer, saver, first=found is None)
+        heed_stop(opened.ranks, lambda: stop.requested)
         if found is None:
             _check_disk(opened, saver)
         # The evaluation a stop postponed. If it is interrupted again the run ends here: no step goes before it.
@@ -358,13 +365,6 @@ def _build(opened: Opened, stop: callbacks.StopRequest, saver: Saver, found: Che
 
     trainer.add_callback(callbacks.Rehearsal(begin))
     return trainer
-
-
-def _eval_items(opened: Opened, arrangement: Arrangement) -> InOrder | list[Any]:
-    if opened.report.eval is None:
-        return []
-    split = streaming.open_split(opened.run_dir, "eval", opened.report.eval)
-    return InOrder(split, arrangement, opened.plan.batch.effective, opened.ranks)
 
 
 def _arguments(opened: Opened) -> TrainingArguments:

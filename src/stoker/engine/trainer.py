@@ -8,17 +8,16 @@ The Trainer's loop is kept. It sees one item per optimizer step, so its own accu
     _prepare_for_training           sharding after the weights are loaded; the planned strategy is required
     _clip_grad_norm                 one norm in the order of the parameters
     _get_grad_norm                  the same norm where nothing is clipped
-    evaluate                        loss = mean over trained tokens of the whole split; interrupted by a stop
+    evaluate                        mean loss of the whole split; interrupted by a stop
     log                             a logger's full disk does not end the training; log history is cleared
     _save_checkpoint                committed checkpoints in our format, without callback states: ours have none
     _load_optimizer_and_scheduler   loads them, with scaler and RNG
-`tests/engine/test_trainer_contract.py` checks these names and signatures against the installed version. `ExactSteps`
-is a mixin: TRL's trainers are subclasses of `Trainer` and can take it too.
+`tests/engine/test_trainer_contract.py` checks these names and signatures against the installed version. What is trained
+for is `objective.py`'s: TRL's trainers bring loaders and steps of their own, and do not take this seam.
 """
 
 import copy
 import functools
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import AutocastKwargs
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 
 from stoker.engine import (
     checkpoint,
+    divergence,
     exact,
     fsdp,
     guard,
@@ -41,23 +41,32 @@ from stoker.engine import (
     parallel,
     read_ahead,
     reading,
+    reference,
     shares,
     tokenizer,
     zero,
 )
 from stoker.engine.dataset import FromStep, MicroBatch, StepItem, Steps, single
-from stoker.engine.evaluate import mean_loss
+from stoker.engine.evaluate import Means, means
 from stoker.engine.known_rows import KnownRows
 from stoker.engine.mixed_order import Seen
+from stoker.engine.objective import Loss
 from stoker.engine.parallel import Ranks
 from stoker.engine.pulse import Pulse
+from stoker.engine.rollouts import Rollouts
 from stoker.engine.saving import Copied
 from stoker.engine.writers import Writers
 from stoker.plan.plan import Plan
 
 
 class Interrupted(Exception):
-    """An evaluation was interrupted by a stop; it is repeated after the resume."""
+    """A stop came before the first step, or in an evaluation, which is repeated after the resume."""
+
+
+def heed_stop(ranks: Ranks, asked_to_stop: Callable[[], bool]) -> None:
+    """Raise `Interrupted` if any rank is asked to stop; for where no step is on its way."""
+    if any(ranks.anyone([asked_to_stop()])):
+        raise Interrupted
 
 
 if TYPE_CHECKING:
@@ -99,14 +108,20 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         super().__init__(*args, train_dataset=steps, data_collator=single, **kwargs)
         if self.label_smoother is not None:  # it would not shift where it does not know the model's class by its name
             self.compute_loss_func = functools.partial(self.label_smoother, shift_labels=True)
+        self._pad_id = self.model.config.get_text_config().pad_token_id
         # The Trainer's flag for a model that is sharded already: accelerate must not wrap it.
         self.is_distributed_loading_by_transformers = plan.strategy == "fsdp2"
         self._steps, self._start_step = steps, start_step
-        self._plan, self._ranks = plan, ranks
+        self._plan, self._ranks, self.objective = plan, ranks, steps.objective
         self._rows = KnownRows(self.model, plan.attention, compiled=self.args.torch_compile)
         self._reduction: exact.CanonicalReduceScatter | None = None
-        self._eval_items = eval_items
-        self._commit, self._asked_to_stop = commit, asked_to_stop
+        self._eval_items, self._commit, self._asked_to_stop = eval_items, commit, asked_to_stop
+        self.reference: dict[str, torch.Tensor] = {}
+        """What the objective must know of the rows of each split, where it must."""
+        self.divergence = torch.zeros((), device=self.args.device)
+        """What it must know of the rows of a step, or of all eval rows."""
+        self.rollouts: Rollouts | None = None
+        """What generates the answers of a step, where the objective trains on those."""
         self.due: list[str] = []
         """What a stop postponed at this step."""
         self.tokens = 0
@@ -114,10 +129,10 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.seen = Seen(steps.order)
         self.passed_over: frozenset[int] = frozenset()
         """Steps without an update, by number from 1."""
-        self.heartbeat = guard.Heartbeat(None)
-        self.pulse = Pulse()
+        self.heartbeat, self.pulse = guard.Heartbeat(None), Pulse()
         self.last_item: StepItem | None = None
         self.last_losses: torch.Tensor | None = None
+        self.last_figures: torch.Tensor | None = None
         self.last_norm: torch.Tensor | None = None
         self.wait_seconds = 0.0
 
@@ -130,19 +145,7 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def get_train_dataloader(self) -> Any:
         """Whole steps from the resumed one on. Not prepared by accelerate, which would split or skip."""
-        workers = self.args.dataloader_num_workers
-        return DataLoader(
-            self._steps,
-            batch_size=1,
-            sampler=FromStep(self._start_step, len(self._steps)),
-            collate_fn=single,
-            num_workers=workers,
-            # Python 3.14 starts processes by forkserver, which pickles the steps: mapped data would be copied, and a
-            # process group cannot be pickled.
-            multiprocessing_context="fork" if workers else None,
-            pin_memory=self.args.dataloader_pin_memory,
-            prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
-        )
+        return _loader(self._steps, self._start_step, self.args)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         """The next step, with the time the loop waited for it. The item has its count of trained tokens."""
@@ -157,6 +160,10 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
         """Shard the model after loading its weights and before creating the optimizer."""
+        if not self.objective.scores:  # which finds the end of a row by it
+            # The Trainer put the tokenizer's there. A model that is loaded with it has no gradient for that token's
+            # embedding, so a resume would train otherwise where rows have it.
+            self.model.config.get_text_config().pad_token_id = self._pad_id
         if self._plan.strategy == "fsdp2":
             self._reduction = fsdp.shard(self.model, self._plan)
         if not (self.is_deepspeed_enabled and resume_from_checkpoint):
@@ -170,14 +177,15 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         return prepared
 
     def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward of this rank's micro batches. Returns the mean loss over the step's trained tokens."""
+        """Forward and backward of this rank's micro batches. Returns the step's mean loss."""
         if inputs.step + 1 in self.passed_over:
             return self._pass_over(inputs)
-        model.train()
-        inputs = inputs.to(self.args.device)
+        inputs = self._ready(inputs)
         micro_batches, divisor = inputs.micro_batches, inputs.divisor
+        model.train()
         ranks, tree = self._ranks, exact.gradient_tree() if self._plan.exact else None
         losses = torch.zeros(inputs.leaves, device=self.args.device)
+        figures = torch.zeros(inputs.leaves, len(self.objective.figures), device=self.args.device)
         self.pulse.begin()
         for turn, micro in enumerate(micro_batches):
             self.pulse.mark = f"micro {turn + 1}"
@@ -188,9 +196,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
                 self._reduction.leaves = min(ranks.world, inputs.leaves - turn * ranks.world)
             last = turn == len(micro_batches) - 1
             with self._together(model, last=last and tree is None):
-                loss = self.forward_backward(model, micro, divisor, weight=float(own))
+                found = self.forward_backward(model, micro, divisor, weight=float(own))
             if own:
-                losses[number] = loss
+                losses[number] = found.loss
+                if found.figures is not None:
+                    figures[number] = found.figures
             if tree is not None and (own or ranks.interleaved):
                 node = (turn * ranks.world, ranks.world.bit_length() - 1) if ranks.interleaved else (number, 0)
                 tree.add(*node, exact.take_gradients(self._trainable))
@@ -198,12 +208,22 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
             self.pulse.computed(len(micro_batches))
         self.pulse.mark = "sum"
         if tree is not None:
-            exact.give_gradients(self._trainable, self._sum(tree, inputs.leaves))
+            exact.give_gradients(self._trainable, _sum(tree, inputs.leaves, ranks, self._trainable))
         self.last_item = inputs
         self.last_losses = ranks.gather(losses)
+        self.last_figures = ranks.gather(figures).sum(0) if self.objective.figures else None
         self.tokens += inputs.tokens
         self.pulse.mark = "update"
         return self.last_losses.sum()
+
+    def _ready(self, inputs: StepItem) -> StepItem:
+        """The step on the device, after what its objective must know of all of it: answers, or their divergence."""
+        if self.rollouts is not None:
+            inputs = self.rollouts.step(inputs)
+        inputs = inputs.to(self.args.device)
+        if inputs.mismatched is not None:
+            self.divergence = self._divergence([inputs], "train")
+        return inputs
 
     def _pass_over(self, inputs: StepItem) -> torch.Tensor:
         """The step keeps its number without an update: accelerate's optimizer skips steps without synced gradients."""
@@ -216,29 +236,30 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self.accelerator.sync_gradients = last or not self.is_deepspeed_enabled
         return nullcontext() if last else parallel.unsynchronised(model)
 
-    def _sum(self, tree: exact.Tree[exact.Gradients], leaves: int) -> exact.Gradients:
-        if self._ranks.world == 1 or self._ranks.interleaved:
-            return tree.total()
-        return exact.reduce_nodes(tree, self._ranks.ranges(leaves), [p.data for p in self._trainable])
-
-    def forward_backward(
-        self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1.0
-    ) -> torch.Tensor:
+    def forward_backward(self, model: Any, micro: MicroBatch, divisor: torch.Tensor, weight: float = 1.0) -> Loss:
         """One micro batch's share of the step's loss, and its gradients."""
-        loss = self._loss(model, micro, divisor)
-        self.accelerator.backward(loss * (weight * self._averaged))
-        return loss.detach()
+        found = self.loss_of(model, micro, divisor)
+        self.accelerator.backward(found.loss * (weight * self._averaged))
+        return found._replace(loss=found.loss.detach())
 
     @functools.cached_property
     def _averaged(self) -> int:
         """The factor that undoes the engine's mean over ranks: we want the sum."""
         return self._ranks.world if self._plan.strategy in ("ddp", "zero2", "zero3") and not self._plan.exact else 1
 
-    def _loss(self, model: Any, micro: MicroBatch, divisor: torch.Tensor) -> torch.Tensor:
-        """Sum of a micro batch's token losses over `divisor`, a number on the device: nobody waits for it."""
+    def loss_of(self, model: Any, micro: MicroBatch, divisor: torch.Tensor, split: str = "train") -> Loss:
+        """Sum of a micro batch's losses over `divisor`, a number on the device: nobody waits for it."""
         self.heartbeat.beat()
+        plain, known = self.inputs(micro), self.reference.get(split)
+        inputs = self.rollouts.told(plain) if self.rollouts else reference.told(plain, known, self.divergence)
         with self.compute_loss_context_manager():
-            return self.compute_loss(model, self.inputs(micro), num_items_in_batch=divisor)
+            return self.objective.loss(model, inputs, divisor, self.compute_loss)
+
+    def _divergence(self, items: Iterable[StepItem], split: str) -> torch.Tensor:
+        """How far the model has moved on answers to other prompts, over all rows of these items."""
+        table = self.reference[f"{split}{reference.MISMATCHED}"]
+        with models.evaluating(self.model), self.compute_loss_context_manager():
+            return divergence.of(items, self.model_wrapped, self.inputs, table, self._ranks)
 
     def inputs(self, micro: MicroBatch) -> dict[str, Any]:
         """The model's arguments for a micro batch, on the device."""
@@ -271,20 +292,20 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     # ---- evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Mean loss over the trained tokens of the eval split, independent of resumes and device counts."""
+        """Mean loss of the eval split, independent of resumes and device counts."""
         self.pulse.mark = "eval"
         started = time.perf_counter()
         try:
-            loss = self.token_loss(self._until_stopped(self._eval_items))
+            if self.objective.labels:
+                self.divergence = self._divergence(self._until_stopped(self._eval_items), "eval")
+            items = self._until_stopped(self._eval_items)
+            found = self.rollouts.evaluate(items, self.mean_loss) if self.rollouts else self.mean_loss(items)
         except Interrupted:
             self.due = ["eval"]
             self.control.should_save = self.control.should_training_stop = True
             return {}
-        metrics = {
-            "eval_loss": loss,
-            "eval_perplexity": math.exp(min(loss, 700)),
-            "eval_seconds": time.perf_counter() - started,
-        }
+        metrics = {f"eval_{name}": value for name, value in found.items()}
+        metrics["eval_seconds"] = time.perf_counter() - started
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -292,21 +313,22 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
     def _until_stopped(self, items: Sequence[StepItem]) -> Iterator[StepItem]:
         """Eval items until a stop is requested."""
         for item in items:
-            if any(self._ranks.anyone([self._asked_to_stop()])):
-                raise Interrupted
+            heed_stop(self._ranks, self._asked_to_stop)
             yield item
 
-    def token_loss(self, items: Iterable[StepItem]) -> float:
-        """Mean loss over all trained tokens of some items, without gradients."""
+    def mean_loss(self, items: Iterable[StepItem]) -> Means:
+        """Mean loss and figures of some items, without gradients."""
         with models.evaluating(self.model):
-            one = torch.ones((), dtype=torch.int64, device=self.args.device)
+            one, wrapped = torch.ones((), dtype=torch.int64, device=self.args.device), self.model_wrapped
             there = (item.to(self.args.device) for item in items)
-            return mean_loss(there, lambda micro: self._loss(self.model_wrapped, micro, one), self._ranks)
+            return means(there, lambda micro: self.loss_of(wrapped, micro, one, "eval"), self.objective, self._ranks)
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Pass figures to the loggers; a full disk there does not end the training."""
+        if "loss" in logs and self.last_figures is not None:
+            logs |= dict(zip(self.objective.figures, self.last_figures.tolist(), strict=True))
         try:
-            super().log(*args, **kwargs)
+            super().log(logs, *args, **kwargs)
         except OSError as error:
             with suppress(OSError):  # the log may be on the same disk
                 sys.stderr.write(f"{error}\n")
@@ -320,27 +342,11 @@ class ExactSteps(_Seam):  # type: ignore[valid-type, misc]  # a Trainer to the t
         self._commit()
 
     def copied(self, writers: Writers) -> Copied:
-        """This step's state on the host: weights and tokenizer in the Hugging Face layout, the rest in ours.
-
-        Of shards each rank keeps its own, or all are gathered and the first keeps them. Only copies are written.
-        """
+        """This step's state on the host. Of shards each rank keeps its own, or the first one keeps all, gathered."""
         weights = (zero if self._plan.strategy == "zero3" else checkpoint).copied_weights(self.model, writers.take)
         index, tensors = self._training_state.gather(writers.take)
-        index, state, share = copy.deepcopy(index), copy.deepcopy(self.state), None
-        if writers.together:
-            share = shares.of(self.model, weights, tensors)
-            weights, tensors = shares.stand_ins(self.model, weights), {}
-
-        def write(folder: Path) -> None:
-            save_weights(self.model, folder, weights)
-            tokenizer.write(self.processing_class, folder)
-            checkpoint.save_state(folder, index, tensors)
-            state.save_to_json(str(folder / "trainer_state.json"))
-            if share is not None:
-                share.lay_out(folder)
-
-        sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}  # tied weights are one
-        return Copied(write, sum(sizes.values()) if share is None else share.size, share)
+        state = copy.deepcopy(self.state)
+        return _copied(self.model, self.processing_class, state, weights, (copy.deepcopy(index), tensors), writers)
 
     @property
     def _training_state(self) -> checkpoint.TrainingState:
@@ -374,6 +380,22 @@ def _state_kind(optimizer: str, *, deepspeed: bool) -> type[checkpoint.TrainingS
     return paged.PagedState if optimizer.startswith("paged_") else checkpoint.TrainingState
 
 
+def _loader(steps: Steps, start: int, arguments: TrainingArguments) -> DataLoader[StepItem]:
+    workers = arguments.dataloader_num_workers
+    return DataLoader(
+        steps,
+        batch_size=1,
+        sampler=FromStep(start, len(steps)),
+        collate_fn=single,
+        num_workers=workers,
+        # Python 3.14 starts processes by forkserver, which pickles the steps: mapped data would be copied, and a
+        # process group cannot be pickled.
+        multiprocessing_context="fork" if workers else None,
+        pin_memory=arguments.dataloader_pin_memory,
+        prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
+    )
+
+
 class UnplacedArguments(TrainingArguments):
     """For a model that is sharded before it is moved to a device: the whole may not fit on one."""
 
@@ -384,7 +406,16 @@ class UnplacedArguments(TrainingArguments):
 
 
 class ExactTrainer(ExactSteps, Trainer):
-    """The Trainer that Stoker runs for `pretrain` and `sft`."""
+    """The Trainer that Stoker runs, whatever the objective."""
+
+
+def _sum(
+    tree: exact.Tree[exact.Gradients], leaves: int, ranks: Ranks, trainable: list[torch.nn.Parameter]
+) -> exact.Gradients:
+    """The gradients of all ranks, in the order of the tree."""
+    if ranks.world == 1 or ranks.interleaved:
+        return tree.total()
+    return exact.reduce_nodes(tree, ranks.ranges(leaves), [parameter.data for parameter in trainable])
 
 
 def _clipped(parameters: list[torch.nn.Parameter], plan: Plan, largest: float) -> torch.Tensor:
@@ -401,8 +432,37 @@ def _clipped(parameters: list[torch.nn.Parameter], plan: Plan, largest: float) -
     return norm
 
 
-def save_weights(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Write copied weights or an adapter as transformers and PEFT do: safetensors, training precision."""
-    # PEFT would ask the hub whether the vocabulary grew; an adapter here never owns the embedding.
-    options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-    model.save_pretrained(folder, state_dict=weights, **options)
+def _copied(
+    model: Any,
+    words: Any,
+    state: TrainerState,
+    weights: dict[str, Any],
+    rest: tuple[dict[str, Any], dict[str, Any]],
+    writers: Writers,
+) -> Copied:
+    """What was copied, and how it is written: weights and tokenizer in the Hugging Face layout, the rest in ours.
+
+    Args:
+        model: As it is trained.
+        words: Its tokenizer.
+        state: The Trainer's.
+        weights: By name, what was taken of them.
+        rest: Index and tensors of the training state.
+        writers: Who writes.
+    """
+    (index, tensors), share = rest, None
+    if writers.together:
+        share = shares.of(model, weights, tensors)
+        weights, tensors = shares.stand_ins(model, weights), {}
+    write_weights = checkpoint.weights_writer(model, weights)
+
+    def write(folder: Path) -> None:
+        write_weights(folder)
+        tokenizer.write(words, folder)
+        checkpoint.save_state(folder, index, tensors)
+        state.save_to_json(str(folder / "trainer_state.json"))
+        if share is not None:
+            share.lay_out(folder)
+
+    sizes = {id(one): one.nbytes for one in (*weights.values(), *tensors.values())}  # tied weights are one
+    return Copied(write, sum(sizes.values()) if share is None else share.size, share)

@@ -16,6 +16,7 @@ import torch
 from stoker.rundir import files
 from stoker.rundir import safetensors_headers as headers
 
+ADAPTER_FILE = "adapter_model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _DTYPES = {

@@ -57,12 +57,11 @@ class Product(NamedTuple):
         """Minimum bytes read and written, in 16 bits."""
         return 2 * self.times * (self.rows * self.inner + self.inner * self.columns + self.rows * self.columns)
 
-    def backward(self) -> "Iterator[Product]":
+    def backward(self) -> "tuple[Product, ...]":
         """The input's gradient, and the weight's where it is trained."""
         rows, inner, columns, times, launches, frozen, precision = self
-        yield Product(rows, columns, inner, times, launches, frozen, precision)
-        if not frozen:
-            yield Product(inner, rows, columns, times, launches, frozen, precision)
+        back = Product(rows, columns, inner, times, launches, frozen, precision)
+        return (back,) if frozen else (back, Product(inner, rows, columns, times, launches, frozen, precision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,8 @@ class Stream:
 
     def times(self, tokens: float, layers: float) -> "Stream":
         """Scaled by tokens and layers."""
-        every = tokens * layers
-        return Stream(
-            self.forward * every, self.backward * every, self.kernels * layers, self.backward_kernels * layers
-        )
+        each = tokens * layers
+        return Stream(self.forward * each, self.backward * each, self.kernels * layers, self.backward_kernels * layers)
 
 
 class Load(NamedTuple):

@@ -18,7 +18,7 @@ from stoker.facts.rates import Rates, rates
 
 Link = Literal["card", "nvlink", "pcie", "slow"]
 
-_UTILISATION = {"mps": 0.30, "cpu": 0.45}
+UTILISATION = {"mps": 0.30, "cpu": 0.45}
 """Share of the peak a training step reaches where there is no roofline. Coarse."""
 _CPU_FLOPS_PER_CORE = 5e10
 """fp32 multiply-adds of one server core with AVX2, as seen in matrix products here; laptops differ by 2x."""
@@ -139,8 +139,8 @@ def tokens_of(step: Step) -> float:
 def seconds_by_part(step: Step, on: Hardware, constants: Rates) -> dict[str, float]:
     """Seconds of a step on a GPU, by part."""
     work = operations.work(step)
-    clock = _Clock(on, constants, step)
-    links = _links(on, constants)
+    clock = PassClock(on, constants, step)
+    links = links_of(on, constants)
     sent = communication.traffic(step, work, links)
     ahead, back, again = clock.gpu(work.forward), clock.gpu(work.backward), clock.gpu(work.again)
     hooks = sent.hooks * constants.module
@@ -171,7 +171,7 @@ def seconds_by_part(step: Step, on: Hardware, constants: Rates) -> dict[str, flo
 
 
 @dataclass(frozen=True, slots=True)
-class _Spent:
+class PassSeconds:
     """Seconds of one pass on the GPU."""
 
     products: float
@@ -180,10 +180,11 @@ class _Spent:
 
     @property
     def total(self) -> float:
+        """All of them."""
         return self.products + self.streamed + self.unpacked
 
 
-class _Clock:
+class PassClock:
     """Times passes on one device."""
 
     def __init__(self, on: Hardware, constants: Rates, step: Step) -> None:
@@ -203,17 +204,19 @@ class _Clock:
         fast = step.attention == "flash" or (step.attention == "flash_2" and not newer)
         self.attention = usual * (constants.flash if fast else older)
 
-    def gpu(self, one: Pass) -> _Spent:
+    def gpu(self, one: Pass) -> PassSeconds:
+        """On the device."""
         flops, bandwidth, kernel = self.flops, self.bandwidth, self.constants.kernel
         products = math.fsum(max(load[0] / flops[load[2]], load[1] / bandwidth) for load in one.products)
         waiting = (one.launches - one.kernels) * kernel
-        return _Spent(
+        return PassSeconds(
             products + waiting + one.attention_flops / self.attention,
             one.streamed / bandwidth + one.kernels * kernel,
             one.unpacked / bandwidth,
         )
 
     def host(self, one: Pass) -> float:
+        """To launch it."""
         return one.launches * self.constants.launch
 
 
@@ -226,7 +229,8 @@ def _exposed(computing: float, sending: float, hidden: float) -> float:
     return sending - hidden * min(computing, sending)
 
 
-def _links(on: Hardware, constants: Rates) -> Links:
+def links_of(on: Hardware, constants: Rates) -> Links:
+    """What reaches a device."""
     share = constants.link if on.peer else constants.bounce
     return Links(
         inside=share * on.link_bytes_per_second,
@@ -250,13 +254,12 @@ def _without_roofline(step: Step, on: Hardware) -> dict[str, float]:
     """
     passes = (2 if step.adapter else 3) + (1 if step.recompute == "full" else 0)
     tokens = step.micro * (step.mean_length or step.length) * step.accumulation
-    seconds = passes * 2 * step.shape.active_parameters() * tokens / (_UTILISATION[on.kind] * on.half_flops)
+    seconds = passes * 2 * step.shape.active_parameters() * tokens / (UTILISATION[on.kind] * on.half_flops)
     if on.kind == "cpu":
         return {"products": seconds}
     work = operations.work(step)
     kernels = step.accumulation * (work.forward.launches + work.backward.launches + work.again.launches)
-    host = (kernels + work.update.launches) * rates().launch
-    return {"products": seconds, "launches": _excess(host, seconds)}
+    return {"products": seconds, "launches": _excess((kernels + work.update.launches) * rates().launch, seconds)}
 
 
 def _rate_class(card: Card, half: float) -> str:

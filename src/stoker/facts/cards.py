@@ -9,9 +9,8 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker import messages
-from stoker.errors import StokerError
-from stoker.facts import tables
+from stoker.errors import ClosestNames, StokerError
+from stoker.facts import fact
 
 _MEMORY_SLACK = 0.08
 """Drivers keep some of the memory to themselves, ECC takes 6 % of it."""
@@ -78,7 +77,7 @@ class Card(BaseModel):
 @functools.cache
 def cards() -> tuple[Card, ...]:
     """All cards, in the order of the catalogue."""
-    return tuple(Card.model_validate(_fields(row)) for row in tables.rows("cards.csv"))
+    return tuple(Card.model_validate(_fields(row)) for row in fact.rows("cards.csv"))
 
 
 def find(name: str, where: str = "") -> Card:
@@ -94,8 +93,7 @@ def find(name: str, where: str = "") -> Card:
         return spellings[wanted]
     near = difflib.get_close_matches(wanted, spellings, n=3)
     nearest = list(dict.fromkeys(spellings[spelling].name for spelling in near))
-    advice = messages.text("nearest.keys", keys=nearest) if nearest else ""
-    raise StokerError("STK203", where, card=name, nearest=advice)
+    raise StokerError("STK203", where, card=name, nearest=ClosestNames(nearest, mark=""))
 
 
 def namesakes(name: str) -> list[Card]:

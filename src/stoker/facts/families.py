@@ -19,6 +19,14 @@ from stoker.facts.tested import version_key
 CELLS = ("pretrain", "full", "lora", "qlora", "packing", "merge", "export", "gguf", "vllm")
 """What is done with a family, in the order of a run."""
 GROUPED = "grouped"
+MERGED = "merged"
+_WORDS = {
+    "works": "models.works",
+    "refused": "models.refused",
+    "fails": "models.fails",
+    GROUPED: "models.grouped",
+    MERGED: "models.merged",
+}
 
 
 class FamilyCell(Fact):
@@ -30,9 +38,15 @@ class FamilyCell(Fact):
     fields: dict[str, str | int | float | list[str]] = Field(default_factory=dict)
     """Of that error's sentence."""
     how: str = ""
-    """Of `packing`: `rows` where documents of one row do not see each other, `grouped` where each has its own."""
+    """Of `packing`: `rows` where documents of one row do not see each other, `grouped` where each has its own.
+    Of `vllm`: `merged` where the adapter cannot be served beside its base."""
     date: str
     transformers: str
+
+    @property
+    def word(self) -> str:
+        """The message that names the outcome."""
+        return _WORDS[self.how if self.how in _WORDS else self.outcome]
 
     @property
     def reason(self) -> str:

@@ -23,6 +23,8 @@ from stoker import env
 from stoker.facts import cards
 from stoker.facts.cards import Card
 
+TENSORBOARD = ("tensorboard", "tensorboardX")
+"""transformers writes TensorBoard's files with either package."""
 PACKAGES = (
     "torch",
     "transformers",
@@ -34,7 +36,7 @@ PACKAGES = (
     "liger_kernel",
     "torchao",
     "datasets",
-    "tensorboard",
+    *TENSORBOARD,
 )
 _PROBE_SECONDS = 20
 _QUERY = "index,name,memory.total,memory.used,compute_cap,uuid,driver_version"
@@ -104,6 +106,10 @@ class Machine(BaseModel):
     """Whether processes here can map each other's memory; looked at where there are several GPUs."""
     examined: bool
     """False for a machine made up from the catalogue: processors, memory and packages are assumed there."""
+
+    def has(self, package: str) -> bool:
+        """Whether a package is installed, or one that serves as well."""
+        return any(one in self.packages for one in (TENSORBOARD if package in TENSORBOARD else (package,)))
 
     @classmethod
     def of_card(cls, card: Card, count: int = 1, memory_gb: float | None = None, nodes: int = 1) -> "Machine":

@@ -143,7 +143,9 @@ def choose(
     if files:
         direct = ",".join([*_content()["direct"], *([store] if store else [])])
         environment |= {env.NO_PROXY.name: direct, env.NO_PROXY.name.upper(): direct}
-    withheld = (env.HF_TOKEN.name,) if hub.key == _WITHHELD else ()
+    withheld = (env.HF_TOKEN.name, env.HUGGING_FACE_HUB_TOKEN.name) if hub.key == _WITHHELD else ()
+    if withheld:
+        environment[env.HF_HUB_DISABLE_IMPLICIT_TOKEN.name] = "1"  # of the client's own login
     choices = tuple(choice for choice, _ in taken)
     return Network(choices=choices, environment=environment, files=tuple(files), withheld=withheld)
 

@@ -5,19 +5,24 @@ From the hub come some kB: the configuration and the index of its files. Both ar
 
 import http.client
 import json
+import os
 import re
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stoker import env
+from stoker.errors import StokerError
 
 _HUB_TIMEOUT_SECONDS = 5
 _LARGEST_CONFIG_BYTES = 4 << 20
 _LARGEST_INDEX_BYTES = 64 << 20
 _INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_ERROR_HEADER, _GATED = "X-Error-Code", "GatedRepo"
+"""How Hugging Face's hub tells a model that wants an account from one that does not exist; both are 401."""
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -29,6 +34,8 @@ class FoundConfig:
     origin: Literal["local", "cache", "hub"]
     stored_parameters: int | None = None
     """Weights in the model's files, by the index's `total_size` and the configuration's type."""
+    folder: Path | None = None
+    """Where its other files are; None where only the configuration was fetched."""
 
     @property
     def quantised(self) -> str:
@@ -37,10 +44,21 @@ class FoundConfig:
         return str(stated.get("quant_method", "?")) if stated else ""
 
 
+def hub_home() -> Path:
+    """The folder of Hugging Face's client: its cache and its login."""
+    caches = env.read(env.XDG_CACHE_HOME, "~/.cache")
+    home = Path(env.read(env.HF_HOME, f"{caches}/huggingface")).expanduser()
+    return Path(os.path.expandvars(home))
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether a hub may have a model of this name: `owner/name`, or a single word."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
 def here(model: str, folder: Path) -> FoundConfig | None:
     """The configuration of a local folder, else of the snapshot that `main` points to in the cache, else of any."""
-    home = Path(env.read(env.HF_HOME, "~/.cache/huggingface")).expanduser()
-    cached = home / "hub" / f"models--{model.replace('/', '--')}"
+    cached = hub_home() / "hub" / f"models--{model.replace('/', '--')}"
     main = cached / "refs" / "main"
     names = [main.read_text(encoding="utf-8").strip()] if main.is_file() else []
     snapshots = [cached / "snapshots" / name for name in names]
@@ -51,10 +69,16 @@ def here(model: str, folder: Path) -> FoundConfig | None:
 
 def hub(model: str) -> FoundConfig | None:
     """The configuration on the hub, or as it was fetched before where the hub is not reached."""
-    if not _HUB_ID.fullmatch(model):
+    if not is_hub_name(model):
         return None
     kept = env.home() / "models" / model.replace("/", "--")
-    if (content := _fetched(model, "config.json", _LARGEST_CONFIG_BYTES)) and _parsed(content):
+    try:
+        content = _fetched(model, "config.json", _LARGEST_CONFIG_BYTES)
+    except PermissionError as error:
+        if not (kept / "config.json").is_file():
+            raise StokerError("STK188", model=model) from error
+        content = None
+    if content and _parsed(content):
         kept.mkdir(parents=True, exist_ok=True)
         (kept / "config.json").write_bytes(content)
         total = _total(_fetched(model, _INDEX, _LARGEST_INDEX_BYTES))
@@ -73,6 +97,10 @@ def looks_ahead(config: dict[str, Any]) -> str:
 
 
 def _fetched(model: str, name: str, largest: int) -> bytes | None:
+    """A file of a model; None where the hub does not give it, a PermissionError where it wants an account for it.
+
+    No token is sent: a hub may redirect to another host.
+    """
     endpoint = env.read(env.HF_ENDPOINT, "https://huggingface.co").rstrip("/")
     offline = env.read(env.HF_HUB_OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE")
     if offline or not endpoint.startswith(("https://", "http://")):
@@ -81,6 +109,11 @@ def _fetched(model: str, name: str, largest: int) -> bytes | None:
     try:
         with urllib.request.urlopen(url, timeout=_HUB_TIMEOUT_SECONDS) as answer:  # noqa: S310  # scheme checked above
             content: bytes = answer.read(largest)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.headers.get(_ERROR_HEADER) == _GATED:
+            raise PermissionError(url) from error
+        return None
     except (OSError, http.client.HTTPException):
         return None
     return content
@@ -91,7 +124,8 @@ def _read(folder: Path, origin: Literal["local", "cache", "hub"]) -> FoundConfig
     if config is None:
         return None
     total, size = _total(_content(folder / _INDEX)), _ELEMENT_BYTES.get(_dtype(config))
-    return FoundConfig(config, origin, total // size if total and size else None)
+    stored = total // size if total and size else None
+    return FoundConfig(config, origin, stored, folder if origin != "hub" else None)
 
 
 def _content(file: Path) -> bytes | None:

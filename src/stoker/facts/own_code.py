@@ -15,6 +15,10 @@ DECIDES_BITS = (
     *("engine/paged", "engine/parallel", "engine/rehearsal", "engine/train", "engine/trainer", "engine/zero"),
     *("engine/host_copies", "engine/known_rows", "engine/shared_build", "engine/shares", "engine/weights"),
     *("engine/mixed_order", "engine/optimizer_factory", "engine/rounded", "engine/streaming"),
+    *("engine/deterministic", "engine/divergence", "engine/objective", "engine/reference"),
+    *("engine/answer_figures", "engine/arranged", "engine/distillation", "engine/rollouts", "engine/sampler"),
+    *("engine/teacher", "engine/vllm_sampler", "engine/foreign/stoker_vllm"),
+    *("rewards/verifiers_environment", "rewards/worker_main"),
     *("estimate/fused_rows", "estimate/rounding", "rows/order", "rows/mixture", "rundir/prepared"),
 )
 """Modules that a training process computes a step with. What the plan decides is in the fingerprint by its value."""

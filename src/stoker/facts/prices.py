@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from stoker import env
-from stoker.facts import tables
+from stoker.facts import fact
 
 STALE_DAYS = 90
 """An older price is shown with its age."""
@@ -142,7 +142,7 @@ def _offer(row: dict[str, str]) -> Offer:
 def _together(file: Path, _written: int) -> tuple[Offer, ...]:
     own = _read(file)
     replaced = {(offer.cloud, card) for offer in own for card in offer.cards}
-    shipped = map(_offer, tables.rows("prices.csv"))
+    shipped = map(_offer, fact.rows("prices.csv"))
     return (*own, *(one for one in shipped if not any((one.cloud, card) in replaced for card in one.cards)))
 
 
@@ -214,7 +214,7 @@ def in_order_of_price(card: str) -> float:
 
 @functools.cache
 def _usd_per_unit() -> dict[str, float]:
-    return {row["currency"]: float(row["usd"]) for row in tables.rows("currencies.csv")}
+    return {row["currency"]: float(row["usd"]) for row in fact.rows("currencies.csv")}
 
 
 def usd(currency: str) -> float:

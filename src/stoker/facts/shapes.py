@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from stoker import messages
 from stoker.config.run import Shape, TrainTokenizer
-from stoker.errors import StokerError, closest
+from stoker.errors import ClosestNames, StokerError, closest
 from stoker.facts import model_configs, model_records
 from stoker.facts.model_configs import FoundConfig
 from stoker.facts.model_parts import KERNELS, ModelParts
@@ -209,9 +209,18 @@ def resolve(
         return ResolvedShape(shape, "shipped", quantised=published_quantised(model)[0])
     found = found or model_configs.hub(model)
     if found is None:
-        nearest = _no_folder(model, folder) + closest(model, [*_models_beside(model, folder), *shipped()])
-        raise StokerError("STK205", model=model, folder=folder, nearest=nearest)
+        near = nearest(model, folder)
+        advice = _no_folder(model, folder) + near
+        raise StokerError("STK205", model=model, folder=folder, nearest=advice, choices=near.names)
     return _described(model, found, weigh)
+
+
+def context(model: str, folder: Path) -> int | None:
+    """Longest sequence that a model on this machine was made for, also where no formula counts its weights."""
+    found = model_configs.here(model, folder)
+    text = {**found.config, **(found.config.get("text_config") or {})} if found else {}
+    stated = (text.get(name) for name in _KEYS["context"])
+    return next((one for one in stated if isinstance(one, int) and one > 0), None)
 
 
 def _no_folder(model: str, folder: Path) -> str:
@@ -219,6 +228,23 @@ def _no_folder(model: str, folder: Path) -> str:
     path = folder / model
     meant = model.startswith((".", "/", "~")) or path.parent.is_dir()
     return messages.text("model.no_folder", path=path) if meant and not path.is_dir() else ""
+
+
+def can_only_be_folder(model: str, folder: Path) -> bool:
+    """Whether a name is no hub's: by how it is written, or because what it would be in is there."""
+    return not model_configs.is_hub_name(model) or ("/" in model and (folder / model).parent.is_dir())
+
+
+def require_folder(model: str, folder: Path, word: str) -> None:
+    """Refuse a path, which no hub can have, where no folder is; `word` is the run file's for it."""
+    path = folder / model
+    if model.startswith((".", "/", "~")) and not path.is_dir():
+        raise StokerError("STK465", path=path, folder=folder, nearest=nearest(model, folder), word=word)
+
+
+def nearest(model: str, folder: Path) -> ClosestNames:
+    """Models that may be meant: next to the folder that is named, or shipped ones."""
+    return closest(model, [*_models_beside(model, folder), *shipped()])
 
 
 def _models_beside(model: str, folder: Path) -> list[str]:

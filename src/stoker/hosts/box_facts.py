@@ -97,3 +97,5 @@ class BoxFacts(_BoxFact):
     """Addresses reachable from there, with milliseconds."""
     given: dict[str, str] = {}
     """Variables that already set a hub or an index there."""
+    has_token: bool = False
+    """Hugging Face's client has a token there, by its environment or its login."""

@@ -3,15 +3,17 @@
 The candidates and the rule are in `facts.mirrors`; here is the script that runs on the machine.
 """
 
+import os
 import shlex
 from pathlib import Path
 
 from stoker import env
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.facts import answers, mirrors
-from stoker.facts.mirrors import MirrorRoute, Network
+from stoker.facts import answers, mirrors, model_configs
+from stoker.facts.mirrors import MirrorChoice, MirrorRoute, Network
 from stoker.hosts.box_facts import BoxFacts
+from stoker.rundir import inputs
 from stoker.store import address
 
 _SECONDS = 4
@@ -69,12 +71,17 @@ except Exception as e: print(getattr(e, "code", 0))' "$3" 2>/dev/null) || return
 
 
 def script() -> str:
-    """Lines for a POSIX shell: one `reachable ADDRESS MILLISECONDS` per answer, one `given NAME VALUE` per setting."""
+    """Lines for a POSIX shell: one `reachable ADDRESS MILLISECONDS` per answer, one `given NAME VALUE` per setting.
+
+    And `token` where Hugging Face's client has one there, never what it is.
+    """
     probes = "\n".join(f"( {_question(way)} ) &" for way in mirrors.ways())
     given = (
         '[ -z "${HF_ENDPOINT:-}" ] || echo "given HF_ENDPOINT $HF_ENDPOINT"\n'
         'index=${PIP_INDEX_URL:-$( (stoker_index "$stoker_python" || true) 2>/dev/null)}\n'
-        '[ -z "$index" ] || echo "given PIP_INDEX_URL $index"'
+        '[ -z "$index" ] || echo "given PIP_INDEX_URL $index"\n'
+        "login=${HF_TOKEN_PATH:-${HF_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/huggingface}/token}\n"
+        '[ -z "${HF_TOKEN:-}${HUGGING_FACE_HUB_TOKEN:-}" ] && ! [ -s "$login" ] || echo "token"'
     )
     return f"{INDEX}{_ASK.replace('SECONDS', str(_SECONDS))}{probes}\n{given}\nwait"
 
@@ -93,11 +100,51 @@ def read(said: str) -> tuple[dict[str, int], dict[str, str]]:
     return reachable, given
 
 
+def has_token(said: str) -> bool:
+    """Whether Hugging Face's client has a token there: of its environment, or of `hf auth login`."""
+    return "token" in said.splitlines()
+
+
 def of(facts: BoxFacts, run: Run | None) -> Network:
     """How a machine reaches what a run downloads, by its facts."""
-    return mirrors.choose(
-        facts.reachable, token=bool(env.read(env.HF_TOKEN)), given=facts.given, store=_store_host(run)
-    )
+    token = facts.has_token or bool(env.read(env.HF_TOKEN))
+    return mirrors.choose(facts.reachable, token=token, given=facts.given, store=_store_host(run))
+
+
+def for_this_machine(run: Run, folder: Path) -> MirrorChoice | None:
+    """Take a mirror here as on a box: where the run needs the hub, nothing is set, and only a mirror responds.
+
+    It is set for this process and those it starts. Returns the choice; None where none was made.
+    """
+    set_already = env.read(env.HF_ENDPOINT) or env.read(env.NETWORK)
+    offline = env.read(env.HF_HUB_OFFLINE, "0").upper() in ("1", "ON", "YES", "TRUE")
+    if set_already or offline or not _needs_hub(run, folder):
+        return None
+    asked = answers.ask(way.address for way in mirrors.ways() if way.serves == "hub" and not way.file)
+    reachable = {address: answer.milliseconds for address, answer in asked.items() if not answer.problem}
+    network = mirrors.choose(reachable, token=_has_token())
+    hub = next((one for one in network.choices if one.serves == "hub" and one.key == "why.mirror.instead"), None)
+    if hub is not None:
+        for variable in (env.HF_ENDPOINT, env.HF_HUB_DISABLE_XET):
+            env.put(variable, network.environment[variable.name])
+    return hub
+
+
+def _needs_hub(run: Run, folder: Path) -> bool:
+    """Whether a model, as far as a glance shows, or a dataset is loaded from the hub."""
+    if any(source.path.startswith("hub:") for source in inputs.train_sources(run)):
+        return True
+    named = [one for one in (run.model, run.train.teacher) if isinstance(one, str)]
+    remote = [one for one in named if not one.startswith(inputs.EARLIER_RUN) and not (folder / one).exists()]
+    return any(model_configs.here(one, folder) is None for one in remote)
+
+
+def _has_token() -> bool:
+    """Whether Hugging Face's client would send a token: of the environment, or of its own login."""
+    if any(env.read(one) for one in (env.HF_TOKEN, env.HUGGING_FACE_HUB_TOKEN, env.HF_OIDC_RESOURCE)):
+        return True
+    login = Path(env.read(env.HF_TOKEN_PATH, str(model_configs.hub_home() / "token"))).expanduser()
+    return Path(os.path.expandvars(login)).is_file()
 
 
 def inherited() -> Network:

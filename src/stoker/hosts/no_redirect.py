@@ -11,6 +11,6 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none."""
 
 
-def opener() -> urllib.request.OpenerDirector:
-    """An opener with its `open(request, timeout=...)`."""
-    return urllib.request.build_opener(NoRedirect)
+def opener(proxies: urllib.request.ProxyHandler | None = None) -> urllib.request.OpenerDirector:
+    """An opener with its `open(request, timeout=...)`; through the environment's proxies, unless others are given."""
+    return urllib.request.build_opener(NoRedirect, *([proxies] if proxies else []))

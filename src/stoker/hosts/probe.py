@@ -73,6 +73,7 @@ def read(answer: str) -> BoxFacts:
         instance=_instance(said, platform),
         reachable=reachable,
         given=given,
+        has_token=mirror_probe.has_token(answer),
     )
 
 

@@ -187,10 +187,16 @@ class Ssh(_LoginShell):
 
     def tunnel(self, port: int) -> int:
         """Forward a port of the box's loopback, until Ctrl-C."""
-        forward = f"127.0.0.1:{port}:127.0.0.1:{port}"
-        ssh = self.command("-N", "-L", forward, ExitOnForwardFailure="yes", ClearAllForwardings="no")
-        words = [*ssh, self._destination]
+        words = [*self._forwarding(port, port, "-N"), self._destination]
         return subprocess.run(words, check=False).returncode  # noqa: S603  # ssh, no shell
+
+    def tied_tunnel(self, here: int, there: int) -> list[str]:
+        """`ssh` that shows a port of the box's loopback at one of this machine's, until its stdin is closed."""
+        return [*self._forwarding(here, there, "-T"), self._destination, "cat >/dev/null"]
+
+    def _forwarding(self, here: int, there: int, option: str) -> list[str]:
+        forward = f"127.0.0.1:{here}:127.0.0.1:{there}"
+        return self.command(option, "-L", forward, ExitOnForwardFailure="yes", ClearAllForwardings="no")
 
     def send(self, files: Mapping[str, Path], target: str) -> None:
         """By rsync; where either side has none, by SFTP; where sshd has no SFTP, by tar."""

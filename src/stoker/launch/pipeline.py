@@ -12,11 +12,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from stoker import tools
 from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Block, Decontamination
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.launch import tools
 from stoker.rows import pipeline_output
 from stoker.rows.pipeline_output import PipelineJob
 from stoker.rundir import files, inputs

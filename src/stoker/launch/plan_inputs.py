@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.config import load, mixing, values
+from stoker.config import load, mixing, objectives, values
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -16,20 +17,29 @@ from stoker.facts.machine import Machine, examine
 from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.shapes import ResolvedShape
+from stoker.generating import generated_step
+from stoker.generating.generated_step import AnswerFacts
 from stoker.hosts import mirror_probe
 from stoker.launch import attention_probe, raw_data, weighing
 from stoker.launch.deadline import deadline
-from stoker.plan import choices, data, money
+from stoker.plan import checks, choices, data, money
 from stoker.plan.data import DataFacts
 from stoker.plan.make import Inputs
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Plan, Reason, Rung
+from stoker.rewards import function_file
 from stoker.rundir import checkpoints, files, layout, nodes, prepared, set_list, training_words
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.store import sets
+from stoker.teaching.taught_step import NOBODY, TeacherFacts
 
+_FORWARD_OF_FULL, _FORWARD_OF_ADAPTER = 1 / 3, 1 / 2
+"""About how much of a step its forward pass is."""
+_JUDGED_TABLES = 2
+"""Of judged answers: the reference of each, and of the answer of another row to its prompt."""
+_VALUE_BYTES = 4
 _UNPACKED = {".gz": 4, ".parquet": 3}
 """About how many times as large the text is."""
 
@@ -81,6 +91,9 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
     report = _report(run_file, run_dir)
     begun = run_dir or _begun(run_file)
     shape = _shape(run_file)
+    finished = begun is not None and begun.final.is_dir()
+    if objectives.facts(run.train.objective).prompts and not finished:
+        function_file.check(run.train.grpo.rewards or [], run_file.folder)
     card = on.devices[0].card if on.devices else None
     offer = money.offer(run, card, max(1, _count(run.where.gpus, len(on.devices))))
     vocab, highest = (report.vocab, report.highest_token) if report else (None, None)
@@ -101,6 +114,7 @@ def inputs(run_file: RunFile, run_dir: RunDir | None, on: Machine, elsewhere: El
         setup=(*(elsewhere.setup if elsewhere else ()), *(() if begun else _refusal(run_file))),
         nodes=_names(run_dir) if not elsewhere else (),
         elsewhere=elsewhere is not None,
+        teacher=_teacher(run_file, shape),
     )
 
 
@@ -187,12 +201,43 @@ def _shape(run_file: RunFile) -> ResolvedShape:
     if not isinstance(run.model, str):
         return weighing.resolve(run.model, folder, run.tokenizer, run.data.length)
     earlier = run.model.removeprefix(paths.EARLIER_RUN)
+    if earlier != run.model and not run.train.scores:
+        _require_words(earlier, run)
     try:
         return weighing.resolve(paths.model_path(run.model, folder), folder, run.tokenizer, run.data.length)
     except StokerError:
         if earlier == run.model or earlier not in load.recipe_names():
             raise
         return _shape(load.load(earlier))
+
+
+def _require_words(name: str, run: Run) -> None:
+    """A reward model has no output for words: transformers would make one of random numbers."""
+    try:
+        earlier = layout.find(name)
+    except StokerError:  # not trained yet
+        return
+    if earlier.run().train.scores:
+        command = f"train.objective: {run.train.objective}"
+        raise StokerError("STK444", name=earlier.name, command=command, path=earlier.final)
+
+
+def _teacher(run_file: RunFile, student: ResolvedShape) -> TeacherFacts:
+    """The model that is learned from; of a run without one, nobody."""
+    run, folder, name = run_file.run, run_file.folder, run_file.run.train.teacher
+    if name is None:
+        return NOBODY
+    try:
+        found = weighing.resolve(paths.model_path(name, folder), folder, length=run.data.length)
+        if found.quantised:
+            raise checks.in_few_bits(name, found.quantised)
+        words, own = found.shape.vocab, student.shape.vocab
+        if words != own and student.origin != "run_file":  # a shape gets its own once its tokenizer is known
+            raise StokerError("STK469", teacher=name, words=words, own=own)
+    except StokerError as error:
+        error.where = error.where or run_file.document.where(("train", "distill", "teacher"))
+        raise
+    return TeacherFacts(found.shape, mixes=0 < run.train.distill.beta < 1, downloaded=found.origin != "local")
 
 
 def _begun(run_file: RunFile) -> RunDir | None:
@@ -259,9 +304,91 @@ def _source_bytes(run_file: RunFile) -> int:
 
 
 def _data(run_file: RunFile, report: Report | None, shape: ResolvedShape) -> DataFacts:
+    found, run = _sizes(run_file, report, shape), run_file.run
+    asked = objectives.facts(run.train.objective)
+    if asked.prompts:
+        return _answers(found, run, shape)
+    if not asked.reference:
+        return found
+    kind, share = ("full", _FORWARD_OF_FULL) if run.tune.method == "full" else ("adapter", _FORWARD_OF_ADAPTER)
+    tables = _JUDGED_TABLES if asked.labels else 1
+    reasons = [Reason(about="time_seconds", key=f"why.reference.{kind}", fields={})]
+    if asked.labels:
+        reasons.append(Reason(about="time_seconds", key="why.divergence", fields={}))
+    return dataclasses.replace(
+        found,
+        disk_bytes=found.disk_bytes + _VALUE_BYTES * tables * asked.segments * found.sequences,
+        tokens_before=share * tables * found.tokens,
+        tokens_beside=share if asked.labels else 0.0,
+        reasons=(*found.reasons, *reasons),
+    )
+
+
+def _answers(found: DataFacts, run: Run, shape: ResolvedShape) -> DataFacts:
+    """Prompts as what is trained: so many answers to each, of a length that nobody knows yet."""
+    group, longest = run.train.answers.group, run.train.answers.max_new_tokens
+    answers = found.sequences * group
+    low, expected, high = (found.tokens * group + answers * length for length in (1, (1 + longest) / 2, longest))
+    prompt = min(found.longest, run.data.length - longest)
+    name = run.train.teacher
+    more = [Reason(about="memory", key="why.teacher", fields={"teacher": name})] if name else []
+    if run.train.answers.sampler == "vllm":
+        weights = f"{2 * shape.shape.parameters() / 1e9:.1f}"  # in 16 bits
+        more.append(Reason(about="memory", key="why.sampler", fields={"weights": weights}))
+    low_seconds, high_seconds = generated_step.INTERVAL
+    bounds = {"low": f"{low_seconds:g}", "high": f"{high_seconds:g}"}
+    fields = {"answers": run.train.batch, "prompts": run.train.rows, "longest": longest, **bounds}
+    return dataclasses.replace(
+        found,
+        answers=AnswerFacts(
+            batch=run.train.batch,
+            prompts=run.train.rows,
+            prompt=found.tokens / found.sequences,
+            longest_prompt=prompt,
+            longest=longest,
+            vllm=run.train.answers.sampler == "vllm",
+        ),
+        sequences=answers,
+        tokens=round(expected),
+        longest=prompt + longest,
+        longest_segment=prompt + longest,
+        interval=(found.interval[0] * low / expected, found.interval[1] * high / expected),
+        reasons=(
+            *found.reasons,
+            Reason(about="time_seconds", key="why.answers" if name else "why.rollouts", fields=fields),
+            *more,
+        ),
+    )
+
+
+def _sizes(run_file: RunFile, report: Report | None, shape: ResolvedShape) -> DataFacts:
     """Counted facts win over declared ones, those over what the files on this machine let estimate."""
     if report:
         return counted(report, run_file.run)
     if run_file.run.data.tokens is not None:
-        return dataclasses.replace(data.declared(run_file.run), source_bytes=_source_bytes(run_file))
+        found, size = data.declared(run_file.run), _source_bytes(run_file)
+        bad = _bad_rows(run_file, shape) if size <= _LOOKED_AT_BYTES else ()
+        return dataclasses.replace(found, source_bytes=size, reasons=(*found.reasons, *bad))
     return raw_data.size(run_file.run, run_file.folder, shape.shape)
+
+
+_LOOKED_AT_BYTES = 1 << 26
+"""More is not read where its size is declared: a compressed file would be unpacked to its end."""
+_NOT_HERE = ("STK206", "STK301")
+"""Errors of data that is not on this machine, or cannot be read here."""
+
+
+def _bad_rows(run_file: RunFile, shape: ResolvedShape) -> Iterator[Reason]:
+    """What is wrong with rows whose number is declared, where they are on this machine: `prepare` would stop at it."""
+    if run_file.run.data.set is not None:
+        return
+    try:
+        found = raw_data.size(run_file.run, run_file.folder, shape.shape)
+    except StokerError as error:
+        if error.code not in _NOT_HERE:
+            fields = {"where": error.where or run_file.run.data.train, "code": error.code, "reason": error.what}
+            yield Reason(about="data", key="why.data.bad.all", fields=fields)
+        return
+    except OSError:  # rows that another user reads
+        return
+    yield from (one for one in found.reasons if one.key.startswith("why.data.bad"))

@@ -4,11 +4,14 @@ For programs that are waited for or talked with (prepare, show, evaluate, chat).
 terminal, is in `training.py`.
 """
 
+import errno
 import importlib.util
+import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +24,7 @@ from stoker.supervise import starting
 
 _NEEDED = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
 _LOOK_SECONDS = 0.1
+_NO_ROOM_BYTES = 1 << 16
 
 
 def check_engine() -> None:
@@ -105,7 +109,15 @@ def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int
         raise StokerErrors(problems)
     if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:  # the kernel's end of a chat template without one
         raise StokerError("STK513", tokenizer=run_dir.name, reason=messages.text("template.endless"))
+    if code == EXIT_USER and _is_full(run_dir):  # it had no room for what it had to say
+        raise StokerError("STK901", reason=f"{os.strerror(errno.ENOSPC)}: {run_dir.path}")
     raise StokerError("STK409", program=program, exit_code=code, log=_log(program, run_dir))
+
+
+def _is_full(run_dir: RunDir) -> bool:
+    with suppress(OSError):
+        return shutil.disk_usage(run_dir.path).free < _NO_ROOM_BYTES
+    return False
 
 
 def _end(run_dir: RunDir) -> int:

@@ -290,9 +290,9 @@ class Box(Place):
         count = [] if lines is None else ["--lines", str(lines)]
         return self._forward("logs", run, *(["--follow"] if follow else []), *count)
 
-    def runs(self) -> int:
+    def runs(self, *, as_json: bool = False) -> int:
         """`stoker runs` there, with the user's terminal."""
-        return self._forward("runs")
+        return self._forward("runs", *(["--json"] if as_json else []))
 
     def stop(self, run: str) -> int:
         """`stoker stop` there, with the user's terminal; a launch is asked, too, before it holds its lock."""

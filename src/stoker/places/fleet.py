@@ -194,9 +194,9 @@ class Fleet(Place):
         """`stoker logs` on the head."""
         return self.head.logs(run, follow=follow, lines=lines)
 
-    def runs(self) -> int:
+    def runs(self, *, as_json: bool = False) -> int:
         """`stoker runs` on the head."""
-        return self.head.runs()
+        return self.head.runs(as_json=as_json)
 
     def stop(self, run: str) -> int:
         """`stoker stop` on the head."""

@@ -119,7 +119,7 @@ class KernelChain(Place):
             raise StokerError("STK756", command="logs")
         return self._cli.show_logs(chain.last.kernel, *(["--follow"] if follow else []))
 
-    def runs(self) -> int:
+    def runs(self, *, as_json: bool = False) -> int:  # noqa: ARG002  # the protocol's
         """Kaggle knows kernels, not runs."""
         raise StokerError("STK756", command="runs")
 

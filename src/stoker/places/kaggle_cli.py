@@ -12,9 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from stoker import env
+from stoker import env, tools
 from stoker.errors import StokerError
-from stoker.launch import tools
 from stoker.rundir import files
 
 TOOL = tools.Tool("kaggle", "kaggle", "kaggle six")

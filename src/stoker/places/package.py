@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker import env
-from stoker.config import load, mixing
+from stoker.config import dataset_info, load, mixing
+from stoker.config.data_section import Source
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -22,7 +23,7 @@ from stoker.rundir import checkpoints, digests, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
-SECRETS = (*_BUCKET, env.HF_TOKEN, env.WEBHOOK, env.NOTIFY_COMMAND)
+SECRETS = (*_BUCKET, env.HF_TOKEN, env.WEBHOOK, env.WEBHOOK_SECRET, env.NOTIFY_COMMAND)
 """Variables that a run may need anywhere. They are sent through the environment only."""
 PAST = ("events.jsonl", "supervisor.json")
 """What a run's next place reads of its past: steps passed over, losses, hours spent."""
@@ -180,8 +181,10 @@ def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:
     if sources:
         for path, kinds in inputs.named(run):
             if not inputs.is_remote(path) and not path.startswith(inputs.SHIPPED):
-                yield from ((path, file) for file in inputs.expand(path, folder, kinds))
-    for word in (run.model, run.tokenizer, run.native.deepspeed):
+                data = dataset_info.resolve(Source(path=path), folder).path
+                yield from ((data, file) for file in inputs.expand(path, folder, kinds))
+    rewards = (one.file for one in run.train.grpo.rewards or ())
+    for word in (run.model, run.tokenizer, run.native.deepspeed, run.train.teacher, *rewards):
         if isinstance(word, str) and not word.startswith(inputs.EARLIER_RUN) and (folder / word).exists():
             yield from ((word, file) for file in _all(folder / word))
 
@@ -205,7 +208,7 @@ def _arranged(run_file: RunFile, own: list[Path], read: list[tuple[str, Path]]) 
 def _earlier(run: Run) -> dict[str, Path]:
     """Files of an earlier run that this one starts from."""
     found: dict[str, Path] = {}
-    for word in (run.model, run.tokenizer):
+    for word in (run.model, run.tokenizer, run.train.teacher):
         if isinstance(word, str) and word.startswith(inputs.EARLIER_RUN):
             run_dir = layout.find(word.removeprefix(inputs.EARLIER_RUN))
             found |= {f"runs/{run_dir.name}/{inner}": path for inner, path in _made(run_dir)}

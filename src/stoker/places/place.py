@@ -112,7 +112,7 @@ class Place(abc.ABC):
         """Print the log of the run's newest attempt, of it the last `lines`. The command's exit code."""
 
     @abc.abstractmethod
-    def runs(self) -> int:
+    def runs(self, *, as_json: bool = False) -> int:
         """Print the list of runs there. The command's exit code."""
 
     @abc.abstractmethod

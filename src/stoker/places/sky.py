@@ -24,7 +24,6 @@ from stoker.hosts import wheel
 from stoker.hosts.box_facts import BoxFacts
 from stoker.launch import plan_inputs
 from stoker.launch.sky_catalogue import accelerators
-from stoker.launch.tools import Tool
 from stoker.places import box_setup
 from stoker.places import package as packages
 from stoker.places.package import Package
@@ -35,6 +34,7 @@ from stoker.rent.compare import Row
 from stoker.rundir import files
 from stoker.rundir.layout import RunDir
 from stoker.store import address
+from stoker.tools import Tool
 
 TOOL = Tool("sky", "sky", "skypilot")
 FILE = "sky.yaml"
@@ -127,7 +127,7 @@ class Task(Place):
         """SkyPilot follows its machines."""
         raise StokerError("STK769", words=_words("logs", run))
 
-    def runs(self) -> int:
+    def runs(self, *, as_json: bool = False) -> int:  # noqa: ARG002  # the protocol's
         """SkyPilot lists its machines."""
         raise StokerError("STK769", words="sky status")
 

@@ -21,13 +21,7 @@ _TRACKERS = {
 }
 """Names that `report_to` knows, with the package of each; TensorBoard comes with Stoker."""
 
-_EXTRAS = {
-    "peft": "train",
-    "bitsandbytes": "train",
-    "tensorboard": "train",
-    "torchao": "bf16",
-    "deepspeed": "deepspeed",
-}
+_EXTRA = {"torchao": "bf16", "deepspeed": "deepspeed"} | dict.fromkeys(("peft", "bitsandbytes", "tensorboard"), "train")
 """The extra of Stoker that installs a package; Liger's kernels have none."""
 
 _BARE_INITS = (True, False, "gaussian")
@@ -139,8 +133,8 @@ def _check_packages(run: Run, machine: Machine) -> None:
     for word, asked, package in _needed(run):
         if word == "where.kernels" and machine.kind != "cuda":
             continue  # no package makes them work there; the choice of kernels says so
-        if package not in machine.packages:
-            extra = _EXTRAS.get(package, "")
+        if not machine.has(package):
+            extra = _EXTRA.get(package, "")
             more = messages.text("package.extra", extra=extra) if extra else ""
             raise StokerError("STK215", word=word, asked=asked, package=package, more=more)
 

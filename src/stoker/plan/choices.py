@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from stoker.config import objectives
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.estimate.fused_rows import fused_rows
@@ -192,6 +193,8 @@ def arrangement(run: Run, attention: str, shape: ModelShape) -> Choice[str]:
     """Whether rows are used as prepared or their documents are grouped by length within a step."""
     if run.where.arrange != "auto":
         return _because(run.where.arrange, "arrange", "why.asked", word="where.arrange")
+    if (asked := objectives.facts(run.train.objective)).by_row:
+        return _because("grouped", "arrange", "why.arrange.pairs" if asked.pairs else "why.arrange.answers")
     if shape.parts and (kinds := shape.parts.recurrent):
         return _because("grouped", "arrange", "why.arrange.recurrent", kinds=list(kinds))
     if seen := families.leaks(shape):
@@ -215,13 +218,15 @@ def loss(run: Run, machine: Machine, shape: ModelShape) -> Choice[str]:
     if machine.kind == "cpu":
         return _because("plain", "loss", "why.loss.cpu")
     if hinders:
-        return _because("plain", "loss", "why.loss.plain", reason=hinders)
+        return _because("plain", "loss", "why.loss.scores" if run.train.scores else "why.loss.plain", reason=hinders)
     return _because("fused", "loss", "why.loss.fused", rows=fused_rows(shape.vocab))
 
 
 def _hinders_fusing(run: Run, shape: ModelShape) -> str:
     """What of a run needs all logits, or an output layer as it is called; empty if nothing does."""
     row, trainer, lora = families.of_shape(shape), run.native.trainer, run.native.lora
+    if objectives.facts(run.train.objective).by_row:
+        return f"`train.objective: {run.train.objective}`"
     if row is None or not row.straight or shape.head_bias:
         return f"`{shape.family}`"
     if run.where.strategy == "zero3":
@@ -273,16 +278,13 @@ def exact(run: Run, chosen: str) -> Choice[bool]:
 
 def workers(run: Run, machine: Machine, devices: int) -> Choice[int]:
     """Processes that read data."""
+    about = "native.trainer.dataloader_num_workers"
     if run.where.workers != "auto":
-        return _because(
-            int(run.where.workers), "native.trainer.dataloader_num_workers", "why.asked", word="where.workers"
-        )
+        return _because(int(run.where.workers), about, "why.asked", word="where.workers")
     if machine.kind != "cuda":
-        return _because(0, "native.trainer.dataloader_num_workers", "why.workers.none")
+        return _because(0, about, "why.workers.none")
     count = max(1, min(4, machine.cpu_count // devices - 1))
-    return _because(
-        count, "native.trainer.dataloader_num_workers", "why.workers.cuda", count=count, cpus=machine.cpu_count
-    )
+    return _because(count, about, "why.workers.cuda", count=count, cpus=machine.cpu_count)
 
 
 def save_interval(run: Run, place: str, between_failures_seconds: float) -> Choice[str]:

@@ -3,10 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from stoker.config import values
+from stoker.config import objectives, values
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import setup_times
+from stoker.generating.generated_step import NO_ANSWERS, AnswerFacts
 from stoker.plan.plan import Reason
 from stoker.rundir.inputs import eval_share
 from stoker.rundir.prepared import SourceCount
@@ -35,6 +36,11 @@ class DataFacts:
     """Of a mixture, once prepared."""
     source_bytes: int = 0
     """Of the files they are prepared from; 0 where these are not on this machine."""
+    tokens_before: float = 0.0
+    tokens_beside: float = 0.0
+    """What is computed before training, and beside each token of a step, takes as long as so many tokens of it."""
+    answers: AnswerFacts = NO_ANSWERS
+    """What is generated before each step."""
 
     @property
     def tokens_range(self) -> tuple[int, int]:
@@ -73,7 +79,7 @@ def preparing_reasons(run: Run, data: DataFacts, processors: int) -> list[Reason
 
 def declared(run: Run) -> DataFacts:
     """Facts the run file declares, for a plan before the data is available."""
-    data = run.data
+    data, segments = run.data, objectives.facts(run.train.objective).segments
     if data.tokens is None:
         raise StokerError("STK206")
     share = eval_share(run)
@@ -85,13 +91,13 @@ def declared(run: Run) -> DataFacts:
         sequences = math.ceil(tokens / (data.length * _PACK_EFFICIENCY))
     elif data.rows is not None:
         sequences = max(1, round(data.rows * kept))
-        tokens = min(tokens, sequences * data.length)  # longer rows are cut
+        tokens = min(tokens, sequences * data.length * segments)  # longer rows are cut
     else:
         sequences = math.ceil(tokens / data.length)
     return DataFacts(
         sequences=sequences,
         tokens=tokens,
-        longest=data.length,
+        longest=data.length * segments,
         longest_segment=data.length,
         digest="",
         has_eval=data.eval is not None,

@@ -160,7 +160,7 @@ def _lora(run: Run) -> dict[str, Any]:
         "lora_alpha": tune.alpha or 2 * tune.rank,
         "lora_dropout": tune.dropout,
         "target_modules": tune.targets,
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if run.train.scores else "CAUSAL_LM",
     }
 
 

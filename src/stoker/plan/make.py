@@ -15,6 +15,7 @@ from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
 from stoker.facts.prices import Offer
 from stoker.facts.shapes import ResolvedShape
+from stoker.generating.generated_step import Alongside
 from stoker.plan import (
     budget,
     checks,
@@ -51,6 +52,7 @@ from stoker.plan.plan import (
 from stoker.plan.search import Constraints, Fits, Way
 from stoker.rows import mixture
 from stoker.rows.order import Order
+from stoker.teaching.taught_step import NOBODY, TeacherFacts
 
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 _NO_PEER_ACCESS = "RTX40"
@@ -89,6 +91,8 @@ class Inputs:
     """Names of the nodes, the head first, once known."""
     elsewhere: bool = False
     """The machine is not this one; missing packages are installed there with Stoker."""
+    teacher: TeacherFacts = NOBODY
+    """What is learned from, where that is another model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +136,13 @@ class Found:
         """Over all devices: expected, lowest, highest."""
         expected = self.way.pace.tokens_per_second
         around = ranges.of("speed", self.way.step, self.inputs.machine.card)
-        return expected, expected * around.low, expected * around.high
+        low, high = self.inputs.data.answers.around(around, self.way.pace)
+        return expected, expected * low, expected * high
 
     @property
     def tokens(self) -> float:
-        """Tokens of the whole run."""
-        return self.constraints.tokens
+        """Tokens of the whole run, and as many more as take the time of what is computed beside."""
+        return self.constraints.tokens * (1 + self.inputs.data.tokens_beside) + self.inputs.data.tokens_before
 
     @functools.cached_property
     def seconds(self) -> tuple[float, float, float]:
@@ -156,8 +161,8 @@ class Found:
             "pipeline": plan_data.pipeline_bytes(inputs.run, inputs.data),
             "checkpoints": choices.checkpoints_at_once(inputs.run) * memory.checkpoint_bytes(step),
             "finished": memory.finished_bytes(step),
-            "base": 0 if inputs.shape.origin in ("run_file", "local") else whole,
-            "merged": whole if step.adapter else 0,
+            "base": inputs.teacher.stored_bytes + (0 if inputs.shape.origin in ("run_file", "local") else whole),
+            "merged": whole if step.adapter and not inputs.run.train.scores else 0,
         }
 
 
@@ -196,6 +201,7 @@ def find(inputs: Inputs) -> Found:
         share=share,
         earlier=inputs.earlier,
         out_of_memory=tuple(rung for rung in inputs.out_of_memory if rung.card == machine.name),
+        alongside=Alongside(inputs.teacher, data.answers),
     )
     way = search.find(constraints)
     strategy.check(run, machine, way.strategy, devices, precision.value)
@@ -282,6 +288,7 @@ def make_plan(inputs: Inputs) -> Plan:
         out_of_memory=list(inputs.out_of_memory),
         memory=_memory(way, machine),
         speed=_pace(found),
+        generating=data.answers.figures(way.memory, way.pace, cost, steps.total),
         time_seconds=seconds[0],
         time_seconds_range=seconds[1:],
         cost=cost,
@@ -292,7 +299,7 @@ def make_plan(inputs: Inputs) -> Plan:
         estimated=_estimated(data),
         reasons=[
             remarks.of_batch(batch),
-            *remarks.of_steps(run),
+            *remarks.of_steps(run, steps, data.sequences),
             *data.reasons,
             *plan_data.preparing_reasons(run, data, machine.cpu_count),
             *remarks.of_sources(run, data, sources),
@@ -344,7 +351,8 @@ def _check_host(machine: Machine, way: Way) -> None:
     if not machine.examined or machine.kind != "cuda":
         return
     copies = way.step.devices_per_node if way.strategy.startswith("zero") or not machine.shares_memory else 1
-    needed = round(copies * memory.whole_weight_bytes(way.step) * _WHILE_BUILDING)
+    whole = memory.whole_weight_bytes(way.step) + way.alongside.teacher.whole_bytes(way.step)
+    needed = round(copies * whole * _WHILE_BUILDING)
     if way.step.weight_parts > 1 and needed > machine.memory_bytes:
         gib = (f"{size / 2**30:.0f}" for size in (needed, machine.memory_bytes))
         raise StokerError("STK220", needed=next(gib), available=next(gib), copies=copies)
@@ -429,11 +437,7 @@ def _program(chosen: str, here: int) -> list[str]:
 
 def _environment(run: Run, machine: Machine, chosen: str) -> dict[str, str]:
     """Set before torch starts: thread count and hash seed are part of exactness."""
-    settings = {
-        "OMP_NUM_THREADS": str(machine.threads),
-        "PYTHONHASHSEED": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    settings = {"OMP_NUM_THREADS": str(machine.threads), "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false"}
     if chosen != "single":
         # torchrun opens no TCP store of its own.
         settings |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUTF8": "1"}

@@ -19,7 +19,7 @@ from stoker.rows import order
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
 """Packages whose versions are part of the fingerprint; DeepSpeed's, Liger's, torchao's only where they are used."""
-_UNSEEN = ("instructions", "driver", "cuda", "nccl", "base")
+_UNSEEN = ("instructions", "driver", "cuda", "nccl", "base", "teacher", "rewards", "reference", "sampler")
 """Parts of the fingerprint that only the trainer knows."""
 _CUDA = ("driver", "cuda", "nccl")
 """Those of them that only a machine with CUDA has."""

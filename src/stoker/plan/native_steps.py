@@ -4,10 +4,10 @@ import re
 from typing import Any
 
 from stoker import messages
-from stoker.config import native_figures
 from stoker.config.run import Run
 from stoker.estimate import layers
 from stoker.estimate.step import Offload
+from stoker.facts import native_figures
 from stoker.facts.shapes import ModelShape
 from stoker.plan import choices, optimizers
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
+from stoker.generating.planned_answers import Generating
 
 FORMAT = 1
 
@@ -44,7 +45,7 @@ class Memory(_PlanPart):
     available_bytes: int
     """What the device has."""
     parts: dict[str, int]
-    """Allocated bytes at the peak by part: weights, gradients, optimizer, activations, logits, temporaries."""
+    """Allocated bytes at the peak by part: weights, gradients, optimizer, activations, logits, temporaries, teacher."""
     moment: str
     """When the peak is: `forward`, `loss_backward`, `block_backward`, `optimizer` and the like."""
     optimizer_bytes: int
@@ -350,6 +351,8 @@ class Plan(_PlanPart):
     """Memory of one device."""
     speed: Speed
     """Expected pace."""
+    generating: Generating | None = None
+    """Where the run generates its answers: what that takes."""
     time_seconds: float
     """Expected time of training."""
     time_seconds_range: tuple[float, float]

@@ -8,8 +8,9 @@ from stoker.facts.model_parts import ModelParts, WeightGroup
 from stoker.facts.shapes import ResolvedShape
 from stoker.plan import native_steps, search
 from stoker.plan.data import DataFacts
-from stoker.plan.plan import BatchSplit, Reason, SourcePlan
+from stoker.plan.plan import BatchSplit, Reason, SourcePlan, StepCounts
 from stoker.plan.search import Constraints, Way
+from stoker.rows import training_length
 
 _AGREES = 0.005
 """Share by which a model's files may differ from the counted weights without a remark."""
@@ -28,11 +29,10 @@ def of_sources(run: Run, data: DataFacts, sources: list[SourcePlan]) -> list[Rea
     return [Reason(about="sources", key="why.sources", fields={**one.words, "mean": mean[one.name]}) for one in sources]
 
 
-def of_steps(run: Run) -> list[Reason]:
-    """That `train.epochs` counts for nothing, where both are set."""
-    if run.train.steps is None or "epochs" not in run.train.model_fields_set:
-        return []
-    return [Reason(about="train.epochs", key="why.epochs", fields=run.train.model_dump(include={"epochs", "steps"}))]
+def of_steps(run: Run, steps: StepCounts, sequences: int) -> list[Reason]:
+    """That `train.epochs` counts for nothing, where both are set; too few steps or too many passes to learn well."""
+    said = training_length.remarks(run, sequences, steps.total, steps.epochs)
+    return [Reason(about=about, key=key, fields=fields) for about, key, fields in said]
 
 
 def of_way(constraints: Constraints, way: Way) -> list[Reason]:

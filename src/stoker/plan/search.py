@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -24,6 +24,7 @@ from stoker.facts import setup_times
 from stoker.facts.intervals import Interval
 from stoker.facts.machine import Machine
 from stoker.facts.shapes import ModelShape
+from stoker.generating.generated_step import NOTHING, Alongside
 from stoker.plan import checks, choices, moves, native_steps, optimizers, strategy
 from stoker.plan.choices import kernel
 from stoker.plan.moves import Earlier
@@ -64,6 +65,7 @@ class Constraints:
     """The checkpoint the run resumes from."""
     out_of_memory: tuple[Rung, ...] = ()
     """Rungs that ran out of memory on this machine, whatever the estimates say."""
+    alongside: Alongside = NOTHING
 
     @functools.cached_property
     def adapter(self) -> Adapter | None:
@@ -96,13 +98,14 @@ class Way:
     room: float
     """Bytes a process can use on the device."""
     on: Hardware
+    alongside: Alongside
     safe: "Way | None" = None
     """The fastest way that surely fits, where this one is only expected to."""
 
     @functools.cached_property
     def pace(self) -> Pace:
         """Its speed."""
-        return speed.estimate(self.step, self.on)
+        return self.alongside.slowing(speed.estimate(self.step, self.on), self.memory, self.on)
 
     @property
     def memory_range(self) -> tuple[int, int]:
@@ -240,7 +243,8 @@ def _next_rung(constraints: Constraints, ways: list[Way]) -> Way:
         )
         for rung in constraints.out_of_memory
     )
-    too_much = min(memory.estimate(step, constraints.machine.kind).allocated for step in tried)
+    beside = constraints.alongside.beside
+    too_much = min(beside(memory.estimate(step, constraints.machine.kind)).allocated for step in tried)
     named = _expected(constraints, ways).safe
     for way in (*([named] if named else []), *ways, *_last_ways(constraints)):
         if way.memory.allocated < too_much and way.verdict != "no":
@@ -297,9 +301,8 @@ def _last_ways(constraints: Constraints) -> list[Way]:
 
 def _ways(constraints: Constraints, *recompute: _Kept) -> Iterator[Way]:
     run, machine = constraints.run, constraints.machine
-    sizes = choices.micro_candidates(
-        run, machine, constraints.share, constraints.earlier.micro if constraints.earlier else None
-    )
+    tried = constraints.earlier.micro if constraints.earlier else None
+    sizes = choices.micro_candidates(run, machine, constraints.share, tried)
     strategies = strategy.candidates(run, machine, constraints.devices, constraints.precision)
     if run.where.strategy == "auto" and checks.packs_experts(run, constraints.shape):
         strategies = [one for one in strategies if one != "fsdp2"]
@@ -322,10 +325,11 @@ def _sizes(constraints: Constraints, chosen: str, sizes: list[int], kept: _Kept)
             micro=micro,
             checkpointing=kept.checkpointing,
             step=step,
-            memory=memory.estimate(step, machine.kind),
+            memory=constraints.alongside.beside(memory.estimate(step, machine.kind)),
             around=ways[0].around if ways else ranges.of("memory", step, machine.card),
             room=room,
             on=on,
+            alongside=constraints.alongside,
         )
         ways.append(way)
         if way.memory.parts["activations"] > room:
@@ -348,17 +352,17 @@ def describe(constraints: Constraints, chosen: str, micro: int, kept: _Kept) -> 
         adapter=constraints.adapter,
         weights=_weights(run, precision),
         outer="fp32",
-        compute=_DTYPES[precision],
+        compute=cast("Dtype", precision),
         autocast=native_steps.casts(run, chosen, precision),
         attention=constraints.kernel,
         masked=constraints.masked,
         recompute="full" if kept.checkpointing else "none",
         kept_away=kept.away,
-        loss=_LOSSES[constraints.loss],
+        loss="fused" if run.train.scores else _LOSSES[constraints.loss],  # one output takes less than any logits
         optimizer=optimizers.step_name(run),
         extra_moments=optimizers.extra_moments(run),
         gradient_sets=sets,
-        strategy=_STRATEGIES[chosen],
+        strategy=cast("Strategy", chosen),
         devices=constraints.devices,
         shard_devices=constraints.devices,
         devices_per_node=constraints.devices // constraints.machine.nodes,
@@ -372,14 +376,6 @@ def describe(constraints: Constraints, chosen: str, micro: int, kept: _Kept) -> 
 
 
 _LOSSES: dict[str, Loss] = {"plain": "logits_fp32", "fused": "fused", "liger": "liger"}
-_DTYPES: dict[str, Dtype] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-_STRATEGIES: dict[str, Strategy] = {
-    "single": "single",
-    "ddp": "ddp",
-    "fsdp2": "fsdp2",
-    "zero2": "zero2",
-    "zero3": "zero3",
-}
 
 
 def _adapter(run: Run, shape: ModelShape) -> Adapter | None:
@@ -400,4 +396,4 @@ def _whole(run: Run) -> tuple[str, ...]:
 def _weights(run: Run, precision: str) -> Literal["fp32", "bf16", "fp16", "nf4_double", "nf4"]:
     if run.tune.method == "qlora":
         return "nf4" if native_steps.single_quantisation(run) else "nf4_double"
-    return "fp32" if run.tune.method == "full" and not optimizers.rounds(run) else _DTYPES[precision]
+    return "fp32" if run.tune.method == "full" and not optimizers.rounds(run) else cast("Dtype", precision)

@@ -29,9 +29,7 @@ def page(report: dict[str, Any], checks: list[Check]) -> str:
         f"<h2>{machine}</h2>",
         html_tables.table(facts),
     ]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="{messages.language()}"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+    return html_tables.document(title, _STYLE, parts)
 
 
 def _summary(checks: list[Check]) -> str:

@@ -3,8 +3,8 @@
 import json
 import socket
 
+from stoker import tools
 from stoker.artifacts import model_server, parity_gate
-from stoker.launch import tools
 from stoker.prove.check import Check, absent, passed
 from stoker.prove.resuming import DETERMINISTIC
 from stoker.prove.trials import Trials

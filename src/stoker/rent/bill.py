@@ -167,10 +167,7 @@ def _on_the_machine(found: Found) -> dict[str, float]:
     return {
         "prepare": plan_data.preparing_seconds(found.inputs.run, data, found.inputs.machine.cpu_count),
         "load": setup_times.figure("start").value + memory.whole_weight_bytes(step) / setup_times.figure("load").value,
-        "evaluation": _evaluations(found)
-        * _eval_tokens(found)
-        * setup_times.figure("evaluation").value
-        / found.tokens_per_second[0],
+        "evaluation": _evaluating_seconds(found),
         "save": _saves(found, save) * save + found.disk["finished"] / setup_times.figure("save").value,
     }
 
@@ -180,6 +177,16 @@ def _evaluations(found: Found) -> int:
     if every.kind == "steps":
         return found.steps.total // int(every.amount)
     return found.steps.epochs if every.kind == "epoch" else 0
+
+
+def _evaluating_seconds(found: Found) -> float:
+    """Of all evaluations: forward passes, or an answer to each prompt."""
+    data, count = found.inputs.data, _evaluations(found)
+    if data.answers.batch:
+        # One answer to a prompt, where a step has a group of them.
+        rows = _eval_tokens(found) / data.tokens * data.sequences * data.answers.prompts / data.answers.batch
+        return count * rows * data.answers.each_seconds(found.way.pace)
+    return count * _eval_tokens(found) * setup_times.figure("evaluation").value / found.tokens_per_second[0]
 
 
 def _eval_tokens(found: Found) -> float:

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker import messages, plugins
+from stoker.config import columns as column_names
 from stoker.config import layouts
+from stoker.config.columns import Columns
 from stoker.config.layouts import RowFormat
+from stoker.config.objectives import ObjectiveFacts
 from stoker.plugins import Plugin
-from stoker.rows import row_values, turns
+from stoker.rows import named_columns, preferences, prompt_rows, row_values, turns
+from stoker.rows.prompt_rows import PromptRow
 from stoker.rows.row_values import BadRow, Row
 from stoker.rows.turns import Conversation
 
@@ -24,7 +28,7 @@ ALPACA_PLAIN = "### Instruction:\n{instruction}\n\n### Response:\n"
 ALPACA_PLAIN_INPUT = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 """The prompt of an alpaca row where the tokenizer has no chat template: the layout Alpaca itself was trained with."""
 
-PLAIN_WITHOUT_TEMPLATE = ("alpaca", "prompt_completion")
+PLAIN_WITHOUT_TEMPLATE = ("alpaca", "prompt_completion", layouts.PREFERENCE, layouts.LABELLED)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,23 @@ class Chat:
     tools: list[Any] | None = None
 
 
-Document = Text | Pair | Conversation
+@dataclass(frozen=True)
+class Preference:
+    """Two documents that begin alike: the one that ends better, then the other."""
+
+    chosen: Pair | Conversation
+    rejected: Pair | Conversation
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A document whose answer is good or bad."""
+
+    answer: Pair | Conversation
+    good: bool
+
+
+Document = Text | Pair | Conversation | Preference | Judged | PromptRow
 
 
 class PluginFormat(Protocol):
@@ -79,17 +99,53 @@ class Layout:
     keys: list[str] = field(default_factory=list)
     package: str | None = None
     """Name and version of the package that the format is from, where it is not built in."""
+    columns: Columns | None = None
+    """`data.columns`, where the run file names them."""
 
     @property
     def needs_template(self) -> bool:
         """Whether such rows need a chat template."""
-        return _row_format(self.format).needs_template
+        return self.format != layouts.PROMPT and _row_format(self.format).needs_template
 
 
 def forced(name: str) -> Layout:
     """The layout that `data.format` names."""
     package = None if name in layouts.BUILT_IN else _plugin(name).source
     return Layout(name, "detect.forced", package=package)
+
+
+def by_columns(columns: Columns) -> Layout:
+    """The layout that `data.columns` makes."""
+    named, format_ = column_names.of_rows(columns), column_names.layout_of(columns)
+    assert format_ is not None
+    return Layout(format_, "detect.columns", list(named.values()), columns=columns)
+
+
+def stored(given: dict[str, Any]) -> Layout:
+    """A layout from JSON."""
+    named = given.get("columns")
+    return Layout(**{**given, "columns": Columns.model_validate(named) if named else None})
+
+
+def layout(first: Sequence[Row], columns: Columns | None, asked: ObjectiveFacts) -> Layout | None:
+    """The layout of rows for an objective, by these first ones; None where it can train none of them.
+
+    Args:
+        first: The rows.
+        columns: `data.columns`.
+        asked: An objective that compares, judges or generates answers takes nothing but rows for that.
+    """
+    if asked.prompts:
+        asks = columns or not first or any(prompt_rows.asks(row) for row in first)
+        return Layout(layouts.PROMPT, "detect.prompts", columns=columns) if asks else None
+    wanted = layouts.PREFERENCE if asked.pairs else layouts.LABELLED if asked.labels else None
+    if columns:
+        named = by_columns(columns)
+        return named if wanted in (None, named.format) else None
+    if wanted is None:
+        return detect(first)
+    keys = next((keys for row in first if (keys := layouts.BUILT_IN[wanted].match(row))), None)
+    return Layout(wanted, "detect.keys", list(keys)) if keys else None
 
 
 def detect(first: Sequence[Row]) -> Layout | None:
@@ -110,7 +166,8 @@ def parse(row: Any, format_: str, *, has_template: bool) -> Document:
         raise BadRow("row.not_object", kind=type(row).__name__)
     if format_ in _READERS:
         row_values.refuse_media(row)
-        row_values.refuse_preferences(row)
+        if format_ not in (layouts.PREFERENCE, layouts.LABELLED, layouts.PROMPT):
+            row_values.refuse_preferences(row)
         return _READERS[format_](row, has_template)
     return _plugin_document(row, _plugin(format_), has_template=has_template)
 
@@ -120,6 +177,8 @@ def document(value: Any, layout: Layout | None, *, has_template: bool) -> Docume
     if isinstance(value, Text | BadRow):
         return value
     try:
+        if layout and layout.columns and isinstance(value, dict):
+            value = named_columns.renamed(value, layout.columns)
         return parse(value, layout.format if layout else "text", has_template=has_template)
     except BadRow as bad:
         return bad
@@ -127,6 +186,12 @@ def document(value: Any, layout: Layout | None, *, has_template: bool) -> Docume
 
 def words(document: Document | BadRow) -> list[str]:
     """All texts of a document."""
+    if isinstance(document, Preference):
+        return [*words(document.chosen), *words(document.rejected)]
+    if isinstance(document, Judged):
+        return words(document.answer)
+    if isinstance(document, PromptRow):
+        return [document.asked] if isinstance(document.asked, str) else document.asked.words
     if isinstance(document, Conversation):
         return document.words
     if isinstance(document, Pair):
@@ -223,11 +288,39 @@ def _pair(row: Row) -> tuple[str, str] | None:
     return next((pair for pair in layouts.PAIRS if pair[0] in row and pair[1] in row), None)
 
 
+def _preference(row: Row, *, has_template: bool) -> Preference:
+    if has_template:
+        return Preference(*preferences.conversations(row))
+    prompt, chosen, rejected = preferences.texts(row)
+    return Preference(Pair(prompt, chosen), Pair(prompt, rejected))
+
+
+def _labelled(row: Row, *, has_template: bool) -> Judged:
+    good = preferences.label(row)
+    return Judged(preferences.judged_conversation(row) if has_template else Pair(*preferences.judged_text(row)), good)
+
+
+def fitting(document: Document | BadRow, asked: ObjectiveFacts) -> Document | BadRow:
+    """A document that an objective can train; else a bad row, as where it judges answers and the objective does not."""
+    if asked.prompts and not isinstance(document, BadRow):
+        return document if isinstance(document, PromptRow) else BadRow("row.no_prompt")
+    if isinstance(document, BadRow):
+        return document
+    if isinstance(document, Preference) == asked.pairs and isinstance(document, Judged) == asked.labels:
+        return document
+    if asked.pairs or asked.labels:
+        return BadRow("row.no_preference" if asked.pairs else "row.no_label")
+    return BadRow("row.preference", key="chosen" if isinstance(document, Preference) else "label")
+
+
 _READERS: dict[str, Callable[[Row, bool], Document]] = {
     "text": lambda row, _: _plain_text(row),
     "messages": lambda row, _: _chat(row, "messages"),
     "sharegpt": lambda row, _: _chat(row, "conversations"),
+    layouts.PROMPT: lambda row, has_template: prompt_rows.read(row, has_template=has_template),
+    layouts.PREFERENCE: lambda row, has_template: _preference(row, has_template=has_template),
+    layouts.LABELLED: lambda row, has_template: _labelled(row, has_template=has_template),
     "alpaca": lambda row, has_template: _alpaca(row, has_template=has_template),
     "prompt_completion": lambda row, has_template: _prompt_completion(row, has_template=has_template),
 }
-"""How each built-in format of `layouts.FORMATS` is read."""
+"""How each built-in format of `layouts.FORMATS` is read, and rows of any of them as prompts."""

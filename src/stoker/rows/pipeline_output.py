@@ -56,7 +56,7 @@ class PipelineResult(BaseModel):
 def key(run: Run, folder: Path) -> str:
     """Digest of the steps, and of the content of what they read."""
     asked = [step.model_dump() for step in run.data.pipeline or ()]
-    sources = [source.model_dump(exclude={"weight"}) for source in inputs.train_sources(run)]
+    sources = [source.model_dump(exclude={"weight", "columns"}) for source in inputs.train_sources(run)]
     read = [(path, kinds) for path, kinds in inputs.pipeline_reads(run) if not inputs.is_remote(path)]
     found = [file for path, kinds in read for file in inputs.expand(path, folder, kinds)]
     known = digests.of_all(found)

@@ -18,16 +18,19 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TextIO
 
 from stoker import messages
-from stoker.config import layouts, reader
+from stoker.config import dataset_info, layouts, objectives, reader
 from stoker.config.data_section import Source
+from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rows import formats, row_values
+from stoker.rows import formats, named_columns, row_values
 from stoker.rows.formats import Layout, Text
 from stoker.rows.row_values import BadRow, Row
 from stoker.rundir import inputs
 
 _BLOCK_CHARACTERS = 1 << 16
 _DETECTION_ROWS = 20
+_LARGEST_BLANK = 1 << 10
+"""Bytes of a file that is worth a look for something other than white space."""
 
 _JSON_FAULTS = {
     "Expecting value": "json.value",
@@ -79,7 +82,7 @@ class File:
     @property
     def is_text(self) -> bool:
         """Whether it is running text without rows."""
-        return self.path is not None and inputs.kind(self.path) == ".txt"
+        return self.path is not None and inputs.kind(self.path) in (".txt", inputs.MARKDOWN)
 
 
 def files(source: Source, folder: Path) -> list[File]:
@@ -87,26 +90,44 @@ def files(source: Source, folder: Path) -> list[File]:
     if inputs.is_remote(source.path):
         return [File(source.path, None, source, 0)]
     paths = inputs.expand(source.path, folder)
+    source = dataset_info.resolve(source, folder)
     return [File(inputs.label(path, folder), path, source, path.stat().st_size) for path in paths]
 
 
-def layout(format_: str, file: File, rows: Iterable[Numbered]) -> Layout | None:
-    """The layout of a file, by its first readable rows; None if there are none.
+def is_blank(file: File) -> bool:
+    """Whether there is nothing in it but white space; what is larger is taken to hold something."""
+    if file.path is None or file.size_bytes > _LARGEST_BLANK:
+        return False
+    if inputs.kind(file.path) not in _READERS:
+        return file.size_bytes == 0
+    try:
+        with _binary(file.path) as raw:
+            return not raw.read().strip()
+    except (gzip.BadGzipFile, EOFError):
+        return False
+
+
+def layout(run: Run, file: File, rows: Iterable[Numbered]) -> Layout | None:
+    """The layout of a file, by its first readable rows and what the objective takes; None if there are none.
 
     Args:
-        format_: `data.format`.
+        run: What was asked.
         file: The file.
         rows: Its first rows.
     """
     if file.is_text:
         return Layout("text", "detect.text_file")
-    if format_ != layouts.AUTO:
-        return formats.forced(format_)
+    asked, columns = objectives.facts(run.train.objective), file.source.columns
+    if run.data.format != layouts.AUTO and not asked.prompts:
+        return formats.forced(run.data.format)
     readable = ((number, row) for number, row in rows if isinstance(row, dict))
     first = list(itertools.islice(readable, _DETECTION_ROWS))
-    found = formats.detect([row for _, row in first])
+    if columns:
+        named_columns.require(columns, [row for _, row in (*first, *readable)], file.label)
+    found = formats.layout([row for _, row in first], columns, asked)
     if first and not found:
-        raise _unrecognised(first[0][1], place(file.label, first[0][0]))
+        where, seen = place(file.label, first[0][0]), [row for _, row in first]
+        raise named_columns.lacking(seen, asked, where) if asked.takes else _unrecognised(seen[0], where)
     return found
 
 
@@ -115,7 +136,13 @@ def _unrecognised(row: Row, where: str) -> StokerError:
         row_values.refuse_preferences(row)
     except BadRow as bad:
         return StokerError("STK317", where, reason=bad.text)
-    return StokerError("STK303", where, keys=list(row) or "-", known=layouts.recognised_keys())
+    example = named_columns.suggested(row)
+    return StokerError("STK303", where, keys=list(row) or "-", example=example, known=layouts.recognised_keys())
+
+
+def unusable(where: str, reason: str, text: str) -> StokerError:
+    """The error of a bad row; of a file that cannot be read as a whole, another one."""
+    return StokerError("STK466" if reason in row_values.WHOLE_FILE else "STK302", where, reason=text)
 
 
 def place(label: str, number: int) -> str:
@@ -211,13 +238,13 @@ def _json(line: str) -> Any:
         return _beyond_json()
 
 
-def _not_json(error: json.JSONDecodeError) -> BadRow:
+def _not_json(error: json.JSONDecodeError, reason: str = "row.not_json") -> BadRow:
     key = next((key for start, key in _JSON_FAULTS.items() if error.msg.startswith(start)), "json.other")
-    return BadRow("row.not_json", problem=messages.text(key), column=error.colno)
+    return BadRow(reason, problem=messages.text(key), column=error.colno)
 
 
-def _beyond_json() -> BadRow:
-    return BadRow("row.not_json", problem=messages.text("json.limit"), column=1)
+def _beyond_json(reason: str = "row.not_json") -> BadRow:
+    return BadRow(reason, problem=messages.text("json.limit"), column=1)
 
 
 def _json_rows(text: TextIO) -> Iterator[Numbered]:
@@ -229,10 +256,10 @@ def _json_rows(text: TextIO) -> Iterator[Numbered]:
         if error.msg == "Extra data" and content.lstrip().startswith("{"):
             yield from lines(enumerate(content.split("\n"), 1))
         else:
-            yield error.lineno, _not_json(error)
+            yield error.lineno, _not_json(error, "row.json_file")
         return
     except (ValueError, RecursionError):
-        yield 1, _beyond_json()
+        yield 1, _beyond_json("row.json_file")
         return
     rows = value.get("data") if isinstance(value, dict) else value
     if isinstance(rows, list):
@@ -306,5 +333,11 @@ def _blocks(text: TextIO) -> Iterator[str]:
         yield rest
 
 
-_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".txt": _text_rows}
-_NEWLINES = {".jsonl": "\n", ".json": "\n", ".csv": "", ".txt": None}
+_READERS = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".csv": _csv_rows,
+    ".txt": _text_rows,
+    inputs.MARKDOWN: _text_rows,
+}
+_NEWLINES = {".jsonl": "\n", ".json": "\n", ".csv": "", ".txt": None, inputs.MARKDOWN: None}

@@ -28,19 +28,19 @@ _PATTERNS = {
 """What is counted in any text: runs, and of `_BY_CHARACTER` their characters."""
 _BY_CHARACTER = ("accent", "capital", "digit", "mark")
 _WORDS_ELSEWHERE = {"cyrillic": "Ѐ-ԯ", "greek": "Ͱ-Ͽἀ-῿", "hebrew": "֐-׿", "arabic": "؀-ۿݐ-ݿࢠ-ࣿ"}
-_SCRIPTS = {
+SCRIPTS = {
     **_WORDS_ELSEWHERE,
     "devanagari": "ऀ-ॿ",
     "indic": "ঀ-෿",
     "thai": "฀-๿",
     "hangul": "ᄀ-ᇿ㄰-㆏가-힣",
     "kana": "぀-ヿ",
-    "han": "㐀-䶿一-鿿豈-﫿",
+    "han": "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
     "wide": "\u3000-〿＀-￯‐-…",
 }
 """Characters of other scripts; of `wide`, marks that CJK text uses."""
 _COUNTS = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
-_OTHERS = {name: re.compile(f"[{characters}]+") for name, characters in _SCRIPTS.items()}
+_OTHERS = {name: re.compile(f"[{characters}]+") for name, characters in SCRIPTS.items()}
 _BEYOND_ASCII, _ASCII_LETTERS = re.compile(r"[^\x00-\x7f]+"), re.compile("[A-Za-z]+")
 _COMMON = re.compile(
     r"\b(?:the|of|and|to|in|is|a|that|it|for|you|be|with|as|are|on|this|by|or|not|an|if|can|from|at|which|will|have)\b",
@@ -126,7 +126,7 @@ def features(counted: Counts, english: float) -> dict[str, float]:
     split = ("word", "letter")
     parts = {f"english_{name}": counted[name] * english for name in split}
     parts |= {f"foreign_{name}": counted[name] * (1 - english) for name in split}
-    rest = (*_PATTERNS, *_SCRIPTS, *(f"{name}_word" for name in _WORDS_ELSEWHERE), "other")
+    rest = (*_PATTERNS, *SCRIPTS, *(f"{name}_word" for name in _WORDS_ELSEWHERE), "other")
     return parts | {name: counted[name] for name in rest if name not in split}
 
 

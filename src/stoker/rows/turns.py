@@ -77,14 +77,32 @@ class Conversation:
 
 def conversation(given: Sequence[Any], tools: Any = None, system: Any = None) -> Conversation:
     """Messages of either spelling; `system` is put first, unless it is there."""
+    turns = _turns(given, system)
+    _check_roles(turns)
+    return Conversation(tuple(_named(turns)), _tools(tools))
+
+
+def prompt(given: Sequence[Any], tools: Any = None, system: Any = None) -> Conversation:
+    """The same up to where the assistant is to speak; answers at the end are left out."""
+    turns = _turns(given, system)
+    while turns and turns[-1].role == "assistant":
+        turns.pop()
+    spoken = [turn.role for turn in turns if turn.role != "system"]
+    if not spoken:
+        raise BadRow("row.no_prompt")
+    if spoken[0] != "user":
+        raise BadRow("row.first_role", role=spoken[0])
+    return Conversation(tuple(_named(turns)), _tools(tools))
+
+
+def _turns(given: Sequence[Any], system: Any) -> list[Turn]:
     turns = [_turn(one) for one in given]
     first = Turn("system", row_values.checked("system", system or ""))
     if system and turns and turns[0].role != "system":
         turns.insert(0, first)
     elif system and turns and turns[0].content.strip() != first.content.strip():
         raise BadRow("row.differ", first="system", second="messages[0]")
-    _check_roles(turns)
-    return Conversation(tuple(_named(turns)), _tools(tools))
+    return turns
 
 
 def exchange(user: str, assistant: str) -> list[dict[str, str]]:

@@ -10,13 +10,15 @@ Kinds and their fields (a reader ignores what it does not know):
     rejected    path, reason: a checkpoint that did not verify, or another node's newer one (`node:step-...`)
     not_best    best, step, reason: the finished model is of this step, as the best checkpoint cannot be used
     rehearsal   part, seconds
+    reference   split, done, of: rows of which the log-probabilities before training are known, for some objectives
+    rollout     step, file, digest, answers, tokens, seconds: committed answers; refused: step, file that was changed
     step        step, epoch, loss, grad_norm, learning_rate, sequences, order, micro_batches, tokens, trained_tokens,
                 padded_tokens, seconds, wait_seconds, memory_bytes; `sequences` is their number, `order` the CRC-32 of
                 their ids, which the data's digest, the seed and the step determine (rows/order.py); of a mixture also
                 sources: sequences and tokens seen of each since the first step, by name
     stalled     rank, step, seconds, reason: a step waits for rows of a streamed set; the store's fault, or none: slow
     damaged     rank, file, begin: a row of a streamed set came with another digest, and is fetched again
-    eval        step, eval_loss, perplexity, seconds
+    eval        step, eval_loss, perplexity, seconds; some objectives: figures, by name, as of a step
     filesystem  type, renames, reason: the disk under the checkpoints
     interval    seconds, cost_seconds, between_failures_seconds: of `save.every: auto`, where it was measured anew
     checkpoint  step, seconds, stall_seconds, bytes, best, digest, writers: processes that wrote it
@@ -31,6 +33,7 @@ Kinds and their fields (a reader ignores what it does not know):
     exported    source, dtype, bytes, licence: by `stoker export`
     parity      part, done, of: prompts compared so far
     quantized   name, path, bytes, source_bytes, agreement, perplexity_change: by `stoker quantize`
+    published   to, what, private, bytes: by `stoker publish`
     restart     attempt, reason, step, wait_seconds: by the supervisor, before it starts the trainer again
     replan      step, before, after (micro, accumulation, gradient_checkpointing, strategy, devices): after memory ran
                 out, or for other nodes
@@ -96,7 +99,7 @@ class EventLog:
         """Open a log; None for one that nobody reads, of a rank that is not the first."""
         self._lock = threading.Lock()
         # A kill cut the last line; it is kept apart from ours.
-        self._pending = bytearray(b"\n" if path is not None and _is_cut_short(path) else b"")
+        self._pending = bytearray(b"\n" if path is not None and is_cut_short(path) else b"")
         self._path = path
         self._open()
 
@@ -263,7 +266,7 @@ def copy_recent(path: Path, target: Path) -> None:
     files.write_text(target, b"".join(raw for raw, _ in _recent(path)).decode("utf-8", "replace"))
 
 
-def _is_cut_short(path: Path) -> bool:
+def is_cut_short(path: Path) -> bool:
     """Whether a kill cut the last line."""
     with segments.view(path) as (_, newest, _):
         if not newest.seek(0, 2):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
-from stoker.config import load, mixing
+from stoker.config import dataset_info, load, mixing
 from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Decontamination
 from stoker.config.run import Run
@@ -15,6 +15,7 @@ from stoker.rundir import artifacts, digests, layout
 from stoker.rundir.layout import RunDir
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+MARKDOWN = ".md"  # text like `.txt`; next to other files it is a page about them, and not read
 PIPELINE_SUFFIXES = (".jsonl", ".csv", ".parquet", ".warc")
 """What datatrove has a reader for."""
 REMOTE = ("hub:", "modelscope:")
@@ -28,10 +29,8 @@ _NOT_TOKENIZER = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index.json"),
     *(".md", ".png", ".jpg", "generation_config.json", "adapter_config.json"),
 )
-"""Ends of names of a model's files that tokenising does not depend on: weights, pages, how it is sampled.
-
-Which files a tokenizer reads is up to its class (`vocab.json`, `merges.txt`, `tokenizer.model`): all others count.
-"""
+"""Ends of names of a model's files that tokenising does not depend on: weights, pages, how it is sampled. All others
+count: which files a tokenizer reads (`vocab.json`, `merges.txt`, `tokenizer.model`) is up to its class."""
 
 
 def train_sources(run: Run) -> list[Source]:
@@ -48,7 +47,7 @@ def eval_share(run: Run) -> str | None:
 def eval_source(run: Run) -> Source | None:
     """The source of its own that eval rows come from, if there is one."""
     asked = run.data.eval if run.data.set is None else None
-    return Source(path=asked) if asked and not eval_share(run) else None
+    return Source(path=asked, columns=run.data.columns) if asked and not eval_share(run) else None
 
 
 def model_path(name: str, folder: Path) -> str:
@@ -89,20 +88,18 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
         raise StokerError("STK315")
     if path.startswith(SHIPPED):
         path, folder = path.removeprefix(SHIPPED), load.recipes_folder()
+    path = dataset_info.resolve(Source(path=path), folder).path
+    kinds = (*kinds, MARKDOWN) if ".txt" in kinds else kinds
     full = folder / path
-    if full.is_file():
-        if kind(full) not in kinds:
-            raise _unsupported(path, full, kinds)
-        return [full]
-    if full.is_dir():
-        found = _known(_below(full), kinds)
-    elif _GLOB & set(path):
-        found = _matches(path, folder, kinds)
-    else:
-        found = []
+    if full.is_file() and kind(full) not in kinds:
+        raise _unsupported(path, full, kinds)
+    found = [full] if full.is_file() else _known(_below(full), kinds) if full.is_dir() else []
+    found = _matches(path, folder, kinds) if not found and _GLOB & set(path) else found
     if not found:
         nearest = "" if full.exists() else closest(path, _beside(path, folder))
         raise StokerError("STK301", path=path, folder=folder, nearest=nearest)
+    if kinds != dataset_info.KINDS and (listed := [one for one in found if one.name == dataset_info.NAME]):
+        raise dataset_info.not_named(label(listed[0], folder), dataset_info.sets(listed[0]))
     return found
 
 
@@ -126,8 +123,7 @@ def label(path: Path, folder: Path) -> str:
 
 def facts(run: Run, folder: Path) -> list[list[Any]]:
     """Name, size and SHA-256 of every local file that `prepare` would read."""
-    found = read_files(run, folder)
-    known = digests.of_all(found)
+    known = digests.of_all(found := read_files(run, folder))
     return [[label(file, folder), file.stat().st_size, known[file]] for file in found]
 
 
@@ -140,7 +136,8 @@ def read_files(run: Run, folder: Path) -> list[Path]:
 def named(run: Run) -> list[tuple[str, tuple[str, ...]]]:
     """Every source of rows as the run file writes it, and the kinds of files it may be: training data first."""
     own_eval = eval_source(run)
-    return [*pipeline_reads(run), *([(own_eval.path, SUFFIXES)] if own_eval else [])]
+    found = [*pipeline_reads(run), *([(own_eval.path, SUFFIXES)] if own_eval else [])]
+    return [*found, *dataset_info.lists(path for path, _ in found)]
 
 
 def pipeline_reads(run: Run) -> list[tuple[str, tuple[str, ...]]]:
@@ -156,8 +153,6 @@ def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
     if not isinstance(name, str):
         return []
     name = model_path(name, folder)
-    if not (folder / name).is_dir():
-        return []
     inner = [*(folder / name).glob("*"), *(folder / name).glob("additional_chat_templates/*")]
     counted = (path for path in inner if not path.name.startswith(".") and not path.name.endswith(_NOT_TOKENIZER))
     return sorted(path for path in counted if path.is_file())
@@ -216,4 +211,5 @@ def _leads_elsewhere(path: Path) -> bool:
 
 
 def _known(files: Iterable[Path], kinds: tuple[str, ...]) -> list[Path]:
-    return sorted({file for file in files if kind(file) in kinds}, key=lambda file: file.as_posix())
+    found = sorted({file for file in files if kind(file) in kinds}, key=lambda file: file.as_posix())
+    return [file for file in found if kind(file) != MARKDOWN] or found

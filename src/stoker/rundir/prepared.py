@@ -1,11 +1,12 @@
 """The prepared set on disk: what the files are called, what they hold, and the report beside them.
 
-    data/report.json               what was read, detected, counted; the digest
+    data/report.json               what was read, detected, counted; the digest; report.html shows it
     data/tokenizer/                the tokenizer, as transformers reads it
     data/train/shard-00000/        tokens.bin    int32 token ids; an untrained token is stored as ~id (bitwise not)
                                    segments.bin  int64 token offsets of segments (documents), one more than segments
                                    rows.bin      int64 segment offsets of rows (sequences), one more than rows
-                                   trained.bin   int32 trained tokens per row
+                                   trained.bin   int32 trained tokens per row; ~count where its answer is judged bad
+                                   columns.jsonl of prompts: per row what it asks, and all columns of the row
     data/eval/shard-00000/         the same for the eval rows, where there are any
 All integers are little-endian, so a set is read by memory map on any machine. A segment's first token is never
 trained: nothing before it may predict it. Knows nothing of numpy; the engine's `dataset.py` reads the arrays.
@@ -19,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages, plugins
-from stoker.config import layouts, mixing
+from stoker.config import layouts, mixing, objectives
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.rundir import checkpoints, files, inputs, layout, set_list
@@ -56,7 +57,7 @@ class Split(BaseModel):
     tokens: int
     trained_tokens: int
     longest: int
-    """Tokens of the longest sequence."""
+    """Tokens of the longest sequence; of a pair, of both answers as long as the longer one."""
     longest_segment: int
     shards: list[str]
     files: dict[str, str]
@@ -101,6 +102,8 @@ class Report(BaseModel):
     """Nats per trained token of a model that knows only token frequencies."""
     pipeline: list[dict[str, Any]] | None = None
     """Where the data went through `data.pipeline`: for each stage its name, tasks, and the counts of its blocks."""
+    survey: dict[str, Any] | None = None
+    """What the rows are like (`survey/findings.py`); not in reports of earlier versions, nor of mixed sets."""
     train: Split
     eval: Split | None = None
     tokenizer: dict[str, str] = {}
@@ -156,9 +159,8 @@ def shard_name(number: int) -> str:
 
 def digest(train: Split, held: Split | None, tokenizer: str) -> str:
     """SHA-256 over both splits' files, the tokenizer (its file's digest) and the format."""
-    split_files = {**train.files, **(held.files if held else {})}
-    parts = [f"{name} {one}" for name, one in sorted(split_files.items())]
-    parts += [f"tokenizer {tokenizer}", f"format {FORMAT}"]
+    split_files = sorted({**train.files, **(held.files if held else {})}.items())
+    parts = [*(f"{name} {one}" for name, one in split_files), f"tokenizer {tokenizer}", f"format {FORMAT}"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -183,23 +185,25 @@ def _asked(run: Run) -> dict[str, Any]:
         "data": _asked_data(run),
         "tokenizer": run.model_dump(include={"tokenizer"}),
         "model": run.model_dump(include={"model"}),
-        "objective": run.train.objective,
+        "objective": objectives.title(run.train.objective),
         "seed": run.train.seed,
+        **({"answer": run.train.answers.max_new_tokens} if objectives.facts(run.train.objective).prompts else {}),
     }
     others = _other_formats(run)
     return {**asked, "formats": others} if others else asked
 
 
-_NOT_PREPARED = {"rows", "tokens", "stages", "set", "stream", "cache"}
-"""Keys of `data` that prepare nothing."""
+_NOT_PREPARED = {"rows", "tokens", "stages", "set", "stream", "cache"}  # keys of `data` that prepare nothing
+_NEWER = {"pipeline": None, "columns": None, "duplicates": "keep"}  # sets of before keep their digests
 
 
 def _asked_data(run: Run) -> dict[str, Any]:
     """What is asked of `data`. How sources are mixed is not: only that they are kept apart, and their names."""
-    asked = run.data.model_dump(exclude=_NOT_PREPARED | (set() if run.data.pipeline else {"pipeline"}))
+    unsaid = {key for key, default in _NEWER.items() if getattr(run.data, key) == default}
+    asked = run.data.model_dump(exclude=_NOT_PREPARED | unsaid)
     train = asked["train"]
     for source in train if isinstance(train, list) else [train] if isinstance(train, dict) else []:
-        for key in ("name", "share", "epochs"):
+        for key in ("name", "share", "epochs", *(() if source["columns"] else ("columns",))):
             del source[key]
     return {**asked, "mixture": mixing.names(run.data)} if mixing.is_mixed(run.data) else asked
 

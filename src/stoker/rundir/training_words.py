@@ -8,17 +8,17 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from stoker.config import mixing
-from stoker.config.run import Run
+from stoker.config.run import LIMITS, Run
 
 _BLOCKS = {"model", "tokenizer", "data", "tune", "train", "native"}
 """`where`, `save` and `budget` may change between attempts."""
-_LEFT_OUT = {
+_LEFT_OUT: dict[str, Any] = {
     "data": {"rows", "tokens", "set", "stream", "cache"},
-    "train": {"on_bad_step", "spike"},
+    "train": {"on_bad_step": True, "spike": True, "grpo": {"sampler": True, "rewards": LIMITS}, "distill": {"sampler"}},
     "native": {"vllm", "datatrove"},
 }
-"""Sizes that only plans use, where a set is (its digest counts), what to do about a bad step, how the model is served,
-what runs a pipeline; options of places come on top."""
+"""Sizes that only plans use, where a set is (its digest counts), what to do about a bad step, what generates answers
+and limits rewards, how the model is served, what runs a pipeline; options of places come on top."""
 
 _ORIGIN = "forked_from."
 _FREE = ("native.", _ORIGIN)

@@ -1,4 +1,4 @@
-"""Notifies the user how a run ended, by hooks of the environment: a webhook, AutoDL's WeChat message, a command.
+"""Notifies the user how a run ended, by hooks of the environment: a webhook or robot, AutoDL's message, a command.
 
 Addresses and tokens are secrets: nothing here writes them anywhere, and a failure names the hook alone. No redirect is
 followed: it could send a token elsewhere.
@@ -8,14 +8,17 @@ import json
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
+from typing import Any
 from urllib import error, request
 from urllib.parse import urlsplit
 
 from stoker import env
 from stoker.hosts import no_redirect
+from stoker.settle import chat_robots
 
 AUTODL_ADDRESS = "https://www.autodl.com/api/v1/wechat/message/send"
 _ANSWER_SECONDS = 10.0
@@ -26,7 +29,7 @@ _ANSWER_BYTES = 1 << 16
 
 
 class _HookRefused(Exception):
-    """A hook that refused; the message is ours and has no secret."""
+    """A hook that refused; the message has no secret."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,13 @@ def _sent(send: Callable[[str, News], None], value: str, news: News) -> str:
 
 
 def _webhook(address: str, news: News) -> None:
+    robot = chat_robots.find(address)
+    if robot is not None:
+        secret, text = env.read(env.WEBHOOK_SECRET), f"{news.title}\n{news.text}"
+        signed, body = chat_robots.request(robot, address, text, secret, time.time())
+        if refusal := chat_robots.refusal(robot, _post(signed, body, {})):
+            raise _HookRefused(env.without_secrets(refusal))
+        return
     content = {"run": news.run, "event": news.kind, "title": news.title, "text": news.text}
     _post(address, content, {})
 
@@ -99,7 +109,7 @@ _HOOKS: dict[env.Variable, Callable[[str, News], None]] = {
 }
 
 
-def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> bytes:
+def _post(address: str, content: dict[str, Any], headers: dict[str, str]) -> bytes:
     if urlsplit(address).scheme not in ("http", "https"):
         raise _HookRefused("not http or https")
     asked = request.Request(  # noqa: S310  # the scheme is checked above
@@ -116,6 +126,7 @@ def _post(address: str, content: dict[str, str], headers: dict[str, str]) -> byt
 def _reason(problem: Exception) -> str:
     """Why, without address, token or command, which libraries put into their messages."""
     if isinstance(problem, error.HTTPError):
+        problem.close()
         return f"HTTP {problem.code}"
     if isinstance(problem, _HookRefused):
         return str(problem)

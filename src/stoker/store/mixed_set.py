@@ -76,6 +76,7 @@ def together(names: Sequence[str], reports: Sequence[Report]) -> Report:
             "pack_efficiency": train.tokens / (train.sequences * first.length),
             "unigram_entropy": math.fsum(entropies) / train.trained_tokens,
             "pipeline": None,
+            "survey": None,
             "train": train,
             "eval": _split("eval", names, held).model_copy(update={"sources": []}) if held else None,
         }

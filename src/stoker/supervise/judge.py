@@ -32,6 +32,14 @@ _RANK_SURPRISE = re.compile(r"exitcode\s*: 2\b")
 _FIRST_FAILED = re.compile(r"Root Cause.*?local_rank: (\d+)\)", re.DOTALL)
 """As torchrun writes them."""
 
+_EXCEPTION = re.compile(
+    r"^(?:\[rank\d+\]: *)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$", re.MULTILINE
+)
+"""The last line of a traceback."""
+_LAUNCHERS = "ChildFailedError"
+"""torchrun's own exception about a rank that failed; the rank's is above it."""
+_LONGEST_CAUSE = 300
+
 Report = dict[str, Any]
 
 
@@ -117,6 +125,12 @@ def _judge_rest(ended: Ended, *, trained: bool) -> Ruling:
     if ended.codes and not _RANK_SURPRISE.search(ended.tail):
         return Ruling("retry", "lost")
     return Ruling("retry", "device" if _DEVICE.search(ended.tail) else "surprise")
+
+
+def cause(tail: str) -> str:
+    """The newest exception at the end of a log, as its traceback ends; empty where there is none."""
+    found = [line for line in _EXCEPTION.findall(tail) if _LAUNCHERS not in line]
+    return str(found[-1])[:_LONGEST_CAUSE] if found else ""
 
 
 def report(code: int, tail: str, first_rank: int, codes: list[str]) -> Report:

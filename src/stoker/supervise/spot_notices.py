@@ -29,10 +29,10 @@ def ask(address: str, path: str, headers: dict[str, str], method: str = "GET") -
     connection = HTTPConnection(address, timeout=_ANSWER_SECONDS)
     try:
         connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise HTTPException(str(answer.status))
-        return answer.read(_LARGEST_BYTES).decode().strip()
+        with connection.getresponse() as answer:
+            if answer.status != 200:
+                raise HTTPException(str(answer.status))
+            return answer.read(_LARGEST_BYTES).decode().strip()
     finally:
         connection.close()
 

@@ -18,9 +18,9 @@ from typing import Any
 from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_SURPRISE, EXIT_USER
 from stoker.rundir import files, in_place, lock
-from stoker.supervise import limit_watch, limits, processes
+from stoker.supervise import judge, limit_watch, limits, processes
 from stoker.supervise.copying import StoreCopies
-from stoker.supervise.judge import Ruling, judge
+from stoker.supervise.judge import Ruling
 from stoker.supervise.limit_watch import LimitWatch
 from stoker.supervise.limits import Clock
 from stoker.supervise.other_nodes import OtherNodes
@@ -132,7 +132,7 @@ class Supervisor:
             shutil.rmtree(self._ranks.meeting, ignore_errors=True)
         self.status.trainer_pid = None
         skip = self.plan.get("guard", {}).get("on_bad_step", "stop") == "skip"
-        return judge(ended, skip=skip, trained=self.status.step > 0)
+        return judge.judge(ended, skip=skip, trained=self.status.step > 0)
 
     def _begin(self) -> Trainer:
         """Start a trainer, or adopt the one that an earlier supervisor left behind."""
@@ -225,7 +225,8 @@ class Supervisor:
         if ruling.act == "fail":
             return self._finish("failed", ruling.reason, EXIT_USER)
         if self._repeats(ruling):
-            return self._give_up("STK673", ruling, step=self._events.attempt.step)
+            cause = env.without_secrets(judge.cause(self._events.attempt.tail))
+            return self._give_up("STK673", ruling, step=self._events.attempt.step, cause=cause)
         if ruling.act == "retry" and self.status.fruitless >= self._run.settings.fruitless_most:
             return self._give_up("STK674", ruling, restarts=self.status.fruitless)
         return self._back_off(ruling)

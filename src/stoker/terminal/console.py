@@ -1,17 +1,21 @@
 """The only place that prints: data to stdout, talk to stderr, errors in one shape.
 
+With `--json`, stdout has one JSON value and nothing else: the answer, or an object whose `ok` is false.
 What is printed may be a stranger's: no escape of it reaches the terminal (`plain_text`), and no markup of it is read.
 """
 
+import contextlib
 import errno
 import io
 import itertools
 import json
+import os
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
@@ -49,7 +53,7 @@ stderr = _Screen(stderr=True, highlight=False, soft_wrap=True, emoji=False, mark
 
 def data(text: str) -> None:
     """Print a command's answer."""
-    print(plain(text))
+    print(plain(text), file=stdout.file)
 
 
 def sentence(text: str, indent: str = "", screen: Console = stdout) -> None:
@@ -62,7 +66,7 @@ def sentence(text: str, indent: str = "", screen: Console = stdout) -> None:
 
 def piece(text: str) -> None:
     """Print a piece of a streamed answer."""
-    print(plain(text), end="", flush=True)
+    print(plain(text), end="", flush=True, file=stdout.file)
 
 
 def ask() -> str:
@@ -88,11 +92,11 @@ def page(content: RenderableType) -> None:
     stdout.print(content)
 
 
-def live() -> "Live":
-    """A page on stdout that is redrawn until its `with` block ends."""
+def live(screen: Console = stdout, *, transient: bool = False) -> "Live":
+    """A page that is redrawn until its `with` block ends; one that is transient is gone then."""
     from rich.live import Live  # not needed for `stoker --help`
 
-    return Live(console=stdout, auto_refresh=False, vertical_overflow="visible")
+    return Live(console=screen, auto_refresh=False, transient=transient, vertical_overflow="visible")
 
 
 def talk(key: str, /, **fields: Any) -> None:
@@ -100,11 +104,51 @@ def talk(key: str, /, **fields: Any) -> None:
     sentence(messages.text(key, **fields), screen=stderr)
 
 
+def wants_json() -> bool:
+    """Whether the command was given `--json`; asked of the words, because they may be what cannot be read."""
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[list[str]]:
+    """Collect the lines that other programs print to our stdout in this block, such as ssh; there after it."""
+    lines: list[str] = []
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as taken:
+        os.dup2(taken.fileno(), 1)
+        try:
+            yield lines
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            taken.seek(0)
+            lines += taken.read().decode("utf-8", errors="replace").splitlines()
+
+
+def declined(code: str = "STK550") -> NoReturn:
+    """End a command that a person did not want after all, as was said; to a program it is an error with this code."""
+    if wants_json():
+        raise StokerError(code)
+    sys.exit(EXIT_USER)
+
+
 def show_error(error: StokerError) -> None:
     """`error: what [code]`, the place, and the hint."""
     _show_problem(error)
     stderr.print()
     _show_hint(error)
+
+
+def _end_with(error: StokerError) -> int:
+    """Show the error that ends a command, and return its exit code."""
+    if wants_json():
+        found = {} if error.result is None else {"result": error.result}
+        data_json({"ok": False, "exit_code": error.exit_code, "error": error.as_dict(), **found})
+    else:
+        _show_errors(error.errors)
+    return error.exit_code
 
 
 def _show_errors(problems: list[StokerError]) -> None:
@@ -171,12 +215,19 @@ def status() -> StatusLine:
     return StatusLine()
 
 
+@contextlib.contextmanager
+def busy(key: str, /) -> Iterator[None]:
+    """Show a sentence of the catalogue as long as the `with` block takes."""
+    with status() as line:
+        line.show(messages.text(key))
+        yield
+
+
 def _misread(error: Any) -> int:
     if usage.asks_for_help(error):
         data(error.format_message())
         return 0
-    show_error(usage.explain(error))
-    return EXIT_USER
+    return _end_with(usage.explain(error))
 
 
 def guarded(command: Callable[[], None]) -> int:
@@ -184,11 +235,18 @@ def guarded(command: Callable[[], None]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a console without a character shows `?` instead
+    stdout.stderr = wants_json()  # what is said beside the JSON is talk
+    try:
+        return _tried(command)
+    finally:
+        stdout.stderr = False
+
+
+def _tried(command: Callable[[], None]) -> int:
     try:
         command()
     except StokerError as error:
-        _show_errors(error.errors)
-        return EXIT_USER
+        return _end_with(error)
     except TyperException as misread:
         return _misread(misread)
     except BrokenPipeError:
@@ -202,11 +260,10 @@ def guarded(command: Callable[[], None]) -> int:
 def _unforeseen(error: Exception) -> int:
     """A disk that is full, read-only or out of reach is an error the user can fix; everything else is a surprise."""
     if isinstance(error, Unreadable):
-        show_error(error.named())
-        return EXIT_USER
+        return _end_with(error.named())
     if isinstance(error, OSError) and error.errno in _DISK and error.filename:
-        show_error(StokerError("STK507", path=error.filename, reason=error.strerror))
-        return EXIT_USER
+        return _end_with(StokerError("STK507", path=error.filename, reason=error.strerror))
     sys.stderr.write(plain("".join(traceback.format_exception(error))))
-    show_error(StokerError("STK900", reason=f"{type(error).__name__}: {error}"))
-    return EXIT_SURPRISE
+    problem = StokerError("STK900", reason=f"{type(error).__name__}: {error}")
+    problem.exit_code = EXIT_SURPRISE
+    return _end_with(problem)

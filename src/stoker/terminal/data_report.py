@@ -3,12 +3,18 @@
 from typing import Any
 
 from stoker import messages
+from stoker.config import objectives
+from stoker.report import prepared_words
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
+from stoker.survey import findings, survey_lines, survey_page
 from stoker.terminal import source_lines
 
 _BAR_WIDTH = 40
-_PLAIN = {"alpaca": "prepare.plain.alpaca", "prompt_completion": "prepare.plain.prompt_completion"}
+_PLAIN = {
+    "alpaca": "prepare.plain.alpaca",
+    **dict.fromkeys(("prompt_completion", "preference", "labelled"), "prepare.plain.prompt_completion"),
+}
 """How rows of a format are laid out where the tokenizer has no chat template."""
 
 
@@ -17,12 +23,19 @@ def lines(run_dir: RunDir, report: Report) -> list[str]:
     found = _pipeline(report)
     for entry in report.detected:
         found.append(_detected(entry))
-        if entry.get("plain"):
-            found.append(messages.text(_PLAIN[entry["format"]], path=entry["path"]))
-    found += ["", *_figures(report), "", messages.text("prepare.lengths"), *_histogram(report.length_histogram)]
+        if entry.get("plain") and (key := _PLAIN.get(entry["format"])):
+            found.append(messages.text(key, path=entry["path"]))
+    lengths = messages.text("prepare.pairs.lengths" if objectives.has_pairs(report.objective) else "prepare.lengths")
+    found += ["", *_figures(report), "", lengths, *_histogram(report.length_histogram)]
     if report.bad_rows:
         path = run_dir.data / "bad_rows.jsonl"
         found += ["", messages.text("prepare.bad_rows", count=f"{report.bad_rows:,}", path=path)]
+    surveyed = findings.read(report.model_dump())
+    if surveyed:
+        found += [f"  {line}" for line in survey_lines.bad_rows(surveyed)]
+        page = run_dir.data / survey_page.PAGE_NAME
+        shown = [messages.text("survey.page", path=page)] if page.is_file() else []
+        found += ["", messages.text("survey.title"), *survey_lines.lines(surveyed), *shown]
     return found
 
 
@@ -52,29 +65,7 @@ def _pipeline(report: Report) -> list[str]:
 
 
 def _figures(report: Report) -> list[str]:
-    train = report.train
-    lines = [
-        messages.text(
-            "prepare.packed" if report.packed else "prepare.unpacked",
-            segments=f"{train.segments:,}",
-            sequences=f"{train.sequences:,}",
-            length=f"{report.length:,}",
-            efficiency=f"{report.pack_efficiency:.1%}",
-        ),
-        messages.text(
-            "prepare.tokens",
-            tokens=f"{train.tokens:,}",
-            trained=f"{train.trained_tokens:,}",
-            share=f"{train.trained_tokens / train.tokens:.1%}",
-        ),
-        *source_lines.prepared(report),
-    ]
-    if report.eval:
-        counts = {"segments": f"{report.eval.segments:,}", "tokens": f"{report.eval.tokens:,}"}
-        lines.append(messages.text("prepare.eval", **counts))
-    if report.truncated_rows:
-        count, length = f"{report.truncated_rows:,}", f"{report.length:,}"
-        lines.append(messages.text("prepare.truncated", count=count, length=length))
+    lines = [*prepared_words.trained(report), *source_lines.prepared(report), *prepared_words.held_and_cut(report)]
     if report.context_answers:
         lines.append(messages.text("prepare.context_answers", count=f"{report.context_answers:,}"))
     return lines

@@ -4,7 +4,8 @@ Typer's own page has English headings and counts every character as one cell, wh
 """
 
 import shutil
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -12,6 +13,8 @@ from stoker import messages
 from stoker.terminal.wrapping import pad, wrap
 
 _WIDEST = 80
+_COMMAND = 8
+"""Cells of the longest command: the sentences of all groups begin in one column."""
 
 
 class HelpCommand(TyperCommand):
@@ -32,12 +35,19 @@ class HelpCommand(TyperCommand):
 class HelpGroup(TyperGroup):
     """A group of commands whose help is in the catalogue."""
 
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Names of commands by the heading they are listed under; others follow under a heading of their own."""
+
     def get_help(self, ctx: Any) -> str:
         """Called by typer for `--help`, and where there is no argument at all."""
-        commands = [(name, messages.text(one.help or "")) for name, one in self.commands.items() if not one.hidden]
+        shown = {name: messages.text(one.help or "") for name, one in self.commands.items() if not one.hidden}
+        sections = {
+            heading: [(name, shown.pop(name)) for name in names if name in shown]
+            for heading, names in self.groups.items()
+        }
         usage = messages.text("help.usage", command=ctx.command_path, arguments=messages.text("help.usage.commands"))
-        options = [_row(option) for option in self.params]
-        return _page(usage, self.help, {"help.options": [*options, _help_row()], "help.commands": commands})
+        options = [*(_row(option) for option in self.params), _help_row()]
+        return _page(usage, self.help, {"help.options": options, **sections, "help.commands": list(shown.items())})
 
 
 def spelling(parameter: Any) -> str:
@@ -75,7 +85,7 @@ def _page(usage: str, key: str | None, sections: dict[str, list[tuple[str, str]]
 
 
 def _two_columns(rows: list[tuple[str, str]], width: int) -> list[str]:
-    left = max(len(spelt) for spelt, _ in rows)
+    left = max(_COMMAND, *(len(spelt) for spelt, _ in rows))
     lines = []
     for spelt, sentence in rows:
         first, *rest = wrap(sentence, width - left - 4)

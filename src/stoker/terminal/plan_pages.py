@@ -7,13 +7,28 @@ from stoker import messages
 from stoker.api import arithmetic, plan_page
 from stoker.api.comparison import Comparison
 from stoker.api.html_tables import Cell
+from stoker.config.run import Run
 from stoker.plan.make import Found
 from stoker.plan.plan import Plan
+from stoker.report import outlook
+from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 
 _RIGHT = {2, 4, 5, 6, 7}
 _FOLDED = 8
 """Columns of the comparison: figures on the right; the reasons may take several lines."""
+
+
+def show_outlook(run: Run, made: Plan, run_dir: RunDir, *, why: bool) -> None:
+    """Print what is about to happen in three lines, and what is uncertain; with `why`, the plan with its reasons."""
+    for line in outlook.lines(run, made, run_dir):
+        console.sentence(line)
+    if why:
+        console.data("")
+        show(made)
+        return
+    for line in outlook.uncertain(made):
+        console.sentence(line)
 
 
 def show(made: Plan) -> None:

@@ -1,47 +1,30 @@
 """A run's progress in words: its state, its one line, its money."""
 
 import itertools
-import shlex
 from pathlib import Path
 
 from stoker import messages
 from stoker.api.figures import duration, money
 from stoker.api.run_progress import RunProgress
 from stoker.launch import training
+from stoker.report import next_commands
 from stoker.rundir import checkpoints
 from stoker.rundir.layout import RunDir
 from stoker.settle.reasons import reason
 from stoker.settle.spending import Spent
-from stoker.terminal import console
+from stoker.terminal import console, objective_words
 
 _SENT_HERE = "where.place=local"
 """What a place adds to the run file of a run that was sent there."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
-STATES = {
-    "new": "state.new",
-    "running": "state.running",
-    "stopped": "state.stopped",
-    "done": "state.done",
-    "failed": "state.failed",
-    "interrupted": "state.interrupted",
-    "sent": "state.sent",
-    "queued": "state.queued",
-    "short": "state.running",
-    "unreachable": "state.unreachable",
-}
-"""The word for each of `RunProgress.state`."""
-
-
-def state_word(state: str) -> str:
-    """A state in words; one that another place has made up, as it is."""
-    return messages.text(STATES[state]) if state in STATES else state
 
 
 def progress_line(progress: RunProgress) -> str:
     """One line: step, epoch, loss, pace, time left, money."""
     step = progress.step
     if not step:
-        return messages.text("progress.rehearsing" if progress.attempt else "progress.starting")
+        starting = objective_words.before_training(progress) or messages.text("progress.starting")
+        return messages.text("progress.rehearsing") if progress.attempt else starting
     fields = {
         "step": progress.done_steps,
         "total": progress.total_steps,
@@ -65,19 +48,11 @@ def interrupted_text(progress: RunProgress) -> str:
     """Why a run that was killed with its supervisor stands still, and the command that resumes it."""
     if progress.elsewhere or _SENT_HERE in progress.run_dir.manifest().overrides:  # the command was another machine's
         return messages.text("watch.cut_off_elsewhere")
-    return messages.text("watch.cut_off", command=_command(progress.run_dir), step=progress.checkpoint.get("step", 0))
-
-
-def _command(run_dir: RunDir) -> str:
-    """`stoker train run.yaml --set a=b`: what the run was started with, from where the user is now."""
-    manifest = run_dir.manifest()
-    file = Path(manifest.folder) / manifest.run_file
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    asked = [str(shown) if file.exists() else shown.stem]
-    if origin := manifest.forked_from:
-        asked = [str(origin["run"]), "--fork", run_dir.name, *(["--weights"] if origin.get("weights_only") else [])]
-    words = [word for override in manifest.overrides for word in ("--set", override)]
-    return shlex.join(["stoker", "train", *asked, *words])
+    return messages.text(
+        "watch.cut_off",
+        command=next_commands.resume(progress.run_dir, Path.cwd()),
+        step=progress.checkpoint.get("step", 0),
+    )
 
 
 def say_stopped(run_dir: RunDir, step: int) -> None:

@@ -3,13 +3,15 @@
 from typing import Any
 
 from stoker import messages
+from stoker.config import objectives
 from stoker.rundir.prepared import Report
 
 
 def prepared(report: Report) -> list[str]:
     """A line per source; nothing without a mixture."""
     found = [(one.name, one.sequences, one.tokens) for one in report.train.sources]
-    return [messages.text("prepare.source", name=name, **fields) for name, fields in _figures(found)]
+    key = "prepare.pairs.source" if objectives.has_pairs(report.objective) else "prepare.source"
+    return [messages.text(key, name=name, **fields) for name, fields in _figures(found)]
 
 
 def seen(step: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,29 +1,36 @@
 """The run file that `stoker init` writes: from answers to commented YAML, with a reason for each guess.
 
-Looks at the first row of the data and at the model's shape. Asks nothing and writes nothing; `init` does.
+Looks at the data and at the model's shape. Asks nothing and writes nothing; `init` does.
 """
 
-import csv
-import gzip
+import glob
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from stoker import messages
-from stoker.config import layouts
+from stoker.config import layouts, objectives
 from stoker.config.run import Shape
 from stoker.errors import StokerError
 from stoker.facts import families, shapes
 from stoker.facts.families import FamilyCell
 from stoker.facts.shapes import ModelShape
+from stoker.launch import data_look, own_tokenizer, starter_choices
+from stoker.launch.data_look import DataLook
+from stoker.launch.starter_choices import EVAL, Proposal, Remark, StarterQuestion
+from stoker.rows import token_rates
 from stoker.rundir import inputs
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS_WITH_MEANING = {"null", "true", "false"}
-_BYTES_PER_TOKEN = 4
-"""A rough value, about right for English and Chinese in UTF-8; `prepare` counts."""
+_FEW_BAD = 0.1
+"""Share of rows that cannot be used, above which the file is probably of another kind than it was taken for."""
+_USUAL_VOCAB = 151_936
+"""Of a model whose vocabulary is not known here."""
+_INSTRUCT = re.compile(r"instruct|chat|-it\b", re.IGNORECASE)
 _LARGEST_SHARE_IN_16_BITS = 0.5
 """Weights above this share of a card leave too little for gradients and activations: 4 bits are proposed instead."""
 
@@ -64,19 +71,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Remark:
-    """A sentence of the catalogue, for a comment of the run file."""
-
-    key: str
-    fields: dict[str, Any]
-
-    @property
-    def text(self) -> str:
-        """The sentence, on one line."""
-        return " ".join(messages.text(self.key, **self.fields).split())
-
-
-@dataclass(frozen=True)
 class Answers:
     """The user's answers."""
 
@@ -96,99 +90,176 @@ class Guess:
     objective_reason: Remark
     method: str
     method_reason: Remark
-    rows: int | None
-    """Rows of the data; None if the data is not on this machine."""
-    tokens: int | None
-    """Estimated tokens."""
+    rank: int
+    rate: str
+    rate_reason: Remark
+    proposal: Proposal
+    seen: DataLook | None
+    """None if the data is not on this machine, or could not be read."""
+    notes: list[Remark]
+    """What else should be known about the data."""
 
 
 # ---- guesses
 
 
 def guess(answers: Answers, folder: Path) -> Guess:
-    """Objective and method for these answers."""
-    files = _files(answers.data, folder)
-    layout, reason = _layout(answers.data, files)
-    rows, tokens = _count(files)
-    if isinstance(answers.model, Size):
-        key = "init.why.conversations" if _is_conversation(layout) else "init.why.scratch"
-        return Guess("pretrain", Remark(key, {}), "full", Remark("init.why.full", {}), rows, tokens)
-    objective = "pretrain" if layout == "text" else "sft"
-    method, method_reason = _method(answers.model, answers.target, folder)
-    return Guess(objective, reason, method, method_reason, rows, tokens)
+    """Everything the run file needs, for these answers."""
+    shape = _shape(answers.model, folder)
+    rates = _rates(answers.model, shape)
+    tokenizer = _tokenizer(answers.model, folder)
+    seen, reason = _look(answers.data, folder, rates, tokenizer)
+    method, method_reason = _method(answers, shape)
+    objective, objective_reason = _objective(answers.data, answers.model, seen, reason)
+    size = answers.model if isinstance(answers.model, Size) else None
+    question = StarterQuestion(
+        splits=objective == "pretrain",
+        scratch_length=size.length if size else None,
+        context=shape.context if shape else _context(answers.model, folder),
+        full=answers.full,
+        by_row=objectives.facts(objective).by_row,
+    )
+    rank, rate, rate_reason = _rate(size, objective, method)
+    return Guess(
+        objective=objective,
+        objective_reason=objective_reason,
+        method=method,
+        method_reason=method_reason,
+        rank=rank,
+        rate=rate,
+        rate_reason=rate_reason,
+        proposal=starter_choices.propose(question, seen),
+        seen=seen,
+        notes=[*_notes(answers, objective, seen), *_vocabulary(seen, rates, tokenizer)],
+    )
 
 
-def _files(data: str, folder: Path) -> list[Path]:
-    """The data files; empty if they are not on this machine."""
+def _rates(model: str | Size, shape: ModelShape | None) -> token_rates.TokenRates:
+    if isinstance(model, Size):
+        return token_rates.of("-", model.vocab)
+    return token_rates.of(shape.family, shape.vocab) if shape else token_rates.of("-", _USUAL_VOCAB)
+
+
+def _shape(model: str | Size, folder: Path) -> ModelShape | None:
+    """A trained model's shape, where it is known here."""
     try:
-        return [] if inputs.is_remote(data) else inputs.expand(data, folder)
+        return shapes.resolve(inputs.model_path(model, folder), folder).shape if isinstance(model, str) else None
     except StokerError:
-        return []
-
-
-def _layout(data: str, files: list[Path]) -> tuple[str | None, Remark]:
-    """The layout of the first row, and why the objective follows from it."""
-    if not files:
-        return None, Remark("init.why.remote" if inputs.is_remote(data) else "init.why.absent", {"path": data})
-    keys = _first_keys(files[0])
-    if keys is None:
-        return None, Remark("init.why.unread", {"path": files[0].name})
-    recognised = layouts.recognise(keys)
-    if recognised is None:
-        return None, Remark("init.why.unknown", {"keys": list(keys)})
-    found, signs = recognised
-    key = "init.why.text" if found.name == "text" else "init.why.rows"
-    return found.name, Remark(key, {"keys": list(signs)})
-
-
-def _is_conversation(layout: str | None) -> bool:
-    return layout is not None and layouts.BUILT_IN[layout].needs_template
-
-
-def _first_keys(file: Path) -> list[str] | None:
-    """Keys of a file's first row; None if reading it needs the engine."""
-    kind = inputs.kind(file)
-    if kind == ".txt":
-        return ["text"]
-    if kind not in (".jsonl", ".csv"):
         return None
+
+
+def _context(model: str | Size, folder: Path) -> int | None:
+    """Positions of a trained model whose shape is not known, by its own files."""
+    return shapes.context(inputs.model_path(model, folder), folder) if isinstance(model, str) else None
+
+
+def _tokenizer(model: str | Size, folder: Path) -> Path | None:
+    return own_tokenizer.file(inputs.model_path(model, folder), folder) if isinstance(model, str) else None
+
+
+def _look(
+    data: str, folder: Path, rates: token_rates.TokenRates, tokenizer: Path | None
+) -> tuple[DataLook | None, Remark | None]:
+    """What is in the data, or why that is not known."""
+    if inputs.is_remote(data):
+        return None, Remark("init.why.remote", {"path": data})
     try:
-        with _opened(file) as text:
-            return next(csv.reader(text), None) if kind == ".csv" else _json_keys(text)
-    except (OSError, ValueError):
-        return None
+        return data_look.look(data, folder, rates, tokenizer), None
+    except StokerError as error:
+        if error.code == "STK301":
+            return None, _absent(data, folder)
+        if error.code == "STK303":
+            return None, Remark("init.why.unknown", {key: error.fields[key] for key in ("keys", "example")})
+        if error.code == "STK206":
+            return None, Remark("init.why.parquet", {"path": data})
+        return None, Remark("init.why.unread", {"path": data, "problem": error.what, "code": error.code})
 
 
-def _json_keys(text: TextIO) -> list[str] | None:
-    row = json.loads(next((line for line in text if line.strip()), "null"))
-    return list(row) if isinstance(row, dict) else None
+def _absent(data: str, folder: Path) -> Remark:
+    """That there is no such file; one that differs in its ending only was perhaps meant."""
+    path = folder / data
+    near = sorted(path.parent.glob(f"{glob.escape(path.name.partition('.')[0])}.*")) if path.parent.is_dir() else []
+    names = [f"`{one.name}`" for one in near if inputs.kind(one) in inputs.SUFFIXES]
+    return (
+        Remark("init.why.beside", {"path": data, "names": names})
+        if names
+        else Remark("init.why.absent", {"path": data})
+    )
 
 
-def _opened(file: Path) -> TextIO:
-    if file.suffix.lower() == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig")
-    return file.open(encoding="utf-8-sig")
+def _objective(data: str, model: str | Size, seen: DataLook | None, unseen: Remark | None) -> tuple[str, Remark]:
+    layout = seen.layout if seen else None
+    if isinstance(model, Size):
+        needs_template = layout is not None and layouts.BUILT_IN[layout.format].needs_template
+        return "pretrain", Remark("init.why.conversations" if needs_template else "init.why.scratch", {})
+    if unseen or layout is None:
+        return "sft", unseen or Remark("init.why.nothing", {"path": data})
+    if layout.format == "text":
+        return "pretrain", Remark("init.why.text", {})
+    if layout.format == layouts.PREFERENCE:
+        return "dpo", Remark("init.why.pairs", {"keys": layout.keys})
+    if layout.format == layouts.LABELLED:
+        return "kto", Remark("init.why.labels", {"keys": layout.keys})
+    return "sft", Remark("init.why.rows", {"keys": layout.keys})
 
 
-def _count(files: list[Path]) -> tuple[int | None, int | None]:
-    """Rows by counting lines, tokens by size; None for compressed files and parquet."""
-    if not files or any(file.suffix.lower() not in (".jsonl", ".csv", ".txt") for file in files):
-        return None, None
-    rows = sum(1 if file.suffix.lower() == ".txt" else _lines(file) for file in files)
-    tokens = sum(file.stat().st_size for file in files) // _BYTES_PER_TOKEN
-    return (rows, tokens) if rows and tokens else (None, None)
+def _rate(size: Size | None, objective: str, method: str) -> tuple[int, str, Remark]:
+    """Rank of an adapter, learning rate, and why."""
+    if size:
+        return 0, size.learning_rate, Remark("init.rate.scratch", {})
+    if objectives.facts(objective).by_row:
+        return (
+            (0, "1e-6", Remark("init.rate.pairs", {}))
+            if method == "full"
+            else (16, "1e-5", Remark("init.rate.pairs", {}))
+        )
+    if method == "full":
+        return 0, ("1e-5" if objective == "pretrain" else "2e-5"), Remark("init.rate.full", {})
+    if objective == "pretrain":
+        return 64, "1e-4", Remark("init.rate.pretrain", {})
+    return 16, "2e-4", Remark("init.rate.adapter", {})
 
 
-def _lines(file: Path) -> int:
-    with file.open("rb") as lines:
-        return sum(1 for line in lines if line.strip()) - (file.suffix.lower() == ".csv")
+def _notes(answers: Answers, objective: str, seen: DataLook | None) -> Iterator[Remark]:
+    """What was seen of the data, and what may be wrong with it."""
+    if seen is None:
+        return
+    if seen.lengths:
+        yield _summary(seen)
+    if seen.duplicates:
+        yield Remark("init.note.duplicates", {"count": seen.duplicates, "rows": f"{seen.rows:,}"})
+    if seen.bad:
+        where, problem = seen.bad[0]
+        yield Remark("init.note.bad", {"count": len(seen.bad), "where": where, "reason": problem})
+    if objective == "pretrain" and isinstance(answers.model, str) and _INSTRUCT.search(answers.model):
+        yield Remark("init.note.instruct", {"model": answers.model})
 
 
-def _method(model: str, target: Target, folder: Path) -> tuple[str, Remark]:
+def _vocabulary(seen: DataLook | None, rates: token_rates.TokenRates, tokenizer: Path | None) -> Iterator[Remark]:
+    """What counted the tokens of a model whose tokenizer is here; another's are always estimated."""
+    if seen is None or tokenizer is None or not seen.lengths:
+        return
+    if seen.by_tokenizer:
+        yield Remark("init.note.counted", {"path": tokenizer.name})
+    elif not rates.known:
+        yield Remark("init.note.general", {"path": tokenizer.name, "name": rates.name})
+
+
+def _summary(seen: DataLook) -> Remark:
+    scripts = [messages.text(key, share=starter_choices.percent(share)) for key, share in seen.scripts]
+    fields = {"rows": f"{seen.rows:,}", "tokens": f"{seen.tokens:,}", "scripts": scripts or "-"}
+    if seen.is_running:
+        return Remark("init.note.text", fields)
+    lengths = {"half": seen.covering(0.5), "most": seen.covering(0.99), "longest": seen.lengths[-1]}
+    return Remark("init.note.rows", {**fields, **{name: f"{value:,.0f}" for name, value in lengths.items()}})
+
+
+def _method(answers: Answers, shape: ModelShape | None) -> tuple[str, Remark]:
     """`qlora` if 16-bit weights would fill the card, else `lora`."""
-    try:
-        shape = shapes.resolve(model, folder).shape
-    except StokerError:
+    target = answers.target
+    if isinstance(answers.model, Size):
+        return "full", Remark("init.why.full", {})
+    if shape is None:
         return "lora", Remark("init.why.lora_unknown", {})
     if (seen := _cell(shape, "lora")) and seen.outcome == "refused":
         return "full", Remark("init.why.no_adapter", {"family": shape.family, "code": seen.code})
@@ -210,10 +281,7 @@ def _cell(shape: ModelShape, name: str) -> FamilyCell | None:
 
 def family_remark(model: str | Size, method: str, folder: Path) -> Remark | None:
     """What was seen of the model's family with this method; None where its shape is not known here."""
-    try:
-        shape = shapes.resolve(model, folder).shape if isinstance(model, str) else None
-    except StokerError:
-        shape = None
+    shape = _shape(model, folder)
     if shape is None:
         return None
     seen = _cell(shape, method)
@@ -266,41 +334,54 @@ def _scratch(size: Size) -> list[str]:
     ]
 
 
+def _leaves_out(guessed: Guess) -> bool:
+    """Whether rows will be bad, but so few that the file is understood: those seen, or those that are far too long."""
+    seen = guessed.seen
+    if seen is None:
+        return False
+    few = len(seen.bad) <= _FEW_BAD * (len(seen.bad) + len(seen.lengths))
+    return few and (bool(seen.bad) or guessed.proposal.why["data.length"].key == starter_choices.FEW_LONGER)
+
+
 def _data(answers: Answers, guessed: Guess) -> list[str]:
-    declared = []
-    if guessed.rows:
+    proposal, declared = guessed.proposal, []
+    if guessed.seen and guessed.seen.tokens and isinstance(answers.model, Size):
         declared = [
-            _line("  rows", str(guessed.rows), "init.file.rows"),
-            _line("  tokens", str(guessed.tokens), "init.file.tokens", size=_BYTES_PER_TOKEN),
+            _line("  rows", str(guessed.seen.rows), "init.file.rows"),
+            _line("  tokens", str(guessed.seen.tokens), "init.file.tokens"),
         ]
-    length = answers.model.length if isinstance(answers.model, Size) else 1024
+    example = guessed.objective_reason.fields.get("example")
+    columns = [_line("  # columns", example, "init.file.columns")] if example else []
+    skip = [_line("  on_bad_row", "skip", "init.file.bad_rows")] if _leaves_out(guessed) else []
     return [
+        *(f"# {note.text}" for note in guessed.notes),
         "data:",
         _line("  train", scalar(answers.data), "init.file.data"),
-        _line("  eval", "5%", "init.file.eval"),
-        _line("  length", str(length), "init.file.length"),
-        _line("  pack", "true", "init.file.pack"),
+        *columns,
+        *skip,
+        _line("  eval", EVAL, "init.file.eval"),
+        _said("  length", proposal.length, proposal.why["data.length"]),
+        _said("  pack", str(proposal.pack).lower(), proposal.why["data.pack"]),
         *declared,
     ]
 
 
 def _tune(guessed: Guess) -> list[str]:
-    rank = "" if guessed.method == "full" else ", rank: 16"
+    rank = "" if guessed.method == "full" else f", rank: {guessed.rank}"
     return [f"# {guessed.method_reason.text}", f"tune: {{method: {guessed.method}{rank}}}"]
 
 
 def _train(answers: Answers, guessed: Guess) -> list[str]:
-    scratch = isinstance(answers.model, Size)
-    rate = answers.model.learning_rate if isinstance(answers.model, Size) else "2e-4"
-    passes = "10" if scratch else "3"
+    proposal = guessed.proposal
+    word, value = ("epochs", proposal.epochs) if answers.full else ("steps", proposal.steps)
     return [
         "train:",
         f"  # {guessed.objective_reason.text}",
         f"  objective: {guessed.objective}",
-        _line("  epochs", passes, "init.file.epochs") if answers.full else _line("  steps", "50", "init.file.steps"),
-        _line("  batch", "16", "init.file.batch"),
-        _line("  learning_rate", rate, "init.file.learning_rate"),
-        *(["  weight_decay: 0.1"] if scratch else []),
+        _said(f"  {word}", value, proposal.why[f"train.{word}"]),
+        _said("  batch", proposal.batch, proposal.why["train.batch"]),
+        _said("  learning_rate", guessed.rate, guessed.rate_reason),
+        *(["  weight_decay: 0.1"] if isinstance(answers.model, Size) else []),
         _line("  seed", "42", "init.file.seed"),
     ]
 
@@ -315,6 +396,28 @@ def _rest(answers: Answers) -> list[str]:
         "",
         _line("where", "{place: local, gpus: all}", "init.file.gpus"),
     ]
+
+
+def chosen(guessed: Guess) -> list[tuple[str, Remark]]:
+    """What was chosen, as the run file writes it, and why."""
+    proposal = guessed.proposal
+    values = {
+        "data.length": proposal.length,
+        "data.pack": str(proposal.pack).lower(),
+        "train.batch": proposal.batch,
+        "train.epochs": proposal.epochs,
+        "train.steps": proposal.steps,
+    }
+    return [
+        ("objective: " + guessed.objective, guessed.objective_reason),
+        ("tune: " + guessed.method, guessed.method_reason),
+        *((f"{word}: {values[word]}", why) for word, why in proposal.why.items()),
+        (f"train.learning_rate: {guessed.rate}", guessed.rate_reason),
+    ]
+
+
+def _said(key: str, value: object, why: Remark) -> str:
+    return f"{key}: {value}  # {why.text}"
 
 
 def _line(key: str, value: str, comment: str, **fields: Any) -> str:

@@ -32,8 +32,9 @@ def explain(error: Any) -> StokerError:
     for sign, key in _SIGNS:
         if found := re.search(sign, said):
             problem = _wrong_value(error, found) if key == "usage.bad" else messages.text(key, name=found["name"])
-            problem += _nearest(found["name"], key, error)
-            return StokerError("STK506", problem=problem, command=command)
+            near = _nearest(found["name"], key, error)
+            problem += messages.text("usage.nearest", nearest=near[0]) if near else ""
+            return StokerError("STK506", problem=problem, command=command, choices=near)
     return StokerError("STK506", problem=said, command=command)
 
 
@@ -57,12 +58,11 @@ def _wrong_value(error: Any, found: re.Match[str]) -> str:
     return messages.text("usage.bad_value", name=name, value=details["input"], expected=expected)
 
 
-def _nearest(name: str, key: str, error: Any) -> str:
+def _nearest(name: str, key: str, error: Any) -> list[str]:
     if key == "usage.command":
         known = list(error.ctx.command.commands)
     elif key == "usage.option":
         known = [option for parameter in error.ctx.command.params for option in parameter.opts]
     else:
-        return ""
-    near = difflib.get_close_matches(name, known, n=1)
-    return messages.text("usage.nearest", nearest=near[0]) if near else ""
+        return []
+    return difflib.get_close_matches(name, known, n=1)

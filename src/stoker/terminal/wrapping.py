@@ -4,7 +4,7 @@ import re
 
 from rich.cells import cell_len
 
-_OPEN, _WIDE, _CLOSE = r"[（《「]*", r"[\u2e80-\uffef]", r"[，。；：、？！）》」]*"
+_OPEN, _WIDE, _CLOSE = r"[（《「]*", r"[\u2e80-\uffef]", r"[，。；：、？！）》」),.;:!?]*"
 _UNITS = r"(?:小时|分钟|词元|分|秒|天|步|轮|次|张|块|个|周|行|条|(?:GiB|GB|MB|CNY|USD|TFLOPS|min|h|s)(?![A-Za-z]))"
 _AMOUNT = rf"[+<~-]?\d[\d.,]* {_UNITS}"
 _PIECE = re.compile(rf"{_OPEN}(?:`[^`]*`|{_AMOUNT}|{_WIDE}|[^\s`\u2e80-\uffef]+|`){_CLOSE}\s*")

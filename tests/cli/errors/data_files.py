@@ -52,6 +52,14 @@ def jsonl(*rows: Any) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+SETS = json.dumps(
+    {
+        "medical": {"file_name": "a.json"},
+        "ranked": {"file_name": "b.json", "ranking": True, "columns": {"chosen": "better"}},
+    }
+).encode()
+"""A list of sets as LLaMA-Factory has it."""
+
 DATA_CASES: dict[str, DataCase] = {
     "no such file": DataCase(
         "train: tain.jsonl", {"train.jsonl": jsonl(GOOD)}, [err("STK301", "run.yaml:4: data.train", "`tain.jsonl`")]
@@ -76,36 +84,70 @@ DATA_CASES: dict[str, DataCase] = {
     "a glob of spreadsheets": DataCase("train: '*.xlsx'", {"a.xlsx": b"PK"}, [err("STK308", "*.xlsx", "`.xlsx`")]),
     "blanks for a path": DataCase("train: '  '", {}, [err("STK315", "run.yaml:4: data.train", "folder")]),
     "unknown keys": DataCase(
-        "train: a.jsonl", {"a.jsonl": jsonl({"q": "a", "a": "b"})}, [err("STK303", "a.jsonl:1", "q, a", "`messages`")]
+        "train: a.jsonl",
+        {"a.jsonl": jsonl({"q": "a", "a": "b"})},
+        [err("STK303", "a.jsonl:1", "q, a", "`messages`", "{prompt: q, answer: a}")],
     ),
     "answers that are compared": DataCase(
         "train: a.jsonl",
-        {"a.jsonl": jsonl({"instruction": "a", "input": "", "chosen": "b", "rejected": "c"})},
+        {"a.jsonl": jsonl({"instruction": "a", "input": "", "chosen": "b"})},
         [err("STK317", "a.jsonl:1", "`chosen`", "`output`")],
     ),
-    "a table with semicolons": DataCase(
-        "train: a.csv", {"a.csv": b"prompt;completion\na;b\n"}, [err("STK302", "a.csv:1", "`;`", "commas")]
+    "pairs of answers for another objective": DataCase(
+        "train: a.jsonl",
+        {"a.jsonl": jsonl({"instruction": "a", "input": "", "chosen": "b", "rejected": "c"})},
+        [err("STK302", "a.jsonl:1", "`chosen`", "`train.objective: dpo`")],
     ),
-    "an empty file": DataCase("train: a.jsonl", {"a.jsonl": b"\n\n"}, [err("STK304", "run.yaml:4: data.train")]),
+    "a table with semicolons": DataCase(
+        "train: a.csv", {"a.csv": b"prompt;completion\na;b\n"}, [err("STK466", "a.csv:1", "`;`", "commas")]
+    ),
+    "an empty file": DataCase("train: a.jsonl", {"a.jsonl": b"\n\n"}, [err("STK364", "run.yaml:4: data.train")]),
+    "an empty text": DataCase("train: a.txt", {"a.txt": b" \n"}, [err("STK364", "run.yaml:4: data.train", "`a.txt`")]),
+    "an empty list": DataCase("train: a.json", {"a.json": b"[]"}, [err("STK364", "run.yaml:4: data.train")]),
+    "a column that no row has": DataCase(
+        "{train: a.csv, columns: {prompt: question, answer: replay}}",
+        {"a.csv": b"question,reply\na,b\n"},
+        [err("STK360", "a.csv", "`replay`", "closest: `reply`", "`question`")],
+    ),
+    "a list of sets": DataCase(
+        "train: sets", {"sets/dataset_info.json": SETS}, [err("STK173", "run.yaml:4: data.train", "#medical")]
+    ),
+    "a set that is not in the list": DataCase(
+        "{train: 'sets/dataset_info.json#medica'}",
+        {"sets/dataset_info.json": SETS},
+        [err("STK361", "run.yaml:4: data.train", "closest: `medical`")],
+    ),
+    "a set that compares answers": DataCase(
+        "{train: 'sets/dataset_info.json#ranked'}",
+        {"sets/dataset_info.json": SETS},
+        [err("STK362", "sets/dataset_info.json#ranked", "`columns.chosen: better`")],
+    ),
+    "a list that is none": DataCase(
+        "{train: 'sets/dataset_info.json#medical'}",
+        {"sets/dataset_info.json": b"[]"},
+        [err("STK363", "run.yaml:4: data.train", "`file_name`")],
+    ),
     "a table without rows": DataCase(
-        "train: a.csv", {"a.csv": b"prompt,completion\n"}, [err("STK304", "run.yaml:4: data.train")]
+        "train: a.csv", {"a.csv": b"prompt,completion\n"}, [err("STK364", "run.yaml:4: data.train")]
     ),
     "a table with a torn row": DataCase(
         "train: a.csv", {"a.csv": b"prompt,completion\na,b\na,b,c\n"}, [err("STK302", "a.csv:3", "3 columns", "2")]
     ),
     "a broken json file": DataCase(
-        "train: a.json", {"a.json": b'[\n{"text": "a"},\n{"text" "a"}]'}, [err("STK302", "a.json:3", "not JSON")]
+        "train: a.json",
+        {"a.json": b'[\n{"text": "a"},\n{"text" "a"}]'},
+        [err("STK466", "a.json:3", "not JSON", "`.jsonl`")],
     ),
     "a json file that is no list": DataCase(
-        "train: a.json", {"a.json": b'{"text": "a"}'}, [err("STK302", "a.json:1", "list of rows")]
+        "train: a.json", {"a.json": b'{"text": "a"}'}, [err("STK466", "a.json:1", "list of rows")]
     ),
     "a parquet file that is none": DataCase(
-        "train: a.parquet", {"a.parquet": b"hello"}, [err("STK302", "a.parquet:1", "cannot be read")]
+        "train: a.parquet", {"a.parquet": b"hello"}, [err("STK466", "a.parquet:1", "cannot be read")]
     ),
     "a zip that is cut": DataCase(
         "train: a.jsonl.gz",
         {"a.jsonl.gz": gzip.compress(jsonl(GOOD))[:-9]},
-        [err("STK302", "a.jsonl.gz:1", "cannot be read")],
+        [err("STK466", "a.jsonl.gz:1", "cannot be read")],
     ),
     "conversations without a template": DataCase(
         "train: a.jsonl", {"a.jsonl": jsonl(GOOD)}, [err("STK306", "a.jsonl", "`prompt`")], "plain"
@@ -128,7 +170,9 @@ DATA_CASES: dict[str, DataCase] = {
         "{train: a.jsonl, eval: 100%}", {"a.jsonl": jsonl(GOOD, GOOD)}, [err("STK307", "run.yaml:4: data.eval", "100%")]
     ),
     "an empty eval file": DataCase(
-        "{train: a.jsonl, eval: b.jsonl}", {"a.jsonl": jsonl(GOOD), "b.jsonl": b""}, [err("STK304", "b.jsonl")]
+        "{train: a.jsonl, eval: b.jsonl}",
+        {"a.jsonl": jsonl(GOOD), "b.jsonl": b""},
+        [err("STK364", "run.yaml:4: data.eval", "`b.jsonl`")],
     ),
     "Chinese as Windows writes it": DataCase(
         "train: a.jsonl",

@@ -105,14 +105,21 @@ KEYS: Table = {
         [err("STK104", "run.yaml:3: train.neftune_noise_alpha", "`native.trainer.neftune_noise_alpha`")],
     ),
     "names of other tools": (
-        "model_name_or_path: m\ndataset: alpaca\nlora_rank: 8\ncutoff_len: 1024\nlr: 1e-4\n",
+        "model: m\ndataset: alpaca\nlora_rank: 8\ncutoff_len: 1024\nlr: 1e-4\n",
         [
-            err("STK104", "run.yaml:1: model_name_or_path", "`model`"),
             err("STK104", "run.yaml:2: dataset", "`data.train`"),
             err("STK104", "run.yaml:3: lora_rank", "`tune.rank`"),
             err("STK104", "run.yaml:4: cutoff_len", "`data.length`"),
             err("STK104", "run.yaml:5: lr", "`train.learning_rate`"),
         ],
+    ),
+    "another trainer's file": (
+        "stage: sft\nmodel_name_or_path: m\ndataset: alpaca\n",
+        [err("STK189", "run.yaml:2: model_name_or_path", "LLaMA-Factory", "`stoker init --from run.yaml run.yaml`")],
+    ),
+    "yet another trainer's file": (
+        "base_model: m\ndatasets: [{path: a}]\n",
+        [err("STK189", "run.yaml:1: base_model", "axolotl")],
     ),
     "an adapter at the top": (BOTH + "lora: {rank: 8}\n", [err("STK104", "run.yaml:3: lora", "`tune`")]),
     "a number as a key": (BOTH + "5: 3\n", [err("STK104", "run.yaml:3: 5", "`stoker schema` lists all keys")]),
@@ -137,6 +144,73 @@ VALUES: Table = {
     "several sets and no shares": (
         MODEL + "data: {set: [{path: a}, {path: b}]}\n",
         [err("STK170", "run.yaml:2: data.set", "`share: 60%`")],
+    ),
+    "columns of two layouts": (
+        MODEL + "data: {train: a.jsonl, columns: {text: body, prompt: question}}\n",
+        [err("STK171", "run.yaml:2: data.columns", "`prompt` and `answer`", "`text`, `prompt`")],
+    ),
+    "a question without its answer, in a source": (
+        MODEL + "data: {train: [{path: a.jsonl, columns: {prompt: question}}]}\n",
+        [err("STK171", "run.yaml:2: data.train[0].columns", "`answer`")],
+    ),
+    "columns and a format": (
+        MODEL + "data: {train: a.jsonl, format: alpaca, columns: {text: body}}\n",
+        [err("STK163", "run.yaml:2: data.columns", "`data.format`")],
+    ),
+    "a set of a list in a pipeline": (
+        MODEL + "data: {train: 'dataset_info.json#a', pipeline: [{step: MinhashDedup}]}\n",
+        [err("STK172", "run.yaml:2: data.pipeline", "dataset_info.json#a")],
+    ),
+    "options of another objective": (
+        MODEL + "data: {train: a.jsonl}\ntrain: {dpo: {beta: 0.2}}\n",
+        [err("STK190", "run.yaml:3: train.dpo", "`train.objective: dpo`")],
+    ),
+    "pairs that are packed": (
+        MODEL + "data: {train: a.jsonl}\ntrain: {objective: dpo}\n",
+        [err("STK191", "run.yaml:2: data.pack", "`data.pack: false`")],
+    ),
+    "what does not go with pairs": (
+        MODEL
+        + "data: {train: a.jsonl, pack: false}\ntrain: {objective: simpo}\nwhere: {strategy: zero2, loss: fused}\n",
+        [err("STK192", "run.yaml:4: where.loss", "simpo"), err("STK192", "run.yaml:4: where.strategy", "simpo")],
+    ),
+    "answers compared with dropout": (
+        MODEL + "data: {train: a.jsonl, pack: false}\ntrain: {objective: dpo}\ntune: {method: lora, dropout: 0.05}\n",
+        [err("STK192", "run.yaml:4: tune.dropout", "dpo")],
+    ),
+    "labelled answers that are packed, with options of pairs": (
+        MODEL + "data: {train: a.jsonl}\ntrain: {objective: kto, orpo: {beta: 0.2}}\n",
+        [
+            err("STK191", "run.yaml:2: data.pack", "kto"),
+            err("STK190", "run.yaml:3: train.orpo", "`train.objective: orpo`"),
+        ],
+    ),
+    "what does not go with one output": (
+        MODEL + "data: {train: a.jsonl, pack: false}\ntrain: {objective: reward}\ntune: {method: qlora}\n"
+        "where: {kernels: liger}\n",
+        [err("STK192", "run.yaml:4: tune.method", "reward"), err("STK192", "run.yaml:5: where.kernels", "reward")],
+    ),
+    "answers without a reward": (
+        MODEL + "data: {train: a.jsonl, pack: false}\ntrain: {objective: grpo}\n",
+        [err("STK450", "run.yaml:3: train.grpo", "`train.grpo.rewards`")],
+    ),
+    "what does not go together with generated answers": (
+        MODEL
+        + "data: {train: a.jsonl, length: 256, pack: false}\ntrain: {objective: grpo, batch: 20, spike: 3, grpo: "
+        + "{beta: 0.1, rewards: [{exact: {column: answer}}]}}\n",
+        [
+            err("STK451", "run.yaml:3: train.batch", "16", "24"),
+            err("STK452", "run.yaml:3: train.grpo.max_new_tokens", "`data.length`"),
+            err("STK453", "run.yaml:3: train.grpo.beta", "`tune.method: lora`"),
+            err("STK192", "run.yaml:3: train.spike", "grpo"),
+        ],
+    ),
+    "a distillation that nobody teaches, without room for prompts": (
+        MODEL + "data: {train: a.jsonl, length: 256, pack: false}\ntrain: {objective: distill}\n",
+        [
+            err("STK470", "run.yaml:3: train.distill", "`train.distill.teacher`"),
+            err("STK452", "run.yaml:3: train.distill.max_new_tokens", "`train.distill.max_new_tokens`"),
+        ],
     ),
     "shares that are not all": (
         MODEL + "data: {train: [{path: a.txt, share: 50%}, {path: b.txt, share: 40%}]}\n",
@@ -264,6 +338,10 @@ VALUES: Table = {
         BOTH + "train: {learning_rate: 0}\n",
         [err("STK107", "run.yaml:3: train.learning_rate", "> 0")],
     ),
+    "a learning rate without its exponent": (
+        BOTH + "train: {learning_rate: 2}\n",
+        [err("STK107", "run.yaml:3: train.learning_rate", "`2`", "<= 1")],
+    ),
     "a learning rate as a sum": (
         BOTH + "train: {learning_rate: 2*10^-4}\n",
         [err("STK106", "run.yaml:3: train.learning_rate", "a number")],
@@ -277,7 +355,7 @@ VALUES: Table = {
         [err("STK108", "run.yaml:3: train.schedule", "`cosine`")],
     ),
     "an objective of later": (
-        BOTH + "train: {objective: dpo}\n",
+        BOTH + "train: {objective: ppo}\n",
         [err("STK108", "run.yaml:3: train.objective", "`sft`")],
     ),
     "an optimizer nobody has": (

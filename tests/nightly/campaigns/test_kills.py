@@ -1,4 +1,4 @@
-"""Processes that are killed or asked to end, at any moment: C1, C1x, C5, C11 in a medium form."""
+"""Processes that are killed or asked to end, at any moment: C1, C1x, C5, C11 and objectives in a medium form."""
 
 from pathlib import Path
 
@@ -23,3 +23,7 @@ def test_c5_signals(tmp_path: Path) -> None:
 
 def test_c11_spot_hours(tmp_path: Path) -> None:
     assert len(passes("c11", 8, tmp_path)["controls"]) == 2
+
+
+def test_every_preference_objective_is_killed(tmp_path: Path) -> None:
+    assert len(passes("objective_kills", 24, tmp_path)["controls"]) == 3

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny_families
 from tour import ROOT, run
 
 PAGE = ROOT / "docs/tutorial/first-run.md"
@@ -18,7 +19,16 @@ EXPECTED = {
         "stoker prove": r"^✓ passed  20 steps, killed and resumed, with `train.deterministic`$",
         "stoker prove --share": r'"outcome": "passed"',
     },
+    "watch-and-report": {
+        "stoker watch scratch_tiny --once": r"^ *\d+\.\d │",
+        "stoker report scratch_tiny": r"report\.html$",
+        "stoker report scratch_tiny --json": r'"name": "tokens_per_second"',
+    },
     "large-data": {"stoker prepare clean.yaml": r"MinHash stage 4: 5 documents in, 1 dropped"},
+    "data-report": {
+        "stoker prepare report.yaml": r"train.jsonl:1 ≈ train.jsonl:3(?s:.*)train.jsonl:2 ≠ train.jsonl:4",
+        "stoker prepare drop.yaml": r"left out of train by `data.duplicates: drop`: 1 row",
+    },
     "after-training": {
         "stoker eval sft_tiny --task questions.jsonl": r"2 of 2 answers match",
         'stoker chat sft_tiny "Who are you?" --artifact export': r"^I am a small model\.$",
@@ -49,10 +59,36 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "model", "made"),
+    [
+        ("own-data", "Qwen3-0.6B", ("support/artifacts/export/model.safetensors", "support/report.html")),
+        ("continue-pretraining", "Qwen3-0.6B-Base", ("manuals/artifacts/final/adapter_model.safetensors",)),
+    ],
+)
+def test_every_command_of_a_tutorial_on_a_model_of_the_hub_works(
+    page: str, model: str, made: tuple[str, ...], tmp_path: Path
+) -> None:
+    """With a tiny stand-in for the model, where the hub's client looks for what it has downloaded."""
+    cached, commit = tmp_path / f"hub/hub/models--Qwen--{model}", "0" * 40
+    tiny_families.save(cached / "snapshots" / commit, "qwen3")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit, encoding="utf-8")
+    for language, title, body in BLOCK.findall((PAGE.parent / f"{page}.md").read_text(encoding="utf-8")):
+        if title:
+            (tmp_path / title).parent.mkdir(exist_ok=True)
+            (tmp_path / title).write_text(body, encoding="utf-8")
+        for command in body.splitlines() if language == "console" else ():
+            done = run(command, tmp_path, HF_HOME=str(tmp_path / "hub"), OMP_NUM_THREADS="1")
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    for name in made:
+        assert (tmp_path / "runs" / name).is_file(), name
+
+
+@pytest.mark.parametrize(
     "page",
     [
         *("plan-for-a-card", "data-formats", "resume", "several-devices", "after-training", "store", "prove"),
-        *("large-data", "prepared-sets"),
+        *("large-data", "prepared-sets", "watch-and-report", "data-report", "preference"),
     ],
 )
 def test_every_command_of_a_how_to_works(page: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import planted_text
 import pytest
 from planted_text import Planted
 
-from stoker.launch import tools
+from stoker import tools
 from stoker.rundir import prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report

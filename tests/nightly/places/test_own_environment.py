@@ -12,7 +12,7 @@ import pytest
 import wheel_index
 from laptop import laptop
 from launched import wait
-from test_old_images import hidden, stand_in_torch
+from old_images import hidden, stand_in_torch
 
 pytestmark = pytest.mark.filterwarnings("default")
 

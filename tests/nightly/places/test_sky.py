@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from stoker import tools
 from stoker.cli import remote
+from stoker.cli.remote import TrainOptions
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import programs, tools
+from stoker.launch import programs
 from stoker.places import sky
 
 RUN = """
@@ -47,7 +49,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             path = folder / f"{name}.yaml"
             path.write_text(RUN, encoding="utf-8")
             run_file = load.load(str(path), overrides)
-            remote.train(run_file, str(path), [*overrides, "where.place=sky"], "sky", detach=False, yes=True)
+            remote.train(
+                run_file, str(path), [*overrides, "where.place=sky"], TrainOptions(on="sky", detach=False, yes=True)
+            )
             files.append(str(folder / "runs" / name / sky.FILE))
             commands.append(sky.command(run_file.run, Path(files[-1])))
     asked = {"files": files, "commands": commands}

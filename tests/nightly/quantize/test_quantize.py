@@ -14,12 +14,12 @@ import torch
 from tour import run
 from transformers import AutoModelForCausalLM
 
+from stoker import tools
 from stoker.artifacts import endpoint, llamacpp, quantized
 from stoker.artifacts.endpoint import EndpointError
 from stoker.artifacts.llamacpp import LlamaCpp
 from stoker.engine import quantize
 from stoker.errors import StokerError
-from stoker.launch import tools
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 

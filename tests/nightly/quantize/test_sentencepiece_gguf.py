@@ -10,7 +10,7 @@ import sentencepiece_case
 import tiny_families
 from family_cells import Case
 
-from stoker.launch import tools
+from stoker import tools
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),

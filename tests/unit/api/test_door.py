@@ -132,6 +132,10 @@ def test_a_run_on_another_machine_is_not_started_from_python() -> None:
         "message": "`stoker.train` trains on this machine, and the run's place is `ssh`",
         "hint": 'start it with `stoker train --on HOST`, or train here with `{"where.place": "local"}`',
         "fields": {"place": "ssh"},
+        "file": None,
+        "line": None,
+        "key": None,
+        "choices": [],
     }
 
 

@@ -16,6 +16,7 @@ from stoker import plugins
 from stoker.api import start
 from stoker.api.start import Listener
 from stoker.cli import remote
+from stoker.cli.remote import TrainOptions
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.launch import programs, training
@@ -104,7 +105,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _train(folder: Path, on: str, *overrides: str, yes: bool = True) -> list[str]:
     """The checkpoints that were sent along."""
     path, given = str(folder / "night.yaml"), list(overrides)
-    remote.train(load.load(path, given), path, given, on, detach=False, yes=yes)
+    remote.train(load.load(path, given), path, given, TrainOptions(on=on, detach=False, yes=yes))
     sent: list[str] = json.loads((folder / f"{on}.put").read_text())
     return sent
 
@@ -253,7 +254,7 @@ def test_the_words_there_count_and_not_those_that_are_here(folder: Path, *, has_
         shutil.rmtree(run_dir.path)
     assert _refused(folder, "box1").fields["changes"] == ["train.seed 7 -> 42"]
     path, given = str(folder / "night.yaml"), ["train.seed=7"]
-    remote.train(load.load(path, given), path, given, "box1", detach=False, yes=True)
+    remote.train(load.load(path, given), path, given, TrainOptions(on="box1", detach=False, yes=True))
     assert registry.recorded(run_dir) == "box1"
 
 
@@ -261,7 +262,7 @@ def test_the_words_there_count_and_not_those_that_are_here(folder: Path, *, has_
 def test_words_that_do_not_change_the_training_may_differ(folder: Path, override: str) -> None:
     _on_box1(folder, RUNNING)
     path = str(folder / "night.yaml")
-    remote.train(load.load(path, [override]), path, [override], "box1", detach=False, yes=True)
+    remote.train(load.load(path, [override]), path, [override], TrainOptions(on="box1", detach=False, yes=True))
     assert not (folder / "box1.put").exists()
 
 

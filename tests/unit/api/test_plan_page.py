@@ -59,8 +59,8 @@ def test_a_reason_follows_what_it_is_about(language: str, colon: str, monkeypatc
     ("total", "epochs", "said"),
     [
         (546, 2, "546 = 273 per epoch x 2 epochs"),
-        (200, 1, "200 (0.73 of an epoch of 273)"),
-        (400, 2, "400 (1.47 epochs of 273)"),
+        (200, 1, "200 (0.73 of an epoch of 273 steps)"),
+        (400, 2, "400 (1.47 epochs of 273 steps)"),
     ],
 )
 def test_steps_are_epochs_or_a_share_of_one(

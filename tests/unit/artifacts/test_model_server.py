@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker.artifacts import model_server
+from stoker.artifacts import model_server, ports
 from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.model_server import Model, Server
 from stoker.artifacts.serving_choices import Serving
@@ -153,23 +153,53 @@ def test_a_taken_port_is_named(run_dir: RunDir) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StokerError) as caught:
-            model_server.require_free(port)
+            ports.require_free(port)
     assert (caught.value.code, caught.value.fields["port"]) == ("STK620", port)
+    if sys.platform == "linux":  # this process holds it
+        assert f"(pid {os.getpid()})" in caught.value.what
+    ports.require_free(port)  # the control: it is free again
 
 
-LOG = """(EngineCore pid=7) ERROR [core.py] ValueError: heads of size 16 are not supported
-(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+def test_a_port_of_nobody_is_held_by_nobody() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert ports.held_by(port) == ""
+
+
+LOG = """(EngineCore pid=7) ERROR 11-18 10:01:02 [core.py:1120] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-18 10:01:02 [core.py:1120]   File "vllm/{place}.py", line 3, in check
+(EngineCore pid=7) ERROR 11-18 10:01:02 [core.py:1120] ValueError: heads of size 16 are not supported
+Traceback (most recent call last):
+RuntimeError: Engine core initialization failed. See root cause above.
 the key was {secret}
 """
 
 
+def dead(tmp_path: Path, log: str, source: str = "export") -> Server:
+    path = tmp_path / "serve-1.log"
+    path.write_text(log)
+    return Server(1, 8000, "vllm", source, "/m", "night", str(path), "now")
+
+
 def test_a_death_is_told_with_its_cause_and_the_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "serve-1.log"
-    log.write_text(LOG.format(secret=SECRET))
-    error = model_server.died(1, log, SECRET)
+    error = model_server.died(1, dead(tmp_path, LOG.format(secret=SECRET, place="attention")), SECRET)
     assert error.code == "STK621"
     assert error.fields["cause"] == "ValueError: heads of size 16 are not supported"
     assert "Engine core initialization failed" in error.hint
+    assert SECRET not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "code"),
+    [("adapter", "lora/layers", "STK478"), ("adapter", "attention", "STK621"), ("merged", "lora/layers", "STK621")],
+)
+def test_an_adapter_that_the_server_cannot_take_is_to_be_merged(
+    tmp_path: Path, source: str, place: str, code: str
+) -> None:
+    error = model_server.died(1, dead(tmp_path, LOG.format(secret=SECRET, place=place), source), SECRET)
+    assert error.code == code
+    assert ("stoker merge night" in error.hint) == (code == "STK478")
     assert SECRET not in str(error)
 
 
@@ -182,9 +212,7 @@ def test_a_death_is_told_with_its_cause_and_the_last_lines(tmp_path: Path) -> No
     ],
 )
 def test_too_little_memory_is_told_as_such(tmp_path: Path, code: int, line: str) -> None:
-    log = tmp_path / "serve-1.log"
-    log.write_text(line)
-    assert model_server.died(code, log, SECRET).code == "STK622"
+    assert model_server.died(code, dead(tmp_path, line), SECRET).code == "STK622"
 
 
 def test_a_server_that_dies_while_starting_leaves_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

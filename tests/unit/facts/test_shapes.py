@@ -324,3 +324,32 @@ def test_learned_positions_count_only_where_the_family_has_them() -> None:
     gpt2 = shapes.resolve(Shape(shape="gpt2", **sizes), Path(), length=256).shape
     llama = shapes.resolve(Shape(shape="llama", **sizes), Path(), length=256).shape
     assert (gpt2.learned_positions, llama.learned_positions) == (256, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        ("./smolm2", True),
+        ("../smolm2", True),
+        ("/nowhere/smolm2", True),
+        ("~/smolm2", True),
+        ("./smollm2", False),
+        ("../beside/smollm2", False),
+        ("smolm2", False),
+        ("owner/smolm2", False),
+        ("run:smolm2", False),
+    ],
+)
+def test_a_path_without_a_folder_is_refused_and_a_name_that_a_hub_may_have_is_not(
+    tmp_path: Path, model: str, refused: bool
+) -> None:
+    folder = tmp_path / "beside"
+    (folder / "smollm2").mkdir(parents=True)
+    (folder / "smollm2" / "config.json").write_text("{}")
+    if not refused:
+        shapes.require_folder(model, folder, "model")
+        return
+    with pytest.raises(StokerError) as caught:
+        shapes.require_folder(model, folder, "model")
+    assert caught.value.code == "STK465"
+    assert ("`smollm2`" in caught.value.hint) == (model == "./smolm2")

@@ -100,7 +100,8 @@ def test_a_token_is_not_sent_to_a_mirror_that_a_box_is_set_to() -> None:
     for reachable in ({PYPI: 1, MIRROR: 5}, {}):
         shut = mirrors.choose(reachable, token=True, given=FOREIGN)
         assert taken(shut)[0] == ("HF_ENDPOINT", "why.mirror.withheld")
-        assert (shut.environment, shut.withheld) == ({}, ("HF_TOKEN",))
+        assert shut.environment == {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+        assert shut.withheld == ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +249,42 @@ def test_the_index_is_the_one_pip_uses(
     script = launch.script().replace("/etc/", "/nowhere/")
     done = subprocess.run(["sh", "-e"], input=script, capture_output=True, text=True, check=True, env=environment)
     assert launch.read(done.stdout)[1] == ({"PIP_INDEX_URL": index} if index else {})
+
+
+@pytest.mark.parametrize(
+    ("variables", "file", "found"),
+    [
+        ({}, "", False),
+        ({}, ".cache/huggingface/token", True),
+        ({"HF_HOME": "$HOME/disk"}, "disk/token", True),
+        ({"HF_HOME": "$HOME/disk"}, ".cache/huggingface/token", False),
+        ({"XDG_CACHE_HOME": "$HOME/other"}, "other/huggingface/token", True),
+        ({"HF_TOKEN_PATH": "$HOME/kept"}, "kept", True),
+        ({"HF_TOKEN": "hf_canary"}, "", True),
+        ({"HUGGING_FACE_HUB_TOKEN": "hf_canary"}, "", True),
+    ],
+)
+def test_a_token_on_the_box_is_seen_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], file: str, found: bool
+) -> None:
+    if file:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("hf_canary")
+    monkeypatch.setattr(mirrors, "ways", tuple)
+    environment = {name: value.replace("$HOME", str(tmp_path)) for name, value in variables.items()}
+    environment |= {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    said = subprocess.run(
+        ["sh", "-e"], input=launch.script(), capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    assert launch.has_token(said) == found
+    assert "canary" not in said
+
+
+def test_a_login_on_the_box_keeps_mirrors_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    facts = {"reachable": {MIRROR: 5, PYPI: 5}}
+    assert taken(launch.of(BoxFacts(**facts), None))[0] == ("hf-mirror.com", "why.mirror.instead")
+    assert taken(launch.of(BoxFacts(**facts, has_token=True), None))[0] == ("", "why.mirror.token")
 
 
 OF_THE_SYSTEM = Path("/etc/pip.conf")

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from stoker import tools
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.launch import pipeline, tools
+from stoker.launch import pipeline
 from stoker.rows import pipeline_output
 from stoker.rundir import layout
 from stoker.rundir.layout import RunDir

@@ -103,10 +103,22 @@ def test_bad_rows_are_said_and_nothing_but_bad_rows_is_an_error(tmp_path: Path) 
         assert bad.fields["where"] == "a.jsonl:2"
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", "")])
     (tmp_path / "empty.jsonl").touch()
-    for name, code in [("a.jsonl", "STK302"), ("empty.jsonl", "STK304"), ("none.jsonl", "STK301")]:
+    for name, code in [("a.jsonl", "STK302"), ("empty.jsonl", "STK364"), ("none.jsonl", "STK301")]:
         with pytest.raises(StokerError) as caught:
             size(tmp_path, f"train: {name}")
         assert caught.value.code == code
+
+
+def test_skipping_is_not_advised_where_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.jsonl", [alpaca("Tell me.", "")] * 3)
+    for language, none_left in (("en", "none of the 3 rows"), ("zh", "3 行全都不能用")):
+        monkeypatch.setenv("STOKER_LANG", language)
+        for word, code in (("stop", "STK302"), ("skip", "STK304")):
+            with pytest.raises(StokerError) as caught:
+                size(tmp_path, f"train: a.jsonl, on_bad_row: {word}")
+            assert (caught.value.code, caught.value.where) == (code, "a.jsonl:1")
+            assert ("on_bad_row: skip" in caught.value.hint) == (word == "stop")
+            assert (none_left in caught.value.hint) == (word == "skip")
 
 
 @pytest.mark.parametrize("data", ["train: a.parquet", "train: 'hub:owner/name'"])
@@ -130,3 +142,12 @@ def test_a_tokenizer_config_with_a_number_beyond_64_bits_is_read(tmp_path: Path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE)])
     assert size(tmp_path, "train: a.jsonl", f"tokenizer: {tmp_path}").tokens > 0
+
+
+def test_the_disk_of_a_set_is_its_tokens_and_a_copy_of_the_tokenizer(tmp_path: Path) -> None:
+    write(tmp_path / "few.jsonl", [alpaca("Question?", SENTENCE)])
+    write(tmp_path / "many.jsonl", [alpaca("Question?", SENTENCE)] * 100)
+    few, many = size(tmp_path, "train: few.jsonl"), size(tmp_path, "train: many.jsonl")
+    assert many.disk_bytes - few.disk_bytes == pytest.approx(4 * (many.tokens - few.tokens), abs=8)
+    # Qwen2.5's tokenizer.json has 7.0 MB; as transformers saves it, indented, 11.4 MB.
+    assert few.disk_bytes - 4 * few.tokens == pytest.approx(11.4e6, rel=0.05)

@@ -8,6 +8,7 @@ from installed_package import install
 
 from stoker import plugins
 from stoker.cli import hosts_command, remote
+from stoker.cli.remote import TrainOptions
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.hosts import known
@@ -78,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _train(folder: Path, *overrides: str, on: str | None = None) -> None:
     path, given = str(folder / "run.yaml"), list(overrides)
-    remote.train(load.load(path, given), path, given, on, detach=False, yes=True)
+    remote.train(load.load(path, given), path, given, TrainOptions(on=on, detach=False, yes=True))
 
 
 @pytest.mark.parametrize("on", [None, "acme"])

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from stoker.cli import remote
+from stoker.cli.remote import TrainOptions
 from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts import cards
@@ -48,7 +49,9 @@ def emit(folder: Path, *overrides: str, text: str = RUN) -> tuple[dict[str, Any]
     """The task, and the file's text."""
     path = folder / "files" / "run.yaml"
     path.write_text(text, encoding="utf-8")
-    remote.train(load.load(str(path), list(overrides)), str(path), list(overrides), "sky", detach=True, yes=True)
+    remote.train(
+        load.load(str(path), list(overrides)), str(path), list(overrides), TrainOptions(on="sky", detach=True, yes=True)
+    )
     written = (folder / "runs" / "My_run.1" / "sky.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(written), written
 

@@ -79,6 +79,12 @@ def test_a_package_that_is_not_needed_may_be_missing(text: str, missing: str) ->
     assert check(text, without(missing)) is None
 
 
+def test_either_package_writes_the_files_of_tensorboard() -> None:
+    bare = without("tensorboard")
+    assert check("", bare) is not None
+    assert check("", bare.model_copy(update={"packages": {**bare.packages, "tensorboardX": "2"}})) is None
+
+
 def test_packages_matter_only_where_training_can_happen() -> None:
     asked = "tune: {method: qlora}"
     assert check(asked, machine()) is None, "a card of the catalogue: nothing is known of its packages"

@@ -29,6 +29,17 @@ def test_it_saves_the_logits() -> None:
     assert without.memory.parts["logits"] < with_logits.memory.parts["logits"] / 3
 
 
+def test_a_model_with_one_output_has_no_logits() -> None:
+    pairs, scored = (
+        plan(
+            f"{LORA}train: {{objective: {name}}}\n", machine("RTX4090"), model=SEVEN, sizes="length: 1024, pack: false"
+        )
+        for name in ("simpo", "reward")
+    )
+    assert reason(scored, "loss") == "why.loss.scores"
+    assert scored.memory.parts["logits"] < pairs.memory.parts["logits"] / 3
+
+
 @pytest.mark.parametrize(
     ("text", "model", "named"),
     [

@@ -3,7 +3,8 @@
 import pytest
 from plan_case import SEVEN, machine, plan
 
-from stoker.config import native, native_figures
+from stoker.config import native
+from stoker.facts import native_figures
 from stoker.plan.plan import Plan
 
 EIGHT = machine("A100-80-SXM4", 8)

@@ -13,7 +13,16 @@ from stoker.rundir import inputs, prepared
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("b.jsonl", "a.csv", "sub/c.txt", "sub/d.jsonl.gz", "sub/.hidden/e.txt", ".f.jsonl", "notes.md"):
+    for name in (
+        "b.jsonl",
+        "a.csv",
+        "sub/c.txt",
+        "sub/d.jsonl.gz",
+        "sub/.hidden/e.txt",
+        ".f.jsonl",
+        "notes.md",
+        "notes.rst",
+    ):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("x", encoding="utf-8")
     return tmp_path
@@ -28,6 +37,16 @@ def run(data: str, **words: str) -> Run:
     return load.parse(f"model: m\ndata: {data}\n{extra}", "run.yaml")
 
 
+def test_pages_are_text_unless_they_are_about_other_files(tmp_path: Path) -> None:
+    for name in ("notes/a.md", "notes/deep/b.md", "rows/a.jsonl", "rows/README.md", "rows/c.txt", "t/a.txt", "t/b.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x", encoding="utf-8")
+    assert names("notes", tmp_path) == ["notes/a.md", "notes/deep/b.md"]
+    assert names("t", tmp_path) == ["t/a.txt"]
+    assert names("rows", tmp_path) == names("rows/*", tmp_path) == ["rows/a.jsonl", "rows/c.txt"]
+    assert names("rows/*.md", tmp_path) == ["rows/README.md"]
+
+
 def test_a_folder_gives_all_known_files_below_it_in_order(folder: Path) -> None:
     assert names("data", folder) == ["data/a.csv", "data/b.jsonl", "data/sub/c.txt", "data/sub/d.jsonl.gz"]
 
@@ -37,6 +56,8 @@ def test_a_folder_gives_all_known_files_below_it_in_order(folder: Path) -> None:
     [
         ("data/*.jsonl", ["data/.f.jsonl", "data/b.jsonl"]),
         ("data/**/*.txt", ["data/sub/.hidden/e.txt", "data/sub/c.txt"]),
+        ("data/**/*.md", ["data/notes.md"]),
+        ("data/notes.md", ["data/notes.md"]),
         ("data/su?", ["data/sub/c.txt", "data/sub/d.jsonl.gz"]),
         ("data/*", ["data/.f.jsonl", "data/a.csv", "data/b.jsonl", "data/sub/c.txt", "data/sub/d.jsonl.gz"]),
     ],
@@ -84,8 +105,8 @@ def test_an_absolute_path_or_glob_is_taken_as_it_is(folder: Path, tmp_path_facto
     [
         ("nothing.jsonl", "STK301"),
         ("nothing/*.jsonl", "STK301"),
-        ("data/notes.md", "STK308"),
-        ("data/*.md", "STK308"),
+        ("data/notes.rst", "STK308"),
+        ("data/*.rst", "STK308"),
         (" ", "STK315"),
     ],
 )

@@ -106,3 +106,15 @@ def test_another_mixture_of_sets_is_another_training_and_another_place_of_them_i
         Run.model_validate({"model": "a/b", "data": {"set": "run:wiki"}}),
     ):
         assert [change.split()[0] for change in training_words.changed(before, other)] == ["data.set"]
+
+
+def scored(**limits: Any) -> Run:
+    rewards = [{"function": "rewards.py:own", **limits}]
+    train = {"objective": "grpo", "grpo": {"rewards": rewards}}
+    return Run.model_validate({"model": "m", "data": {"train": "a.jsonl", "pack": False}, "train": train})
+
+
+def test_limits_of_a_reward_may_change_and_what_it_is_worth_may_not() -> None:
+    other = scored(timeout="60s", memory="8 GB", isolation="none")
+    assert training_words.changed(scored(), other) == []
+    assert training_words.changed(scored(), scored(weight=0.5)) != []

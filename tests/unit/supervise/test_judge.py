@@ -84,3 +84,29 @@ def test_a_report_names_the_first_rank_that_failed_and_its_signal() -> None:
 )
 def test_a_node_that_we_killed_has_not_failed(code: int, codes: list[str], tail: str, asked: bool, reason: str) -> None:
     assert judging.reported_reason({**judging.report(code, tail, 0, codes), "asked": asked}) == reason
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("Traceback (most recent call last):\n  File x\nValueError: no column `a`\n", "ValueError: no column `a`"),
+        (
+            "KeyError: 1\nTraceback\n  raise\nRuntimeError: second\nerror: unexpected error  [STK900]\n",
+            "RuntimeError: second",
+        ),
+        ("[rank1]: torch.cuda.OutOfMemoryError: 2 GiB\n", "torch.cuda.OutOfMemoryError: 2 GiB"),
+        (
+            "ImportError: libfoo\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nRoot Cause\n",
+            "ImportError: libfoo",
+        ),
+        ("AssertionError\n", "AssertionError"),
+        ("loss 2.1\nan Error: in the middle of a line\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_cause_is_the_last_line_of_the_newest_traceback(log: str, cause: str) -> None:
+    assert judging.cause(log) == cause
+
+
+def test_a_cause_is_no_page() -> None:
+    assert len(judging.cause("ValueError: " + "x" * 10_000)) < 1_000

@@ -1,1 +1,1 @@
-"""An example of a package that adds a place, a store, a recipe and a row format to Stoker."""
+"""An example of a package that adds a place, a store, a recipe, a row format and an objective to Stoker."""

@@ -1,0 +1,213 @@
+"""The model card of an export: front matter for the hub, then one table in English and the same in Chinese.
+
+Everything in it was recorded by the run: nothing is asked, measured or guessed here.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import yaml
+
+from stoker import messages
+from stoker.api import figures
+from stoker.config import mixing
+from stoker.config.run import Run, Shape
+from stoker.plan.plan import Plan
+from stoker.rundir import events, files, inputs, prepared
+from stoker.rundir.layout import RunDir
+
+FILE_NAME = "README.md"
+_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+_LAST_STEPS = 10
+_PUBLIC = ("hub:", "modelscope:", "recipe:")
+"""What everybody can look up is named whole; folders, buckets and hosts are the user's own."""
+_SAME_WEIGHTS = (None, "final", "merged", "export")
+
+
+@dataclass(frozen=True)
+class CardKind:
+    """What is described, and how it is loaded."""
+
+    library: str
+    """The hub's name of the library that reads the files."""
+    use: str
+    """Key of the sentence that says how to use them."""
+
+
+WHOLE = CardKind("transformers", "card.use")
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds an export made by Stoker, by its card."""
+    path = folder / FILE_NAME
+    return path.is_file() and "\nstoker:\n" in path.read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
+
+
+def text(run_dir: RunDir, exported: dict[str, Any], parity: dict[str, Any] | None, kind: CardKind = WHOLE) -> str:
+    """The card.
+
+    Args:
+        run_dir: The run.
+        exported: The `exported` event: dtype, bytes, licence.
+        parity: How the export compares with the trained model; None where it is the trained model.
+        kind: What is exported.
+    """
+    run = run_dir.run()
+    rows = _rows(run_dir, run, exported, parity)
+    head = f"---\n{_front_matter(run_dir, run, exported, kind)}---\n\n# {run_dir.name}\n"
+    return "\n".join([head, *(_section(language, run_dir, rows, kind) for language in ("en", "zh"))])
+
+
+def base_label(run: Run) -> str | None:
+    """The public name of the base model: no path of this machine."""
+    if isinstance(run.model, Shape):
+        return None
+    name = run.model.removeprefix(inputs.EARLIER_RUN)
+    return _last(name) if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 else name
+
+
+def _last(path: str) -> str:
+    """The last part of a path of any system: a run may have been written on another."""
+    return PureWindowsPath(path).name
+
+
+def losses(run_dir: RunDir) -> dict[str, float]:
+    """Measured: the mean training loss of the last steps, and the newest eval loss."""
+    steps = events.newest_steps(run_dir.events_file, _LAST_STEPS)
+    known = [loss for step in sorted(steps) if (loss := events.loss(steps[step])) is not None]
+    last = known[-_LAST_STEPS:]
+    found = {"train": sum(last) / len(last), "steps": float(len(last))} if last else {}
+    measured = [event["eval_loss"] for event in events.skim(run_dir.events_file) if _is_eval(event)]
+    if measured:
+        found["eval"] = min(measured) if run_dir.run().save.best else measured[-1]
+    return found
+
+
+def _is_eval(event: dict[str, Any]) -> bool:
+    """Whether it was measured on these weights: quantised ones do not count."""
+    if not isinstance(event.get("eval_loss"), float):
+        return False
+    return event["event"] == "eval" or (event["event"] == "evaluated" and event.get("artifact") in _SAME_WEIGHTS)
+
+
+def _front_matter(run_dir: RunDir, run: Run, exported: dict[str, Any], kind: CardKind) -> str:
+    base, manifest = base_label(run), run_dir.manifest()
+    hub = [source.path.partition(":")[2] for source in inputs.train_sources(run) if source.path.startswith("hub:")]
+    fields = {
+        **({"base_model": base} if base else {}),
+        **exported["licence"],
+        **({"datasets": hub} if hub else {}),
+        "library_name": kind.library,
+        "pipeline_tag": "text-generation",
+        "tags": ["stoker", run.tune.method],
+        "stoker": {"version": manifest.stoker_version, "data_digest": manifest.data_digest},
+    }
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+
+
+def _section(language: str, run_dir: RunDir, rows: list[tuple[str, dict[str, Any]]], kind: CardKind) -> str:
+    said, run = functools.partial(messages.in_language, language), run_dir.run()
+    origin = "scratch" if isinstance(run.model, Shape) else "tuned"
+    lines = [
+        said("card.title"),
+        "",
+        said(f"card.{origin}", base=base_label(run)),
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {said(f'card.{key}')} | {said(f'card.{key}_value', **fields)} |" for key, fields in rows),
+        "",
+        said(kind.use, name=run_dir.name),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(
+    run_dir: RunDir, run: Run, exported: dict[str, Any], parity: dict[str, Any] | None
+) -> list[tuple[str, dict[str, Any]]]:
+    plan = files.read_record(run_dir.plan_file, Plan)
+    measured = losses(run_dir)
+    rows = [
+        ("method", {"method": _method(run, plan)}),
+        ("training", _training(run, plan)),
+        ("data", _data(run_dir, run)),
+    ]
+    if plan.sources:
+        seen = [(one.name.rpartition("\\")[2], one.tokens) for one in plan.sources]
+        rows.append(("mixture", {"sources": [f"`{name}` {tokens:,}" for name, tokens in seen]}))
+    if origin := run_dir.manifest().forked_from:
+        rows.append(("fork", {"run": origin["run"], "step": origin["step"]}))
+    if "train" in measured:
+        rows.append(("train_loss", {"loss": f"{measured['train']:.4f}", "steps": f"{measured['steps']:.0f}"}))
+    if "eval" in measured:
+        rows.append(("eval_loss", {"loss": f"{measured['eval']:.4f}"}))
+    if scores := _scores(run_dir):
+        rows.append(("tasks", {"scores": scores}))
+    rows.append(("weights", {"dtype": exported["dtype"], "size": figures.size(exported["bytes"])}))
+    if parity is not None:
+        counts = {key: f"{parity[key]:,}" for key in ("prompts", "agree", "tokens")}
+        rows.append(("same", {**counts, "distance": f"{parity['logit_distance']:.0e}"}))
+    return [
+        *rows,
+        ("made", {"versions": _versions(run_dir), "card": plan.card}),
+    ]
+
+
+def _scores(run_dir: RunDir) -> list[str]:
+    """The newest result of each task that these weights were measured by: its file's name, not its folder."""
+    found = {
+        Path(event["task"]).name: f"{event['right']:,} / {event['rows']:,}"
+        for event in events.skim(run_dir.events_file)
+        if event["event"] == "task" and event.get("artifact") in _SAME_WEIGHTS
+    }
+    return [f"`{task}` {score}" for task, score in found.items()]
+
+
+def _method(run: Run, plan: Plan) -> str:
+    """The method with all options of the adapter."""
+    options = {**plan.native.lora, **plan.native.quantization}
+    said = (f"{key} {_plain(value)}" for key, value in options.items() if key != "task_type")
+    return ", ".join([run.tune.method, *said])
+
+
+def _training(run: Run, plan: Plan) -> dict[str, Any]:
+    train, epochs = run.train, plan.steps.total / plan.steps.per_epoch
+    return {
+        "objective": train.objective,
+        "steps": plan.steps.total,
+        "epochs": round(epochs, 2) if epochs % 1 else int(epochs),
+        "batch": plan.batch.effective,
+        "length": run.data.length,
+        "rate": f"{train.learning_rate:g}",
+        "schedule": train.schedule,
+        "warmup": plan.steps.warmup,
+        "precision": plan.precision,
+        "seed": train.seed,
+    }
+
+
+def _data(run_dir: RunDir, run: Run) -> dict[str, Any]:
+    paths = [source.path for source in inputs.train_sources(run)] or mixing.set_paths(run.data)
+    names = [path if path.startswith(_PUBLIC) else _last(path) for path in paths]
+    report = prepared.read_report(run_dir.data)
+    return {
+        "sources": [f"`{name}`" for name in names],
+        "rows": f"{report.rows_read:,}" if report else "?",
+        "trained": f"{report.train.segments:,}" if report else "?",
+        "tokens": f"{report.train.tokens:,}" if report else "?",
+        "digest": report.digest if report else "?",
+    }
+
+
+def _versions(run_dir: RunDir) -> list[str]:
+    manifest = run_dir.manifest()
+    found = {"stoker": manifest.stoker_version, **manifest.versions}
+    return [f"{name} {found[name]}" for name in ("stoker", *_PACKAGES) if name in found]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""How good a completion is: rewards of the run file, computed in processes of their own with limits. No torch."""

@@ -1,0 +1,176 @@
+"""Rows that compare or judge answers: every spelling, what is trained of them, and what makes such a row bad."""
+
+from typing import Any
+
+import pytest
+
+from stoker.config import layouts, objectives
+from stoker.rows import formats
+from stoker.rows.formats import Judged, Pair, Preference
+from stoker.rows.row_values import BadRow
+
+ASKED, GOOD, BAD = "Hi", "Hello.", "What?"
+USER = {"role": "user", "content": ASKED}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+SPELLINGS: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
+    "a question": {"question": ASKED, "chosen": GOOD, "rejected": BAD},
+    "alpaca": {"instruction": ASKED, "input": "", "chosen": GOOD, "rejected": BAD},
+    "messages": {"prompt": [USER], "chosen": [said(GOOD)], "rejected": [said(BAD)]},
+    "whole conversations": {"chosen": [USER, said(GOOD)], "rejected": [USER, said(BAD)]},
+    "both": {"prompt": ASKED, "messages": [], "chosen": [USER, said(GOOD)], "rejected": [USER, said(BAD)]},
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": ASKED}],
+        "chosen": {"from": "gpt", "value": GOOD},
+        "rejected": {"from": "gpt", "value": BAD},
+    },
+}
+
+
+@pytest.mark.parametrize("row", SPELLINGS.values(), ids=SPELLINGS.keys())
+def test_every_spelling_is_recognised_and_means_the_same(row: dict[str, Any]) -> None:
+    found = layouts.recognise(row)
+    assert found is not None
+    assert found[0].name == "preference"
+    read = formats.parse(row, "preference", has_template=True)
+    assert isinstance(read, Preference)
+    for conversation, answer in ((read.chosen, GOOD), (read.rejected, BAD)):
+        assert [(turn.role, turn.content) for turn in conversation.turns] == [("user", ASKED), ("assistant", answer)]
+
+
+def test_of_a_conversation_only_the_answers_that_differ_are_trained() -> None:
+    prompt = [{"role": "system", "content": "Be brief."}, USER, said("Yes?"), {"role": "user", "content": "Again"}]
+    for row in (
+        {"prompt": prompt, "chosen": [said(GOOD)], "rejected": [said(BAD)]},
+        {"chosen": [*prompt, said(GOOD)], "rejected": [*prompt, said(BAD)]},
+        {"system": "Be brief.", "conversations": prompt[1:], "chosen": said(GOOD), "rejected": said(BAD)},
+    ):
+        read = formats.parse(row, "preference", has_template=True)
+        assert isinstance(read, Preference)
+        trained = [[turn.content for turn in one.turns if turn.trained] for one in (read.chosen, read.rejected)]
+        assert trained == [[GOOD], [BAD]]
+        assert len(read.chosen.turns) == 5
+
+
+def test_without_a_template_texts_are_joined() -> None:
+    read = formats.parse(SPELLINGS["texts"], "preference", has_template=False)
+    assert read == Preference(Pair(ASKED, GOOD), Pair(ASKED, BAD))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    {
+        "no rejected": ({"prompt": ASKED, "chosen": GOOD}, "row.missing_key"),
+        "an empty answer": ({"prompt": ASKED, "chosen": GOOD, "rejected": ""}, "row.empty"),
+        "blanks": ({"prompt": ASKED, "chosen": GOOD, "rejected": "  "}, "row.empty"),
+        "no prompt": ({"chosen": GOOD, "rejected": BAD}, "row.missing_key"),
+        "the same twice": ({"prompt": ASKED, "chosen": GOOD, "rejected": GOOD}, "row.same_answers"),
+        "one conversation twice": ({"chosen": [USER, said(GOOD)], "rejected": [USER, said(GOOD)]}, "row.same_answers"),
+        "a number": ({"prompt": ASKED, "chosen": 1, "rejected": BAD}, "row.wrong_type"),
+        "no answer": ({"prompt": [USER], "chosen": [USER], "rejected": [said(BAD)]}, "row.no_assistant"),
+        "another prompt": (
+            {"prompt": "Bye", "chosen": [USER, said(GOOD)], "rejected": [USER, said(BAD)]},
+            "row.differ",
+        ),
+        "an image": ({"prompt": ASKED, "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}, "row.media"),
+    }.values(),
+)
+def test_a_bad_row_says_why(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadRow) as bad:
+        formats.parse(row, "preference", has_template=True)
+    assert bad.value.reason == reason
+
+
+def test_messages_need_a_template() -> None:
+    with pytest.raises(BadRow) as bad:
+        formats.parse(SPELLINGS["messages"], "preference", has_template=False)
+    assert bad.value.reason == "row.needs_template"
+
+
+def test_rows_fit_their_objective_or_are_bad() -> None:
+    pair, judged, text = (
+        Preference(Pair("a", "b"), Pair("a", "c")),
+        Judged(Pair("a", "b"), good=True),
+        formats.Text("a"),
+    )
+    for document, name in ((pair, "dpo"), (pair, "reward"), (judged, "kto"), (text, "sft")):
+        assert formats.fitting(document, objectives.facts(name)) is document
+    for document, name, reason in (
+        (pair, "sft", "row.preference"),
+        (judged, "sft", "row.preference"),
+        (text, "dpo", "row.no_preference"),
+        (judged, "orpo", "row.no_preference"),
+        (pair, "kto", "row.no_label"),
+    ):
+        bad = formats.fitting(document, objectives.facts(name))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reason
+
+
+# ---- one answer with a label
+
+JUDGED: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": ASKED, "completion": GOOD, "label": True},
+    "messages": {"prompt": [USER], "completion": [said(GOOD)], "label": True},
+    "a whole conversation": {"messages": [USER, said(GOOD)], "label": True},
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": GOOD}],
+        "label": True,
+    },
+}
+
+
+@pytest.mark.parametrize("row", JUDGED.values(), ids=JUDGED.keys())
+def test_every_spelling_of_a_judged_answer_is_recognised_and_means_the_same(row: dict[str, Any]) -> None:
+    for label in (True, False):
+        layout = formats.detect([{**row, "label": label}])
+        assert layout is not None
+        assert layout.format == "labelled"
+        assert layout.keys[-1] == "label"
+        read = formats.parse({**row, "label": label}, "labelled", has_template=True)
+        assert isinstance(read, Judged)
+        assert read.good is label
+        assert [(turn.role, turn.content) for turn in read.answer.turns] == [("user", ASKED), ("assistant", GOOD)]
+
+
+def test_a_label_that_is_not_true_or_false_is_another_column() -> None:
+    for row, format_ in ((JUDGED["texts"], "prompt_completion"), (JUDGED["a whole conversation"], "messages")):
+        layout = formats.detect([{**row, "label": "greeting"}])
+        assert layout is not None
+        assert layout.format == format_
+
+
+def test_of_a_judged_conversation_only_the_last_answer_is_trained() -> None:
+    row = {"messages": [USER, said("Yes?"), {"role": "user", "content": "Again"}, said(BAD)], "label": False}
+    read = formats.parse(row, "labelled", has_template=True)
+    assert isinstance(read, Judged)
+    assert [turn.content for turn in read.answer.turns if turn.trained] == [BAD]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": ASKED, "completion": GOOD}, "row.no_label"),
+        ({"prompt": ASKED, "completion": GOOD, "label": 1}, "row.no_label"),
+        ({"prompt": ASKED, "completion": "", "label": True}, "row.empty"),
+        ({"completion": GOOD, "label": True}, "row.missing_key"),
+        ({"messages": [USER], "label": True}, "row.no_assistant"),
+        ({"messages": [USER, said(GOOD), USER], "label": True}, "row.no_assistant"),
+    ],
+)
+def test_a_judged_row_that_says_nothing_is_bad(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadRow) as bad:
+        formats.parse(row, "labelled", has_template=True)
+    assert bad.value.reason == reason
+
+
+def test_without_a_template_a_judged_answer_is_text() -> None:
+    assert formats.parse(JUDGED["texts"], "labelled", has_template=False) == Judged(Pair(ASKED, GOOD), good=True)
+    with pytest.raises(BadRow) as bad:
+        formats.parse(JUDGED["messages"], "labelled", has_template=False)
+    assert bad.value.reason == "row.needs_template"
