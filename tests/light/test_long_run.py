@@ -1,4 +1,4 @@
-"""Readers of a long run: what they take does not grow with its steps (the short form of benchmarks/long_run.py)."""
+"""Readers of a long run: their memory does not grow with its steps (the short form of benchmarks/long_run.py)."""
 
 import sys
 from pathlib import Path
@@ -11,11 +11,10 @@ import long_run  # noqa: E402
 STEPS = 60_000
 
 
-def test_readers_of_a_long_run_take_seconds_and_little_memory(tmp_path: Path) -> None:
+def test_readers_of_a_long_run_take_little_memory(tmp_path: Path) -> None:
     found = long_run.measured(tmp_path, STEPS, 1)
     assert found["segments"] >= 3
     for name, one in found["readers"].items():
         assert one["exit_code"] == 0, name
-        assert one["processor_seconds"] <= long_run.BAR_SECONDS, name  # of its own: this machine may be busy
         assert one["peak_bytes"] <= long_run.BAR_BYTES, name
     assert found["pulled_bytes"] < found["events_bytes"] / 2
