@@ -28,7 +28,7 @@ import tiers  # noqa: E402
 REPORT = ROOT / "docs" / "evidence" / "nightly.json"
 KEPT = ROOT / ".nightly"
 """Records of folders that ended, by commit."""
-WORKERS = "2"
+WORKERS = "3"
 LONGEST_TEST_SECONDS = "2400"
 ENDED = (0, 1)
 """What pytest ends with when it ran all tests."""
