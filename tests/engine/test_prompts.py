@@ -1,6 +1,7 @@
 """Prompts from their rows to what is trained: rendered up to the answer, with the row's columns, never cut."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import prepare_case
@@ -8,7 +9,7 @@ import pytest
 import torch
 from prepare_case import Case
 
-from stoker.engine import answer_figures, sampler
+from stoker.engine import answer_figures, sampler, train
 from stoker.engine.dataset import PreparedSplit
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -61,6 +62,18 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     shares = torch.bincount(drawn[:, 0], minlength=4) / len(numbers)
     assert torch.allclose(shares, likely, atol=0.02)
     assert shares[1] == 0
+
+
+@pytest.mark.parametrize("reward", [0.1, 3.3, 100.1, 10000.1])
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_answers_of_the_same_worth_are_not_pushed_anywhere(reward: float, scale: str) -> None:
+    assert answer_figures.advantages([reward] * 24, 12, scale).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("objective", "steps"), [("grpo", 1), ("distill", 1), ("sft", 10)])
+def test_no_answers_are_made_before_the_last_step_was_looked_at(objective: str, steps: int) -> None:
+    run = SimpleNamespace(train=SimpleNamespace(objective=objective))
+    assert train.flush_every(SimpleNamespace(run=run, plan=SimpleNamespace(device="cuda"))) == steps
 
 
 def test_advantages_compare_within_a_group() -> None:

@@ -142,14 +142,15 @@ def test_a_killed_reward_model_ends_with_the_same_bits_and_loads_with_one_output
 def scored(folder: Path, method: str, base: Path, pairs: list[Any]) -> list[list[float]]:
     """The scores of both answers of each pair, as transformers and PEFT load the model."""
     import numpy as np
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     if method == "full":
         model = AutoModelForSequenceClassification.from_pretrained(folder)
     else:
         from peft import PeftModel
 
-        plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, pad_token_id=0)
+        pad = AutoTokenizer.from_pretrained(folder).pad_token_id
+        plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, pad_token_id=pad)
         model = PeftModel.from_pretrained(plain, folder)
     assert model.config.num_labels == 1
     model.eval()

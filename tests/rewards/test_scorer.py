@@ -182,21 +182,11 @@ def test_code_without_tests_is_an_error_not_a_wrong_answer() -> None:
 
 
 CLAIMS = "import os\nos.write(2, b'bwrap: no permissions')\nos.ftruncate(1, 0)\nos._exit(1)"
-LOOKS = """
-import os, sys
-frame = sys._getframe()
-while frame:
-    for one in (*frame.f_code.co_consts, *frame.f_locals.values()):
-        if isinstance(one, str | bytes):
-            os.write(1, one if isinstance(one, bytes) else one.encode())
-    frame = None
-os.write(1, os.read(0, 10000))
-os._exit(0)
-"""
+READS = "import os\nos.write(1, os.read(0, 10000))\nos._exit(0)"
 
 
-@pytest.mark.parametrize("completion", [CLAIMS, LOOKS])
-def test_code_cannot_claim_that_the_sandbox_failed_nor_find_the_word_in_its_frame(completion: str) -> None:
+@pytest.mark.parametrize("completion", [CLAIMS, READS])
+def test_code_cannot_claim_that_the_sandbox_failed_nor_read_the_word_from_its_input(completion: str) -> None:
     found = code(completion, fallback=0.5)
     assert (found.value, found.error) == (0, None)
 

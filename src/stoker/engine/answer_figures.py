@@ -28,13 +28,13 @@ class AlikeSteps:
 
 def advantages(rewards: list[float], group: int, scale: str) -> torch.Tensor:
     """How much better than the others of its group each answer is, as `trl.GRPOTrainer` computes it."""
-    by_group = torch.tensor(rewards, dtype=torch.float32).view(-1, group)
+    by_group = torch.tensor(rewards, dtype=torch.float64).view(-1, group)  # equal rewards are equal to their mean
     centred = by_group - by_group.mean(1, keepdim=True)
     if scale == "group":
         centred = centred / (by_group.std(1, keepdim=True) + _SMALL)
     elif scale == "batch":
         centred = centred / (by_group.std() + _SMALL)
-    return centred.flatten()
+    return centred.flatten().float()
 
 
 def of(rollout: Rollout, group: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from stoker.engine.dataset import Arrangement, PreparedSplit, StepItem
 from stoker.engine.objective import SAMPLED, TEACHER, is_trained
 from stoker.engine.opened import Opened
 from stoker.engine.rollout_files import Rollout
-from stoker.engine.rollouts import MeanLoss, Rollouts, prompt, rollout_of, side_by_side
+from stoker.engine.rollouts import MeanLoss, Rollouts, rollout_of, side_by_side
 from stoker.engine.sampler import Generated
 from stoker.engine.teacher import Teacher
 from stoker.rewards import scorer
@@ -37,8 +37,7 @@ class Distillation(Rollouts):
         answered: list[Rollout] = []
 
         def generated() -> Iterator[StepItem]:
-            for item in items:
-                answers = self._sampled([prompt(split, row) for row in item.sequences], None)
+            for item, answers in self._likeliest(split, items):
                 answered.append(rollout_of(item.sequences, answers))
                 yield self._item(item, answered[-1], split)
 

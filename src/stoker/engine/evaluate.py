@@ -53,7 +53,7 @@ def means(
         own = torch.zeros(len(names), item.leaves, dtype=torch.float64)
         values = [_column(summed(micro)) for micro in item.micro_batches][: len(item.numbers)]
         if values:  # this rank may have none of a small item
-            own[:, item.numbers] = torch.stack(values, 1).double().cpu()
+            own[:, item.numbers] = torch.stack(values, 1).cpu().double()  # an Apple GPU has no float64
         sums.append(own)
         weight += item.weight
     gathered = ranks.gather(torch.cat(sums, 1)).tolist()

@@ -101,8 +101,8 @@ def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
         prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else None)
-    recorded = json.loads(ranks.hear(json.dumps(_recorded(run_dir))))
-    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan, recorded))
+    firsts = json.loads(ranks.hear(json.dumps({**_recorded(run_dir), "rewards": _rewards(run_dir, run)})))
+    fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan, firsts))
     return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint, run_dir.words(run))
 
 
@@ -129,8 +129,13 @@ def _recorded(run_dir: RunDir) -> dict[str, str]:
     return {name: found.commit.fingerprint.get(name, "") if found else "" for name in ("base", "teacher")}
 
 
-def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: dict[str, str]) -> dict[str, str]:
-    """This rank's."""
+def _rewards(run_dir: RunDir, run: Run) -> str:
+    """The digest of the reward files; only the first rank scores, and others may not have them."""
+    return scorer.files_digest(run.train.grpo.rewards or [], run_dir.folder())
+
+
+def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, firsts: dict[str, str]) -> dict[str, str]:
+    """This rank's; some of it the first rank says."""
     cuda, folder, teacher = plan.device == "cuda", run_dir.folder(), run.train.teacher
     generates = objectives.facts(run.train.objective).prompts
     return {
@@ -142,10 +147,10 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, recorded: dict[str, str]
         **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if moves.reduces_by_nccl(plan) else {}),
         **machine.installed(moves.libraries(plan)),
         "code": own_code.digest(),
-        "base": models.base_digest(run, folder, recorded["base"]),
-        **({"teacher": models.weights_digest(teacher, folder, recorded["teacher"])} if teacher else {}),
+        "base": models.base_digest(run, folder, firsts["base"]),
+        **({"teacher": models.weights_digest(teacher, folder, firsts["teacher"])} if teacher else {}),
         **({"sampler": run.train.answers.sampler} if generates else {}),
-        **({"rewards": digest} if (digest := scorer.files_digest(run.train.grpo.rewards or [], folder)) else {}),
+        **({"rewards": firsts["rewards"]} if firsts["rewards"] else {}),
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
     }

@@ -7,6 +7,7 @@ Then all ranks train on the same answers. Advantages, figures and micro batches 
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import threading
@@ -195,14 +196,28 @@ class Rollouts:
         assert report is not None
         split = streaming.open_split(self._opened.run_dir, "eval", report)
         return _mean_reward(
-            (item.sequences for item in items),
-            lambda rows: self._sampled([prompt(split, row) for row in rows], None),
+            ((item.sequences, answers) for item, answers in self._likeliest(split, items)),
             lambda rows, answers: self._scored(split, rows, answers),
         )
+
+    def _likeliest(self, split: PreparedSplit, items: Iterable[StepItem]) -> Iterator[tuple[StepItem, list[Generated]]]:
+        """Items and the likeliest answers to them; vLLM is given the weights once, and all prompts together."""
+        if self._vllm is None:
+            for item in items:
+                yield item, self._sampled([prompt(split, row) for row in item.sequences], None)
+            return
+        known = list(items)
+        answers = iter(self._sampled([prompt(split, row) for item in known for row in item.sequences], None))
+        for item in known:
+            yield item, list(itertools.islice(answers, len(item.sequences)))
 
     def rehearse(self) -> None:
         """Answers to some prompts, scored: on a card of the longest length and as many at once as there ever are."""
         on_card, batch = self._opened.plan.device == "cuda", self._opened.run.train.batch
+        if on_card and self._vllm is None:
+            batch = min(
+                batch, self._opened.ranks.world * self._at_once(arranged.longest_prompt(self._opened.report), batch)
+            )
         rows = list(range(min(len(self._split), batch)))
         settings = replace(self._settings, longest=self._settings.longest if on_card else 1, stops=[])
         prompts = [prompt(self._split, row) for row in rows]
@@ -220,7 +235,7 @@ class Rollouts:
         They are put aside with what was generated after they were trained on: the next start makes others.
         """
         limit = _LARGEST_GAP["fp32" if self._opened.plan.precision == "fp32" else "half"]
-        if gap > limit:
+        if not gap <= limit:  # nor NaN
             if self._opened.ranks.first:
                 rollout_files.put_aside_from(self._folder, step)
             raise StokerError("STK448", step=step, gap=f"{gap:.3f}", limit=limit)
@@ -238,10 +253,10 @@ class Rollouts:
         ranks, plan = self._opened.ranks, self._opened.plan
         own = ranks.ranges(len(prompts))[ranks.rank]
         together = plan.strategy == "fsdp2"
-        most = max(map(len, ranks.ranges(len(prompts))))
-        at_once = max(1, min(most, self._room // self._answer_bytes(max(map(len, prompts)))))
+        most = max(map(len, ranks.ranges(len(prompts)))) if together else len(own)
+        at_once = self._at_once(max(map(len, prompts)), len(prompts))
         found: list[Generated] = []
-        for first in range(0, most if together else len(own), at_once):
+        for first in range(0, most, at_once):
             numbers = list(own)[first : first + at_once] or [0]  # all ranks run equally often
             taken = None if drawn is None else drawn[numbers]
             found += self._batch([prompts[n] for n in numbers], taken, settings, together=together)
@@ -252,6 +267,11 @@ class Rollouts:
     ) -> list[Generated]:
         with self._opened.autocast():
             return sampler.generate(self._model, prompts, drawn, settings, self.beat, together=together)
+
+    def _at_once(self, longest: int, count: int) -> int:
+        """Answers that a rank generates together, of so many in all, to prompts of at most this length."""
+        most = max(map(len, self._opened.ranks.ranges(count)))
+        return max(1, min(most, self._room // self._answer_bytes(longest)))
 
     @property
     def _room(self) -> int:
@@ -344,16 +364,14 @@ def measure(
     """The same as `Rollouts.evaluate`, of a finished model."""
     how = settings(options, model, tokenizer)
 
-    def answered(rows: list[int]) -> list[Generated]:
-        prompts = [prompt(split, row) for row in rows]
-        return sampler.generate(model, prompts, None, how, lambda: None, together=False)
+    def answered() -> Iterator[tuple[list[int], list[Generated]]]:
+        for first in range(0, len(split), at_once):
+            rows = list(range(len(split))[first : first + at_once])
+            prompts = [prompt(split, row) for row in rows]
+            yield rows, sampler.generate(model, prompts, None, how, lambda: None, together=False)
 
     with scorer.opened(options.rewards or [], folder) as score:
-        return _mean_reward(
-            (list(range(len(split))[first : first + at_once]) for first in range(0, len(split), at_once)),
-            answered,
-            lambda rows, answers: score(_samples(split, rows, answers, tokenizer)),
-        )
+        return _mean_reward(answered(), lambda rows, answers: score(_samples(split, rows, answers, tokenizer)))
 
 
 def settings(options: Grpo | Distill, model: Any, tokenizer: Any) -> Settings:
@@ -369,15 +387,13 @@ def settings(options: Grpo | Distill, model: Any, tokenizer: Any) -> Settings:
 
 
 def _mean_reward(
-    batches: Iterable[list[int]],
-    answered: Callable[[list[int]], list[Generated]],
+    answered: Iterable[tuple[list[int], list[Generated]]],
     scored: Callable[[list[int], list[Generated]], list[scorer.Score]],
 ) -> dict[str, float]:
-    """Of the answers to the rows of all batches."""
+    """Of rows and the answers to them, batch by batch."""
     rewards: list[float] = []
     answers: list[Generated] = []
-    for rows in batches:
-        made = answered(rows)
+    for rows, made in answered:
         rewards += [one.value for one in scored(rows, made)]
         answers += made
     reward = float(np.mean(rewards))

@@ -171,5 +171,5 @@ def choice_logprobs(model: Any, tokenizer: Any, question: Question, *, plain: bo
             ids = generate.text_ids(tokenizer, head + choice, plain=plain).to(model.device)
             logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
             own = logprobs.gather(1, ids[0, 1:, None])[start - 1 :]
-            sums.append(own.double().sum().item())
+            sums.append(own.cpu().double().sum().item())
     return sums

@@ -319,7 +319,7 @@ def _build(
     arrangement = arranged.arrangement(opened)
     arguments = _arguments(opened)
     steps_guard = guard.StepGuard(plan.guard, past)
-    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, _FLUSH_EVERY[plan.device], steps_guard)
+    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, flush_every(opened), steps_guard)
     around = [callbacks.Schedule(plan, stop, opened.ranks, saver), recorder]
     if run.save.best:
         around.append(callbacks.Best())
@@ -365,6 +365,13 @@ def _build(
 
     trainer.add_callback(callbacks.Rehearsal(begin))
     return trainer
+
+
+def flush_every(opened: Opened) -> int:
+    """After so many steps their losses are looked at, which waits for the card."""
+    if objectives.facts(opened.run.train.objective).prompts:
+        return 1  # answers by weights that a bad step made are never committed
+    return _FLUSH_EVERY[opened.plan.device]
 
 
 def _arguments(opened: Opened) -> TrainingArguments:

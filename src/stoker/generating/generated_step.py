@@ -40,6 +40,7 @@ take 3 to 5 ms longer than the pass."""
 
 VLLM_ASLEEP_BYTES = 3 << 29
 """Of a card, while the model is trained: vLLM's context and its captured graphs. Assumed; vLLM says 1 to 2 GiB."""
+_LOSS_MOMENTS = ("loss", "loss_backward")
 _VLLM_PASS_BYTES = 1 << 30
 """Activations and logits of its largest pass. Assumed."""
 
@@ -71,10 +72,12 @@ class AnswerFacts:
     """Tokens of the longest answer."""
     vllm: bool = False
     """Whether vLLM generates them, which has the model once more."""
+    compared: bool = False
+    """Whether each micro batch also passes through the model without its adapter (`beta`)."""
 
     def beside(self, used: Estimate) -> Estimate:
         """The memory of a step that generates first: training's, unless a single answer takes more."""
-        used = self._with_vllm(used)
+        used = self._with_vllm(self._with_base(used))
         peak = self.peak_bytes(used)
         if peak <= used.allocated:
             return used
@@ -96,6 +99,17 @@ class AnswerFacts:
     def at_once(self, used: Estimate) -> int:
         """Answers that a device generates together."""
         return max(1, min(self._share(used.step), room_bytes(used) // self._answer_bytes(used.step)))
+
+    def _with_base(self, used: Estimate) -> Estimate:
+        """The memory of training with the logits of the bare model beside its own, at the loss."""
+        if not self.compared:
+            return used
+        step = used.step
+        logits = step.micro * step.length * step.shape.vocab * BYTES[step.compute]
+        moments = {name: live + logits * (name in _LOSS_MOMENTS) for name, live in used.moments.items()}
+        more = max(moments.values()) - used.allocated
+        parts = {**used.parts, "logits": used.parts["logits"] + more}
+        return dataclasses.replace(used, allocated=used.allocated + more, parts=parts, moments=moments)
 
     def _with_vllm(self, used: Estimate) -> Estimate:
         """The memory of training beside a vLLM: on a card it sleeps."""

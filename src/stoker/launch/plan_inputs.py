@@ -332,6 +332,9 @@ def _answers(found: DataFacts, run: Run, shape: ResolvedShape) -> DataFacts:
     prompt = min(found.longest, run.data.length - longest)
     name = run.train.teacher
     more = [Reason(about="memory", key="why.teacher", fields={"teacher": name})] if name else []
+    compared = run.train.objective == "grpo" and run.train.grpo.beta > 0
+    if compared:
+        more.append(Reason(about="time_seconds", key="why.beta", fields={}))
     if run.train.answers.sampler == "vllm":
         weights = f"{2 * shape.shape.parameters() / 1e9:.1f}"  # in 16 bits
         more.append(Reason(about="memory", key="why.sampler", fields={"weights": weights}))
@@ -347,7 +350,9 @@ def _answers(found: DataFacts, run: Run, shape: ResolvedShape) -> DataFacts:
             longest_prompt=prompt,
             longest=longest,
             vllm=run.train.answers.sampler == "vllm",
+            compared=compared,
         ),
+        tokens_beside=_FORWARD_OF_ADAPTER if compared else 0.0,
         sequences=answers,
         tokens=round(expected),
         longest=prompt + longest,

@@ -2,8 +2,8 @@
 
 Its input is one line of JSON, `[code, tests, word]`; its argument a descriptor, by which it says that it has begun:
 what it runs cannot take that back. It runs the code, then the tests, and prints the word: code that ends before its
-tests have passed does not know it. The word is in no frame of the code, and the input is closed before that runs; who
-searches the whole memory of the process can still find it.
+tests have passed does not say it by accident. The input is closed before the code runs. It is no lock: code that knows
+this program finds the word in the frame that runs it, and code can change what its tests call, too.
 """
 
 import contextlib

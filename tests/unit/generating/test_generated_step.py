@@ -250,6 +250,18 @@ def test_longer_answers_make_a_plan_longer_and_dearer(folder: Path) -> None:
     assert short.cost.amount < long.cost.amount
 
 
+def test_the_pass_without_the_adapter_is_in_time_memory_and_reasons(folder: Path) -> None:
+    asked = ("where.micro=8", "where.gradient_checkpointing=true")
+    plain, compared = (planned(folder, 256, 8, "RTX4090", *asked, f"train.grpo.beta={beta}") for beta in (0, 0.05))
+    assert compared.time_seconds > plain.time_seconds
+    assert plain.generating is not None
+    assert compared.generating is not None
+    more = compared.generating.training_device_bytes - plain.generating.training_device_bytes
+    assert more == pytest.approx(8 * 768 * 151936 * 2, rel=0.02)
+    assert any(reason.key == "why.beta" for reason in compared.reasons)
+    assert not any(reason.key == "why.beta" for reason in plain.reasons)
+
+
 def test_every_card_that_can_run_it_has_a_figure(folder: Path) -> None:
     for card in cards.cards():
         plan = planned(folder, 256, 8, card.name)
