@@ -9,7 +9,7 @@ import pytest
 import torch
 from prepare_case import Case
 
-from stoker.engine import answer_figures, sampler, train
+from stoker.engine import answer_figures, callbacks, sampler
 from stoker.engine.dataset import PreparedSplit
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -73,7 +73,7 @@ def test_answers_of_the_same_worth_are_not_pushed_anywhere(reward: float, scale:
 @pytest.mark.parametrize(("objective", "steps"), [("grpo", 1), ("distill", 1), ("sft", 10)])
 def test_no_answers_are_made_before_the_last_step_was_looked_at(objective: str, steps: int) -> None:
     run = SimpleNamespace(train=SimpleNamespace(objective=objective))
-    assert train.flush_every(SimpleNamespace(run=run, plan=SimpleNamespace(device="cuda"))) == steps
+    assert callbacks.flush_every(run, "cuda") == steps
 
 
 def test_advantages_compare_within_a_group() -> None:

@@ -15,6 +15,15 @@ from stoker import plugins
 AUTO = "auto"
 
 
+_VERDICTS = {"true", "false", "good", "bad", "yes", "no", "chosen", "rejected", "好", "坏"}
+_VERDICTS |= {"1", "1.0", "0", "0.0", "-1", "-1.0"}
+
+
+def is_verdict(value: Any) -> bool:
+    """Whether a `label` judges an answer, whether or not as it must be written."""
+    return str(value).strip().lower() in _VERDICTS
+
+
 @dataclass(frozen=True)
 class RowFormat:
     """One way to lay out a row."""
@@ -25,14 +34,16 @@ class RowFormat:
     needs_template: bool = False
     """Whether its rows can be read only with a chat template."""
     judged: str | None = None
-    """A key that must be true or false besides: of another type it is a column that means something else."""
+    """A key that must judge besides, true or false: with other values it is a column that means something else."""
 
     def match(self, row: Mapping[str, Any]) -> tuple[str, ...] | None:
         """The keys by which a row is recognised, if it is."""
         found = next((keys for keys in self.keys if all(key in row for key in keys)), None)
         if found is None or self.judged is None:
             return found
-        return (*found, self.judged) if isinstance(row.get(self.judged), bool) else None
+        given = row.get(self.judged)
+        judges = is_verdict(given) if "completion" in found else isinstance(given, bool)
+        return (*found, self.judged) if judges else None
 
 
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("query", "response"), ("prompt", "response"))
@@ -41,7 +52,7 @@ LABELLED = "labelled"
 PROMPT = "prompt"
 """How an objective that generates answers reads rows of any format; `data.format` does not name it."""
 FORMATS = (
-    RowFormat(PREFERENCE, (("chosen", "rejected"),)),
+    RowFormat(PREFERENCE, (("chosen", "rejected"), ("input", "preferred_output", "non_preferred_output"))),
     RowFormat(LABELLED, (("prompt", "completion"), ("messages",), ("conversations",)), judged="label"),
     RowFormat("messages", (("messages",),), needs_template=True),
     RowFormat("sharegpt", (("conversations",),), needs_template=True),

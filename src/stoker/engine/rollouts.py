@@ -270,19 +270,11 @@ class Rollouts:
 
     def _at_once(self, longest: int, count: int) -> int:
         """Answers that a rank generates together, of so many in all, to prompts of at most this length."""
+        planned = self._opened.plan.generating
+        if planned is None:  # by an older version, which counted no room
+            return 1
         most = max(map(len, self._opened.ranks.ranges(count)))
-        return max(1, min(most, self._room // self._answer_bytes(longest)))
-
-    @property
-    def _room(self) -> int:
-        """Bytes that all answers at once may take, by the plan; one of an older version does not say, and has none."""
-        planned = self._opened.plan.generating
-        return planned.room_bytes if planned else 0
-
-    def _answer_bytes(self, prompt: int) -> int:
-        """What generating an answer takes, by the plan's formula."""
-        planned = self._opened.plan.generating
-        return planned.answer.at_most(prompt, self._options.max_new_tokens) if planned else 1
+        return max(1, min(most, planned.room_bytes // planned.answer.at_most(longest, self._options.max_new_tokens)))
 
     @functools.cached_property
     def _settings(self) -> Settings:

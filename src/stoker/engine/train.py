@@ -52,8 +52,6 @@ from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 
-_FLUSH_EVERY = {"cuda": 10, "mps": 10, "cpu": 1}
-
 
 def main(path: Path) -> int:
     """Train until done or asked to stop, alone in the run directory."""
@@ -319,7 +317,8 @@ def _build(
     arrangement = arranged.arrangement(opened)
     arguments = _arguments(opened)
     steps_guard = guard.StepGuard(plan.guard, past)
-    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, flush_every(opened), steps_guard)
+    looks = callbacks.flush_every(run, plan.device)
+    recorder = callbacks.Recorder(opened.events, plan.steps.per_epoch, looks, steps_guard)
     around = [callbacks.Schedule(plan, stop, opened.ranks, saver), recorder]
     if run.save.best:
         around.append(callbacks.Best())
@@ -365,13 +364,6 @@ def _build(
 
     trainer.add_callback(callbacks.Rehearsal(begin))
     return trainer
-
-
-def flush_every(opened: Opened) -> int:
-    """After so many steps their losses are looked at, which waits for the card."""
-    if objectives.facts(opened.run.train.objective).prompts:
-        return 1  # answers by weights that a bad step made are never committed
-    return _FLUSH_EVERY[opened.plan.device]
 
 
 def _arguments(opened: Opened) -> TrainingArguments:

@@ -296,7 +296,7 @@ def _preference(row: Row, *, has_template: bool) -> Preference:
 
 
 def _labelled(row: Row, *, has_template: bool) -> Judged:
-    good = preferences.label(row)
+    good = row_values.label(row)
     return Judged(preferences.judged_conversation(row) if has_template else Pair(*preferences.judged_text(row)), good)
 
 

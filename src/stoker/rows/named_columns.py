@@ -13,6 +13,7 @@ from stoker.config import columns as column_names
 from stoker.config import layouts
 from stoker.config.columns import Columns
 from stoker.config.objectives import ObjectiveFacts
+from stoker.config.rewards import Reward
 from stoker.errors import StokerError, closest
 from stoker.rows import preferences, row_values
 from stoker.rows.row_values import BadRow, Row
@@ -92,14 +93,19 @@ def _scalar(key: str) -> str:
     return key if _PLAIN.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
-def require(columns: Columns, rows: Sequence[Row], where: str) -> None:
-    """Every column is in one of these rows, the first of a file; a typing error would else be a missing value."""
+def require(columns: Columns | None, rewards: Sequence[Reward] | None, rows: Sequence[Row], where: str) -> None:
+    """Every column that is named, also by a reward, is in one of these rows, the first of a file.
+
+    A typing error would else be a missing value, and a reward's would show once the model is loaded.
+    """
     known = list(dict.fromkeys(key for row in rows for key in row))
-    for role, column in column_names.of_rows(columns).items():
+    named = [("STK360", role, column) for role, column in (column_names.of_rows(columns) if columns else {}).items()]
+    named += [("STK377", one.kind, one.column) for one in rewards or () if one.column]
+    for code, role, column in named:
         if known and column not in known:
             keys = [f"`{key}`" for key in known]
             nearest = closest(column, known)
-            raise StokerError("STK360", where, column=column, role=role, count=len(rows), keys=keys, nearest=nearest)
+            raise StokerError(code, where, column=column, role=role, count=len(rows), keys=keys, nearest=nearest)
 
 
 def renamed(row: Row, columns: Columns) -> Row:

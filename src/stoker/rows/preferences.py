@@ -1,8 +1,8 @@
 """Rows that compare two answers to one prompt (`chosen`, `rejected`), or judge one (`completion` and `label`).
 
 Spellings: a prompt as text (`prompt`, `question`, `instruction` with `input`) or as messages (`prompt`, LLaMA-Factory's
-`conversations`), answers as text, as one message or as several (TRL); or whole conversations: two that begin alike, or
-one of which the last answer is judged.
+`conversations`), answers as text, as one message or as several (TRL); OpenAI's (`input`, `preferred_output`); or whole
+conversations: two that begin alike, or one of which the last answer is judged.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ ASKED = (*_TEXTS, "input", *_MESSAGES[1:], "system", "tools")
 
 def texts(row: Row) -> tuple[str, str, str]:
     """Prompt, chosen and rejected of a row for a model without a chat template."""
+    row = _named_as_ours(row)
     key = next((key for key in _TEXTS if isinstance(row.get(key), str)), None)
     if key is None or not all(isinstance(row.get(answer), str) for answer in _ANSWERS) or row.get("system"):
         for answer in _ANSWERS:
@@ -37,6 +38,7 @@ def texts(row: Row) -> tuple[str, str, str]:
 
 def conversations(row: Row) -> tuple[Conversation, Conversation]:
     """Two conversations that differ in how they end; only that is trained."""
+    row = _named_as_ours(row)
     given = [_answer(row, key) for key in _ANSWERS]
     prompt = _prompt(row)
     if all(_is_whole(answer) for answer in given):
@@ -49,13 +51,6 @@ def conversations(row: Row) -> tuple[Conversation, Conversation]:
     if chosen == rejected:
         raise BadRow("row.same_answers")
     return chosen, rejected
-
-
-def label(row: Row) -> bool:
-    """Whether the answer of a judged row is a good one."""
-    if not isinstance(row.get("label"), bool):
-        raise BadRow("row.no_label")
-    return bool(row["label"])
 
 
 def judged_text(row: Row) -> tuple[str, str]:
@@ -78,6 +73,15 @@ def judged_conversation(row: Row) -> Conversation:
         if not prompt:
             raise BadRow("row.no_assistant")
     return _ended(turns.conversation([*prompt, *end], row.get("tools"), row.get("system")), end)
+
+
+def _named_as_ours(row: Row) -> Row:
+    """A pair as OpenAI writes it in the usual keys; others as they are."""
+    asked = row.get("input")
+    if not isinstance(asked, dict) or "preferred_output" not in row:
+        return row
+    answers = {"chosen": row["preferred_output"], "rejected": row.get("non_preferred_output")}
+    return {**answers, "messages": asked.get("messages"), "tools": asked.get("tools")}
 
 
 def _require(row: Row, key: str) -> Any:

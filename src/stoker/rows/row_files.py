@@ -122,8 +122,10 @@ def layout(run: Run, file: File, rows: Iterable[Numbered]) -> Layout | None:
         return formats.forced(run.data.format)
     readable = ((number, row) for number, row in rows if isinstance(row, dict))
     first = list(itertools.islice(readable, _DETECTION_ROWS))
-    if columns:
-        named_columns.require(columns, [row for _, row in (*first, *readable)], file.label)
+    rewards = run.train.grpo.rewards if asked.prompts else None
+    if columns or rewards:
+        known = [row for _, row in (*first, *readable)]
+        named_columns.require(columns, rewards, known, file.label)
     found = formats.layout([row for _, row in first], columns, asked)
     if first and not found:
         where, seen = place(file.label, first[0][0]), [row for _, row in first]

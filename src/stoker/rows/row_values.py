@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from stoker import messages
+from stoker.config import layouts
 
 Row = dict[str, Any]
 
@@ -43,8 +44,19 @@ def refuse_preferences(row: Row) -> None:
     for key in ("chosen", "rejected"):
         if row.get(key):
             raise BadRow("row.preference", key=key)
-    if "completion" in row and isinstance(row.get("label"), bool):
+    if "completion" in row and layouts.is_verdict(row.get("label")):
+        label(row)
         raise BadRow("row.preference", key="label")
+
+
+def label(row: Row) -> bool:
+    """Whether the answer of a judged row is a good one."""
+    given = row.get("label")
+    if isinstance(given, bool):
+        return given
+    if layouts.is_verdict(given):
+        raise BadRow("row.label_word", label=json.dumps(given, ensure_ascii=False))
+    raise BadRow("row.no_label")
 
 
 def value(row: Row, key: str, kind: type, expected: str) -> Any:

@@ -204,6 +204,16 @@ def test_a_column_that_no_row_has_is_answered_with_the_nearest(tmp_path: Path) -
     assert look(tmp_path, "{train: a.jsonl, columns: {prompt: question_text, answer: reply}}").bad == []
 
 
+def test_a_column_that_a_reward_reads_is_looked_for_before_a_model_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"prompt": "a", "solution": "b"}] * 3)
+    objective = "grpo, grpo: {{group: 2, rewards: [{{exact: {{column: {}}}}}]}}"
+    with pytest.raises(StokerError) as caught:
+        look(tmp_path, "{train: a.jsonl, pack: false}", objective.format("solutoin"))
+    assert (caught.value.code, caught.value.where) == ("STK377", "a.jsonl")
+    assert "closest: `solution`" in caught.value.hint
+    assert look(tmp_path, "{train: a.jsonl, pack: false}", objective.format("solution")).bad == []
+
+
 @pytest.mark.parametrize(
     ("row", "columns"),
     [

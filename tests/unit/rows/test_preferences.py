@@ -1,11 +1,12 @@
 """Rows that compare or judge answers: every spelling, what is trained of them, and what makes such a row bad."""
 
+import json
 from typing import Any
 
 import pytest
 
 from stoker.config import layouts, objectives
-from stoker.rows import formats
+from stoker.rows import formats, row_values
 from stoker.rows.formats import Judged, Pair, Preference
 from stoker.rows.row_values import BadRow
 
@@ -28,6 +29,11 @@ SPELLINGS: dict[str, dict[str, Any]] = {
         "conversations": [{"from": "human", "value": ASKED}],
         "chosen": {"from": "gpt", "value": GOOD},
         "rejected": {"from": "gpt", "value": BAD},
+    },
+    "openai": {
+        "input": {"messages": [USER], "tools": [], "parallel_tool_calls": True},
+        "preferred_output": [said(GOOD)],
+        "non_preferred_output": [said(BAD)],
     },
 }
 
@@ -145,6 +151,19 @@ def test_a_label_that_is_not_true_or_false_is_another_column() -> None:
         assert layout.format == format_
 
 
+@pytest.mark.parametrize("label", [1, 0, -1, 1.0, "good", "Bad ", "TRUE", "no", "好"])
+def test_a_verdict_in_other_words_is_named_and_never_trained_as_an_answer(label: Any) -> None:
+    row = {**JUDGED["texts"], "label": label}
+    layout = formats.detect([row])
+    assert layout is not None
+    assert layout.format == "labelled"
+    for read in (lambda: formats.parse(row, "labelled", has_template=True), lambda: row_values.refuse_preferences(row)):
+        with pytest.raises(BadRow) as bad:
+            read()
+        assert bad.value.reason == "row.label_word"
+        assert json.dumps(label, ensure_ascii=False) in bad.value.text
+
+
 def test_of_a_judged_conversation_only_the_last_answer_is_trained() -> None:
     row = {"messages": [USER, said("Yes?"), {"role": "user", "content": "Again"}, said(BAD)], "label": False}
     read = formats.parse(row, "labelled", has_template=True)
@@ -156,7 +175,9 @@ def test_of_a_judged_conversation_only_the_last_answer_is_trained() -> None:
     ("row", "reason"),
     [
         ({"prompt": ASKED, "completion": GOOD}, "row.no_label"),
-        ({"prompt": ASKED, "completion": GOOD, "label": 1}, "row.no_label"),
+        ({"prompt": ASKED, "completion": GOOD, "label": 1}, "row.label_word"),
+        ({"prompt": ASKED, "completion": GOOD, "label": "good"}, "row.label_word"),
+        ({"prompt": ASKED, "completion": GOOD, "label": "greeting"}, "row.no_label"),
         ({"prompt": ASKED, "completion": "", "label": True}, "row.empty"),
         ({"completion": GOOD, "label": True}, "row.missing_key"),
         ({"messages": [USER], "label": True}, "row.no_assistant"),
