@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from stoker import env, messages
@@ -135,9 +136,22 @@ class ClosestNames(str):
         return said
 
 
+def checked_name(path: Path) -> Path:
+    """A path that files of ours can name: one that is not UTF-8 is refused."""
+    if str(path) == _written(str(path)):
+        return path
+    first = next(one for one in (*reversed(path.parents), path) if str(one) != _written(str(one)))
+    raise StokerError("STK365", path=_written(str(first)), folder=first.parent)
+
+
 def closest(name: str, known: Sequence[str], count: int = 3) -> ClosestNames:
     """The names that are spelt alike."""
-    return ClosestNames(difflib.get_close_matches(name[:200], known, n=count))
+    return ClosestNames([_written(one) for one in difflib.get_close_matches(name[:200], known, n=count)])
+
+
+def _written(name: str) -> str:
+    """A file's name as UTF-8 can say it."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _place(where: str) -> dict[str, Any]:

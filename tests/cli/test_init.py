@@ -23,6 +23,8 @@ ROWS: dict[str, tuple[dict[str, object], str]] = {
     "question_answer": ({"question": "a", "answer": "b"}, "sft"),
     "query_response": ({"query": "a", "response": "b"}, "sft"),
     "prompt_response": ({"prompt": "a", "response": "b"}, "sft"),
+    "prompt_answer": ({"prompt": "a", "answer": "b"}, "sft"),
+    "question_response": ({"question": "a", "response": "b"}, "sft"),
     "preference": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo"),
     "text": ({"text": "a"}, "pretrain"),
     "unknown": ({"body": "a", "title\n  tune": "b"}, "sft"),

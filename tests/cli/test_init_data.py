@@ -1,6 +1,7 @@
 """`stoker init` reads the data and says what it saw; what it proposes is a job of a sensible number of steps."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import pytest
 from init_data import draw, init, jsonl, one_text, pairs, parquet, planned, twenty, words
 from made_runs import CommandLine
 
+from stoker.cli import init_command
+from stoker.config import load
 from stoker.launch import data_look, parquet_sample, starter_choices
 from stoker.launch.starter_choices import StarterQuestion
 from stoker.rows.training_length import FEWEST_STEPS, MOST_EPOCHS
+from stoker.terminal.starter import Target
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +106,24 @@ def test_text_for_a_model_that_was_trained_to_answer_is_warned_of(stoker: Comman
 def test_a_file_with_another_ending_is_named(stoker: CommandLine, language: str, said: str) -> None:
     jsonl("my_data.jsonl", pairs(50))
     assert said in init(stoker, "my_data.json", "2", language)[1]
-    assert "my_data.jsonl" not in init(stoker, "other.json", "2", language)[1]
+    assert said not in init(stoker, "other.json", "2", language)[1]
+
+
+@pytest.mark.parametrize(
+    ("lying", "taken"),
+    [
+        (["mine.csv"], "mine.csv"),
+        (["mine.csv", "requirements.txt"], "mine.csv"),
+        (["a.jsonl", "b.jsonl"], "data/train.jsonl"),
+        (["mine.csv", "data/train.jsonl"], "data/train.jsonl"),
+    ],
+)
+def test_the_only_file_of_rows_in_the_folder_is_the_default(stoker: CommandLine, lying: list[str], taken: str) -> None:
+    for name in lying:
+        Path(name).parent.mkdir(exist_ok=True)
+        jsonl(name, pairs(1))
+    stoker("init", "--yes")
+    assert load.load("run.yaml").run.data.train == taken
 
 
 def test_parquet_without_pyarrow_is_said(stoker: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +132,78 @@ def test_parquet_without_pyarrow_is_said(stoker: CommandLine, monkeypatch: pytes
     assert "pip install pyarrow" in init(stoker, data, "2")[1]
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+@pytest.mark.parametrize("keys", [("问题", "回答", "类别"), ("question_text", "reply", "id")])
+def test_columns_whose_names_leave_no_doubt_are_taken_and_the_rows_seen_through_them(
+    stoker: CommandLine, keys: tuple[str, str, str], name: str
+) -> None:
+    rows = [dict(zip(keys, (words(9), words(300), str(number)), strict=True)) for number in range(200)]
+    if name == "a.csv":
+        lines = [",".join(keys), *(",".join(row.values()) for row in rows)]
+        Path(name).write_text("\n".join(lines), encoding="utf-8")
+    run, said = init(stoker, jsonl(name, rows) if name == "a.jsonl" else name, "2")
+    assert run.data.columns is not None
+    assert (run.data.columns.prompt, run.data.columns.answer) == keys[:2]
+    assert "guessed from the names: check them" in said
+    assert "guessed from the names" in Path("run.yaml").read_text(encoding="utf-8")
+    assert "200 rows" in said
+    assert run.data.length == 512
+    assert planned(stoker)["total"] >= FEWEST_STEPS
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("goal", ["1", "2"])
+def test_labels_of_other_words_are_named_and_the_run_file_is_written(
+    stoker: CommandLine, language: str, goal: str
+) -> None:
+    rows = [{"prompt": words(9), "completion": words(30), "label": number % 2} for number in range(40)]
+    run, said = init(stoker, jsonl("thumbs.jsonl", rows), goal, language)
+    assert (run.train.objective, run.data.pack) == ("kto", False)
+    assert "thumbs.jsonl:1" in said
+    assert "`label`" in said
+    assert "STK302" in stoker("plan", "run.yaml").err
+
+
+@pytest.mark.parametrize(("language", "pass_"), [("en", "one pass over the data"), ("zh", "正好把数据过一遍")])
+@pytest.mark.parametrize("last", ["completion", "pairs"])
+def test_a_quick_try_names_the_passes_that_full_training_has(
+    stoker: CommandLine, language: str, last: str, pass_: str
+) -> None:
+    rows = pairs(38)
+    if last == "pairs":
+        rows = [{"prompt": words(9), "chosen": words(9), "rejected": words(8)} for _ in range(150)]
+    full = init(stoker, jsonl("a.jsonl", rows), "2", language)[0].train.epochs
+    said = init(stoker, "a.jsonl", "1", language)[1]
+    assert pass_ in said
+    assert f"`epochs: {full}`" in said
+    assert "100 %" not in next(line for line in said.splitlines() if line.startswith("train.steps"))
+
+
+@pytest.mark.parametrize(("language", "absent"), [("en", "does not exist yet"), ("zh", "还不存在")])
+def test_text_that_is_not_there_yet_is_said_and_a_plan_names_the_file(
+    stoker: CommandLine, language: str, absent: str
+) -> None:
+    outcome = stoker("init", stdin="2\n1\ndata/train.txt\n\n1\n", language=language)
+    assert (outcome.code, absent in outcome.err) == (0, True)
+    assert "stoker prepare" in outcome.err
+    assert "STK301" in stoker("plan", "run.yaml", language=language).err
+
+
+def test_a_model_that_does_not_fit_on_this_processor_is_said_and_a_card_is_asked_for(
+    stoker: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for memory, fits in ((24, False), (32, True)):
+        here = Target("a CPU", "cpu", memory << 30, card=None)
+        monkeypatch.setattr(init_command, "_this_machine", lambda here=here: here)
+        Path("run.yaml").unlink(missing_ok=True)
+        said = stoker("init", stdin="1\nQwen/Qwen2.5-7B\n\n\n1\n").err
+        assert "28.4 GiB in fp32" in said
+        assert ("stoker plan run.yaml --card NAME" in said) != fits
+        assert ("`stoker train run.yaml`" in said) == fits
+
+
 def test_unknown_columns_are_left_to_be_named_in_the_file(stoker: CommandLine) -> None:
-    jsonl("a.jsonl", [{"question_text": words(9), "reply": words(30)} for _ in range(200)])
+    jsonl("a.jsonl", [{"question_text": words(9), "reply": words(30), "user": "a"} for _ in range(200)])
     _, said = init(stoker, "a.jsonl", "2")
     assert "`data.columns`" in said
     text = Path("run.yaml").read_text(encoding="utf-8")
@@ -137,6 +228,13 @@ def test_a_set_of_llama_factory_is_read_by_its_list(stoker: CommandLine) -> None
     outcome = stoker("init", stdin="1\n\ndata\n")
     assert "STK173" in outcome.err
     assert "data/dataset_info.json#mine" in outcome.err
+
+
+def test_the_only_file_of_rows_is_not_proposed_by_a_name_that_no_run_file_can_have(stoker: CommandLine) -> None:
+    Path(jsonl("a.jsonl", pairs(3))).rename(os.fsdecode("b训练.jsonl".encode("gbk")))
+    outcome = stoker("init", "--yes")
+    assert "STK365" in outcome.err
+    assert not Path("run.yaml").exists()
 
 
 # ---- choices alone

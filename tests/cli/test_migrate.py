@@ -72,3 +72,20 @@ def test_the_next_command_follows_from_whether_the_data_is_there(stoker: Command
     assert "Add the data" in stoker("init", "--from", "theirs.yaml", "a.yaml").err
     Path("rows.jsonl").write_text('{"messages": []}\n', encoding="utf-8")
     assert "Add the data" not in stoker("init", "--from", "theirs.yaml", "b.yaml").err
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_as_many_keys_are_listed_as_not_carried_over_as_are_counted(stoker: CommandLine, language: str) -> None:
+    Path("theirs.yaml").write_text(
+        "base_model: m\nadapter: lora\ndatasets: [{path: rows.jsonl, type: alpaca}]\nlearning_rate: 1e-4\n",
+        encoding="utf-8",
+    )
+    said = stoker("init", "--from", "theirs.yaml", "a.yaml", "--gpus", "1", language=language).err
+    summary, listed, beside = re.split(
+        {"en": "differ by it:|Worth knowing", "zh": "因此不同的：|另请注意"}[language], said
+    )
+    (counted,) = re.findall({"en": r"not carried\s+over: (\d+)", "zh": r"没有带过来：(\d+)"}[language], summary)
+    line = {"en": "  line ", "zh": "  第 "}[language]
+    absent = {"en": "(not in the file)", "zh": "（文件里没有）"}[language]
+    assert int(counted) == listed.count(line) == 1
+    assert (listed.count(absent), beside.count(absent)) == (0, 3)

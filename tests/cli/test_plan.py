@@ -288,7 +288,7 @@ def test_where_no_card_carries_it_the_table_says_what_would(stoker: CommandLine,
         (("--for", "fame"), "STK108", "--for"),
         (("--price", "2.5"), "STK109", "--price"),
         (("--budget", "30"), "STK109", "--budget"),
-        (("--budget", "¥30"), "STK109", "--budget"),
+        (("--budget", "¥30", "--currency", "USD"), "STK109", "--budget"),
         (("--budget", "$30", "--provider", "autodl"), "STK226", "`--budget 50CNY`"),
         (("--by", "soon"), "STK109", "--by"),
         (("--budget", "５０CNY"), "STK155", "`50CNY`"),
@@ -324,11 +324,40 @@ def test_wrong_flags_are_explained(
     assert {"en": "hint: ", "zh": "提示："}[language] in done.err
 
 
-@pytest.mark.parametrize(("language", "example"), [("en", "`30USD`"), ("zh", "`50CNY`")])
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("zh", ("--budget", "200块")),
+        ("zh", ("--budget", "¥200")),
+        ("zh", ("--budget", "200元", "--by", "6小时")),
+        ("en", ("--budget", "￥200")),
+        ("en", ("--budget", "¥200", "--region", "cn")),
+        ("en", ("--budget", "¥200", "--currency", "CNY")),
+        ("en", ("--budget", "200", "--currency", "CNY")),
+        ("zh", ("--budget", "200", "--currency", "人民币")),
+    ],
+)
+def test_money_and_time_are_read_as_they_are_typed_in_chinese(
+    stoker: CommandLine, language: str, words: tuple[str, ...]
+) -> None:
+    said = json.loads(stoker("plan", RUN, "--by", "6h", *words, "--json", language=language).out)
+    usual = json.loads(stoker("plan", RUN, "--by", "6h", "--budget", "200CNY", "--json", language=language).out)
+    assert said["terms"]["budget"] == usual["terms"]["budget"] == {"amount": 200, "currency": "CNY"}
+    assert said["terms"]["by_seconds"] == usual["terms"]["by_seconds"] == 21_600
+
+
+@pytest.mark.parametrize("words", [("--budget", "¥200"), ("--budget", "¥200", "--currency", "USD")])
+def test_the_sign_of_yuan_and_yen_is_refused_where_neither_is_asked_for(
+    stoker: CommandLine, words: tuple[str, ...]
+) -> None:
+    assert "STK109" in stoker("plan", RUN, *words, language="en").err
+
+
+@pytest.mark.parametrize(("language", "example"), [("en", "`30USD`"), ("zh", "`200元`")])
 def test_a_budget_that_cannot_be_read_has_an_example_in_the_reader_s_money(
     stoker: CommandLine, language: str, example: str
 ) -> None:
-    assert example in stoker("plan", RUN, "--budget", "30块", language=language).err
+    assert example in stoker("plan", RUN, "--budget", "30块大洋", language=language).err
 
 
 def test_a_price_in_the_run_file_that_cannot_be_read_names_its_line(stoker: CommandLine, tmp_path: Path) -> None:
@@ -379,3 +408,11 @@ def test_a_processor_is_not_counted_like_cards(stoker: CommandLine, language: st
     first = stoker("plan", "scratch_tiny", language=language).out.partition("\n\n")[0]
     assert here in first
     assert (counted in first) == (machine.examine().kind == "cuda")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_table_says_that_an_adapter_cannot_be_merged(stoker: CommandLine, language: str) -> None:
+    told = stoker("plan", RUN, "--set", "native.lora.layer_replication=[[0, 4]]", language=language).out
+    assert "`native.lora.layer_replication`" in told
+    assert "`stoker chat`" in told
+    assert "`stoker chat`" not in stoker("plan", RUN, language=language).out

@@ -118,6 +118,17 @@ def test_an_adapter_is_sent_private_and_nothing_else(publish: Publish, hub: Simu
     assert not (runs / "done" / "artifacts" / ".publish.tmp").exists()
 
 
+@pytest.mark.parametrize("model", ["models/qwen", "run:my-secret-run", "/data/base"])
+def test_a_private_base_is_not_sent_as_a_name_of_the_hub(
+    publish: Publish, hub: SimulatedHub, runs: Path, model: str
+) -> None:
+    (runs / "models" / "qwen").mkdir(parents=True)
+    run_file = runs / "done" / "run.yaml"
+    run_file.write_text(run_file.read_text().replace("acme/base", f"'{model}'"))
+    assert publish("--yes").code == 0
+    assert json.loads(hub.files["adapter_config.json"]) == {"base_model_name_or_path": None, "r": 8}
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_it_asks_and_takes_no_for_an_answer(publish: Publish, hub: SimulatedHub, language: str) -> None:
     done = publish(stdin="n\n", language=language)
@@ -127,6 +138,13 @@ def test_it_asks_and_takes_no_for_an_answer(publish: Publish, hub: SimulatedHub,
     assert {"en": "the adapter without its base", "zh": "适配器，不含基座模型"}[language] in done.err
     assert publish(stdin="y\n").code == 0
     assert set(hub.files) == NAMES
+
+
+def test_a_no_is_an_error_for_a_program(publish: Publish, hub: SimulatedHub) -> None:
+    done = publish("--json", stdin="n\n")
+    assert (done.code, hub.exists) == (1, False)
+    assert json.loads(done.out)["error"]["code"] == "STK550"
+    assert "Nothing was uploaded" in done.err
 
 
 def test_public_is_said_and_only_on_request(publish: Publish, hub: SimulatedHub) -> None:

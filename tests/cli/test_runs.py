@@ -8,6 +8,8 @@ import pytest
 from made_runs import CommandLine, attempt, checkpoint, end, evaluation, make_run, step, training, write_events
 from rich.cells import cell_len
 
+from stoker.launch import programs
+
 ERROR = {
     "event": "error",
     "program": "train",
@@ -150,3 +152,17 @@ def test_without_runs_a_first_command_is_named(stoker: CommandLine, language: st
     assert said in outcome.err
     assert "stoker train scratch_tiny" in outcome.err
     assert json.loads(stoker("runs", "--json").out) == []
+
+
+@pytest.mark.parametrize("words", [("eval", "medical"), ("chat", "medical", "hello")])
+def test_before_the_first_checkpoint_nothing_is_started_to_evaluate_or_talk_with(
+    stoker: CommandLine, runs: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(programs, "check_engine", start)
+    (make_run(runs, "medical") / "checkpoints" / ".step-00000010.writing").mkdir(parents=True)
+    done = stoker(*words)
+    assert done.code == 1
+    assert "[STK502]" in done.err

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,17 @@ def test_pull_brings_a_run_that_was_never_here(
     assert (here.final / "model.safetensors").read_bytes() == b"final"
     store_commands.pull("tiny", None, as_json=True)  # again: all is here
     assert json.loads(capsys.readouterr().out)["step"] is None
+
+
+def test_verify_says_that_there_is_no_checkpoint_yet(
+    tmp_path: Path, run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_dir.checkpoints)
+    shutil.rmtree(run_dir.artifacts, ignore_errors=True)
+    store_commands.verify("tiny", None, as_json=False)
+    said = capsys.readouterr()
+    assert "`tiny` has no checkpoint yet" in said.err
+    assert said.out == ""
 
 
 def test_verify_names_what_is_damaged_here_and_there(

@@ -28,7 +28,7 @@ from stoker.config import load
 from stoker.errors import StokerError
 from stoker.facts.families import MERGED
 from stoker.launch import plan_inputs, programs
-from stoker.plan import parity_verdict
+from stoker.plan import parity_limits
 from stoker.plan.make import make_plan
 from stoker.rundir import artifacts, files, layout
 from stoker.rundir.layout import RunDir
@@ -71,7 +71,7 @@ def quickly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         forked_programs.use(patch)
         for name, number in GATE.items():
-            patch.setattr(parity_verdict, name, number)
+            patch.setattr(parity_limits, name, number)
         patch.setenv("STOKER_LANG", "en")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import asked_run
+import paired_run
 import pytest
 import tiny_run
 from begun_run import again, last
@@ -27,6 +29,7 @@ NO_BITS = {
     "pulse": "heartbeats",
     "read_ahead": "brings rows of a store, each checked by its digest",
     "reading": "words for errors",
+    "resume": "which checkpoint, and whether it is the same training",
     "samples": "samples",
     "saving": "threads and files; what is saved is engine/checkpoint",
     "spread": "copies of files",
@@ -76,6 +79,44 @@ def test_an_edited_manifest_is_refused_with_the_word_that_differs(stopped: RunDi
     error = last(stopped, "error")["error"]
     assert error["code"] == "STK410"
     assert override.partition("=")[0] in error["fields"]["reason"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_another_base_to_compare_with_is_refused_before_its_reference_is_computed(tmp_path: Path, method: str) -> None:
+    base = tiny_run.make_base_model(tmp_path / "base")
+    run_dir = tiny_run.make_run(
+        tmp_path / "run", paired_run.text(base, steps=8, method=method), paired_run.pairs(40, seed=2)
+    )
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    kept = (run_dir.data / "reference" / "train.bin").read_bytes()
+    tiny_run.make_base_model(base, seed=1)
+    assert again(run_dir) == 1
+    assert last(run_dir, "error")["error"]["code"] == "STK410"
+    assert (run_dir.data / "reference" / "train.bin").read_bytes() == kept
+
+
+def test_a_reference_that_is_there_is_part_of_an_exact_resume(tmp_path: Path) -> None:
+    base = tiny_run.make_base_model(tmp_path / "base")
+    text = paired_run.text(base, steps=8).replace("{every: 5 steps}", "{every: 5 steps, resume: exact}")
+    run_dir = tiny_run.make_run(tmp_path / "run", text, paired_run.pairs(40, seed=2))
+    assert tiny_run.train(run_dir, stop_after=5) == 75
+    assert again(run_dir) == 0
+    assert (last(run_dir, "attempt")["tier"], last(run_dir, "attempt")["changed"]) == ("EXACT", [])
+
+
+def test_an_edited_reward_is_another_training(tmp_path: Path) -> None:
+    base = tiny_run.make_base_model(tmp_path / "base")
+    rows = asked_run.prompts(16, seed=8)
+    run_dir = asked_run.made(tmp_path / "run", asked_run.text(base, steps=6), rows)
+    assert tiny_run.train(run_dir, stop_after=3) == 75
+    rewards = run_dir.folder() / "rewards.py"
+    rewards.write_text(rewards.read_text() + "\n# worth another thought\n")
+    assert again(run_dir) == 1
+    assert "reward" in last(run_dir, "error")["error"]["fields"]["reason"]
+    manifest = files.read_json(run_dir.manifest_file)
+    files.write_json(run_dir.manifest_file, {**manifest, "overrides": ["save.resume=any"]})
+    assert again(run_dir) == 0
+    assert last(run_dir, "attempt")["tier"] == "OTHER"
 
 
 def test_an_edited_plan_is_no_longer_exact(stopped: RunDir) -> None:

@@ -13,6 +13,7 @@ from prepare_case import Case
 from stoker.engine.dataset import ROWS, Arrangement, Mismatched, PreparedSplit, make_item
 from stoker.engine.objective import DESIRED, JudgedAnswers
 from stoker.engine.parallel import ALONE, Ranks
+from stoker.errors import StokerError
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -43,6 +44,28 @@ def test_labels_and_answers_are_kept(case: Case) -> None:
             assert split.trained_tokens(index) == int((segment >= 0).sum())
             seen.append(number)
     assert sorted(seen) == list(range(12))
+
+
+def test_a_small_share_holds_two_judged_rows_so_that_answers_can_be_exchanged(case: Case) -> None:
+    for count, share in ((4, "5%"), (10, "5%"), (20, "5%"), (60, "5%")):
+        rows = [judged(number) for number in range(count)]
+        found = case.prepare(rows, name=f"run{count}", data={"eval": share}, **WORDS)
+        held = max(2, count // 20)
+        assert (len(found.rows()), len(found.rows("eval"))) == (count - held, held)
+        split = PreparedSplit(found.run_dir.data / "eval", found.report.eval)  # type: ignore[arg-type]  # it has eval
+        exchanged = Mismatched(split, 128)
+        own, other = ([rows.row(index)[0].tolist() for index in range(held)] for rows in (split, exchanged))
+        assert all(one != another for one, another in zip(own, other, strict=True))
+
+
+@pytest.mark.parametrize(("train", "held"), [(1, None), (3, "5%"), (1, 2), (2, 1)])
+def test_a_split_of_one_judged_row_is_refused(case: Case, train: int, held: str | int | None) -> None:
+    data = {"eval": held} if isinstance(held, str) else {"eval": "held.jsonl"} if held else {}
+    if isinstance(held, int):
+        prepare_case.write_jsonl(case.folder / "held.jsonl", [judged(50 + number) for number in range(held)])
+    with pytest.raises(StokerError) as caught:
+        case.prepare([judged(number) for number in range(train)], data=data, **WORDS)
+    assert caught.value.code == "STK378"
 
 
 def test_rows_without_a_label_are_named(case: Case) -> None:

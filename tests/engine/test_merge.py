@@ -301,6 +301,8 @@ def test_a_base_that_nothing_vouches_for_is_taken_and_said(tmp_path: Path) -> No
     ("option", "value"),
     [
         ("trainable_token_indices", [5]),
+        ("layer_replication", [[0, 2]]),
+        ("use_bdlora", {"nblocks": 2}),
         ("init_lora_weights", "pissa"),
         ("bias", "lora_only"),
         ("ensure_weight_tying", True),
@@ -317,6 +319,7 @@ def test_options_that_cannot_be_merged_are_refused_by_name(option: str, value: o
         merge.check_options({**adapter, option: value})
     assert caught.value.code == "STK612"
     assert f"`{option}: {value}`" in caught.value.what
+    assert "`stoker chat`" in caught.value.hint  # vLLM serves few of them
 
 
 def _rewrite(run_dir: RunDir, change: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tiny_run
 
 from stoker.engine import opened as engine_opened
-from stoker.engine import train
+from stoker.engine import resume
 from stoker.plan.plan import Plan
 from stoker.rundir import checkpoints, events, files, prepared, training_words
 from stoker.rundir.layout import RunDir
@@ -80,16 +80,16 @@ def test_the_plan_says_what_the_trainer_finds(
     plan = files.read_record(run_dir.plan_file, Plan)
     used = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
-    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, {"base": "", "teacher": ""})
+    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, {"base": "", "teacher": "", "rewards": ""})
     torch.set_num_threads(used)
     report = prepared.read_report(run_dir.data)
     words = training_words.of(run_dir.run(), run_dir.manifest().forked_from)
     opened: Any = SimpleNamespace(run=run_dir.run(), plan=plan, report=report, fingerprint=fingerprint, words=words)
     found, _ = checkpoints.newest_verified(run_dir.checkpoints)
     assert plan.resume is not None
-    assert (plan.resume.tier, plan.resume.step) == (train._tier(opened, found), 2)
+    assert (plan.resume.tier, plan.resume.step) == (resume.tier(opened, found), 2)
     assert plan.resume.tier == tier
-    assert plan.resume.changed == train._changed(opened, found)
+    assert plan.resume.changed == resume.changed(opened, found)
     assert set(plan.resume.unseen) == {"instructions", "driver", "cuda", "base"}
 
 
@@ -118,5 +118,5 @@ def test_nccl_s_version_is_in_the_fingerprint_where_it_adds_gradients_stand_in(
     plan = files.read_record(run_dir.plan_file, Plan)
     split = plan.batch.model_copy(update={"devices": devices})
     plan = plan.model_copy(update={"device": "cuda", "exact": exact, "batch": split})
-    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, {"base": "", "teacher": ""})
+    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, {"base": "", "teacher": "", "rewards": ""})
     assert fingerprint.get("nccl") == ("2.28.9" if there else None)

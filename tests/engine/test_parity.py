@@ -19,8 +19,8 @@ from stoker.engine import generate, merge, tensors
 from stoker.engine import parity as program
 from stoker.errors import StokerError, StokerErrors
 from stoker.launch import programs
-from stoker.plan import parity_verdict as limits
-from stoker.plan.parity_verdict import KINDS, LEAST_PROMPTS, Reference
+from stoker.plan import parity_limits as limits
+from stoker.plan.parity_limits import KINDS, LEAST_PROMPTS, Reference
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
 

@@ -317,6 +317,7 @@ def test_a_tokenizer_that_cannot_be_read_is_named(case: Case, broken: str, monke
     with pytest.raises(StokerError) as caught:
         case.prepare(numbered(3), tokenizer=name)
     assert (caught.value.code, caught.value.fields["tokenizer"]) == ("STK312", name)
+    assert ("no copy of it is on this machine (" in caught.value.what) == (broken == "missing")
 
 
 def test_a_tokenizer_without_an_end_cannot_prepare_text(case: Case) -> None:

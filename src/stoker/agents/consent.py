@@ -1,8 +1,8 @@
 """Whether a program may start a training: only the plan that was shown, and only within a stated budget.
 
-A digest covers the run as it was asked for, the place, and the figures of its plan. Whoever gives it back has seen the
-plan, because it is written nowhere else; when the run file, the size of the data, the machine or a price changes, so
-does it.
+A digest covers the run as it was asked for, with its name and the folder its paths start from, the place, and the
+figures of its plan. Whoever gives it back has seen the plan, because it is written nowhere else; when the run file, the
+size of the data, the machine or a price changes, so does it.
 """
 
 import hashlib
@@ -73,6 +73,7 @@ def digest(run_file: RunFile, on: str, plan: dict[str, Any]) -> str:
     """What names a plan that was shown."""
     shown = {
         "run": run_file.run.model_dump(mode="json"),
+        "folder": str(run_file.folder.resolve()),
         "on": on,
         "plan": {name: plan[name] for name in _FIGURES},
     }

@@ -19,11 +19,16 @@ from stoker import __version__, messages
 from stoker.agents import consent, own_commands
 from stoker.agents.consent import AgreedBudget
 from stoker.agents.error_schema import ToolAnswer
+from stoker.api.run_progress import RunProgress
 from stoker.config import load
 from stoker.config.load import RunFile
 from stoker.errors import StokerError
+from stoker.rundir import layout
 
-_POLL_SECONDS = 1.0
+_ASK_SECONDS = 15.0
+"""How often a run is asked about while one waits: each time is a start of Python on a machine that may be training."""
+_LOOK_SECONDS = 1.0
+"""How often the files of a run of this machine are looked at meanwhile, by this process."""
 _HERE = "local"
 """What `plan --on` and `where.place` call this machine."""
 _UNDER_WAY = ("running", "sent", "queued")
@@ -126,9 +131,19 @@ async def watch(
     until = time.monotonic() + wait_seconds
     found = await own_commands.answer("watch", name)
     while found.ok and found.result["state"] in _UNDER_WAY and time.monotonic() < until:
-        await anyio.sleep(_POLL_SECONDS)
+        await _pause(name, min(until, time.monotonic() + _ASK_SECONDS))
         found = await own_commands.answer("watch", name)
     return _reply(found)
+
+
+async def _pause(name: str, until: float) -> None:
+    """Wait so long, or for the end of a run of this machine."""
+    progress = RunProgress(layout.find(name))
+    while (left := until - time.monotonic()) > 0:
+        await anyio.sleep(min(left, _LOOK_SECONDS))
+        progress.update()
+        if progress.elsewhere is None and progress.state not in _UNDER_WAY:
+            return
 
 
 async def stop(name: RunName) -> Answered:

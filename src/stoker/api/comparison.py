@@ -214,12 +214,12 @@ class Comparison:
         return [one.text for one in remarks.not_planned(self.run, found.way, found.constraints.precision)]
 
     def _data_remark(self) -> list[str]:
-        """That tokens are declared, or estimated from files that are not prepared, where they are; and bad rows."""
+        """That tokens are declared, or estimated from files that are not prepared; bad rows, and rows not used."""
         data = next((row.found.inputs.data for row in (self.here, *self.rows) if row.found), None)
         if data is None or not data.estimated:
             return []
-        bad = [one.text for one in data.reasons if one.key.startswith("why.data.bad")]
-        return [*plan_page.data_remark(data.reasons), *bad]
+        found = [one.text for one in data.reasons if one.key.startswith(("why.data.bad", "why.data.stated"))]
+        return [*plan_page.data_remark(data.reasons), *found]
 
     def _length_remarks(self) -> list[str]:
         """Too few steps, too many passes, or rows longer than the model was made for, on whatever card."""

@@ -68,11 +68,11 @@ def estimated_remark(made: Plan) -> list[str]:
     return data_remark(made.reasons) if "data" in made.estimated else []
 
 
-_REMARKS = ("why.steps", "why.epochs", "why.save.beyond", "why.rate", "why.context")
+_REMARKS = ("why.steps", "why.epochs", "why.save.beyond", "why.rate", "why.context", "why.not_merged")
 
 
 def length_remarks(said: Iterable[Reason]) -> list[str]:
-    """Too few steps, too many passes, no save on the way, an unusual learning rate, rows longer than the model's."""
+    """Steps, passes, saves and learning rates that are unusual, rows longer than the model's, and no merged model."""
     return [one.text for one in said if one.key.startswith(_REMARKS)]
 
 

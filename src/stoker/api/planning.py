@@ -138,10 +138,11 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
         flags: What stands before a word where it was given, such as `--`.
     """
     own = Terms.of(run, checked_goal(asked.goal, "--for" if flags else "goal"))
+    asked = _as_typed(asked)
     budget, by_seconds = own.budget, own.by_seconds
     if asked.budget is not None:
         if not values.is_money(asked.budget):
-            example = "`50CNY`" if messages.language() == "zh" else "`30USD`"
+            example = "`200元`" if messages.language() == "zh" else "`30USD`"
             raise problems.unparsable(f"{flags}budget", asked.budget, example, values.is_money)
         budget = values.money(asked.budget)
     if asked.by is not None:
@@ -155,6 +156,19 @@ def terms(run: Run, asked: MarketQuestion, *, flags: str = "") -> Terms:
         example = f"`{where} 50{market.currency}`" if asked.budget is not None else f"`{where}: 50 {market.currency}`"
         raise StokerError("STK226", where, given=budget[1], paid=market.currency, example=example)
     return Terms(goal=own.goal, budget=budget, by_seconds=by_seconds, market=market)
+
+
+def _as_typed(asked: MarketQuestion) -> MarketQuestion:
+    """A bare budget has the currency that is asked for; `¥`, the sign of yuan and yen, is yuan where those are paid."""
+    budget, currency = asked.budget, asked.currency
+    if currency is not None:
+        currency = values.CURRENCIES.get(currency, currency)
+    if budget and currency and budget.replace(".", "", 1).isdecimal():
+        budget = f"{budget} {currency}"
+    region = asked.region or ("cn" if messages.language() == "zh" else "global")
+    if budget and (currency == "CNY" if currency else region == "cn"):
+        budget = budget.replace("¥", "￥")
+    return dataclasses.replace(asked, budget=budget, currency=currency)
 
 
 def _market(asked: MarketQuestion, currency: str | None, flags: str) -> Market:

@@ -67,9 +67,8 @@ def ready_gguf(run_dir: RunDir, kind: str) -> Path | None:
             made = True
         elif event["event"] == "end":
             made = False
-    accepted = artifacts.parity(run_dir).get(kind, {}).get("accepted", False)
     found = sorted(artifacts.folder(run_dir, kind).glob("*.gguf"))
-    return found[0] if made and accepted and found else None
+    return found[0] if made and found and artifacts.is_accepted(run_dir, kind) else None
 
 
 def make(run_dir: RunDir, kind: str, source: Path, gguf: Path) -> OllamaFolder:

@@ -1,7 +1,7 @@
 """The parity gate: no artifact is accepted before it answers as the trained model does.
 
 `compare` observes a folder through the engine (or another tool's Python) and a served model through its endpoint,
-judges by `stoker.plan.parity_verdict`, writes `artifacts/parity.json`, and raises the problems.
+judges by `stoker.artifacts.parity_verdict`, writes `artifacts/parity.json`, and raises the problems.
 """
 
 import math
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from stoker import messages
 from stoker.artifacts import endpoint as served
-from stoker.artifacts import llamacpp
+from stoker.artifacts import llamacpp, parity_verdict
 from stoker.artifacts.endpoint import Endpoint, EndpointError
 from stoker.artifacts.llamacpp import LlamaCpp
 from stoker.errors import StokerError, StokerErrors
 from stoker.launch import programs
-from stoker.plan import parity_verdict
-from stoker.plan.parity_verdict import Observation, Prompt, Reference
+from stoker.plan import parity_limits
+from stoker.plan.parity_limits import Observation, Prompt, Reference
 from stoker.rundir import artifacts, files, in_place
 from stoker.rundir.events import EventCallback
 from stoker.rundir.layout import RunDir
@@ -45,7 +45,7 @@ def compare(
 
     Args:
         run_dir: The run.
-        name: A name of `plan.parity_verdict.KINDS`.
+        name: A name of `plan.parity_limits.KINDS`.
         endpoint: Where it is served; without one its folder is loaded.
         on_event: Receives `parity` events: part, done, of.
         python: Of the environment whose transformers loads the folder; by default ours.
@@ -177,7 +177,7 @@ class _Vllm:
         return reply.get("prompt_text") or "", reply["prompt_token_ids"]
 
     def complete(self, ids: list[int], wanted: int) -> _Completion:
-        (choice,) = self._ask("completions", {"prompt": ids, "max_tokens": wanted, "logprobs": parity_verdict.TOP})[
+        (choice,) = self._ask("completions", {"prompt": ids, "max_tokens": wanted, "logprobs": parity_limits.TOP})[
             "choices"
         ]
         lines = [
@@ -231,8 +231,8 @@ def _ask(endpoint: Endpoint, reference: Reference, name: str, on_event: EventCal
 def _fitting(reference: Reference, room: int) -> Reference:
     """The reference restricted to prompts that fit the context with their answers."""
     prompts = [one for one in reference.prompts if len(one.ids) + len(one.answer) < room]
-    if len(prompts) < parity_verdict.LEAST_PROMPTS:
-        raise StokerError("STK649", room=room, fitting=len(prompts), least=parity_verdict.LEAST_PROMPTS)
+    if len(prompts) < parity_limits.LEAST_PROMPTS:
+        raise StokerError("STK649", room=room, fitting=len(prompts), least=parity_limits.LEAST_PROMPTS)
     if any(len(sequence) >= room for sequence in reference.corpus):
         return reference.model_copy(update={"prompts": prompts, "corpus": []})
     return reference.model_copy(update={"prompts": prompts})

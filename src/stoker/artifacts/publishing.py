@@ -5,7 +5,6 @@ for what looks like a token, and for folders of this machine; paths in the place
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import env, messages
+from stoker.artifacts import spelt_folders
 from stoker.errors import StokerError
 from stoker.rundir import artifacts, files
 from stoker.rundir.layout import RunDir
@@ -49,7 +49,7 @@ def stage(run_dir: RunDir, source: Path, base: str | None) -> Staged:
     Args:
         run_dir: The run.
         source: Its adapter, or its export.
-        base: The base model's public name, written instead of a path.
+        base: The hub's id of the base model, written instead of a path; None where it has none.
     """
     listed = _ADAPTER if (source / "adapter_config.json").is_file() else _WHOLE
     target = artifacts.begin(run_dir, _WORK)
@@ -68,7 +68,7 @@ def stage(run_dir: RunDir, source: Path, base: str | None) -> Staged:
 
 def search(run_dir: RunDir, staged: Staged) -> None:
     """Raise where a staged file holds a secret or a folder of this machine; the value itself is never shown."""
-    folders = _folders(run_dir)
+    folder = _folders(run_dir)
     secrets = env.secret_values()
     for path in sorted(staged.folder.iterdir()):
         if path.name in _VOCABULARY:
@@ -79,14 +79,15 @@ def search(run_dir: RunDir, staged: Staged) -> None:
         text = _text(path)
         if env.masked(text) != text:
             raise _held(path, "publish.holds.secret")
-        if any(folder in text for folder in folders):
+        if folder.search(text):
             raise _held(path, "publish.holds.path")
 
 
-def _folders(run_dir: RunDir) -> set[str]:
-    """Beginnings of paths on this machine, as its system and as libraries write them; a root is part of any text."""
-    found = [one for one in (Path.home(), Path.cwd(), run_dir.path.resolve()) if one != one.parent]
-    return {f"{one}{os.sep}" for one in found} | {f"{one.as_posix()}/" for one in found}
+def _folders(run_dir: RunDir) -> re.Pattern[str]:
+    """Beginnings of paths on this machine."""
+    folders = (Path.home(), Path.cwd(), run_dir.path.absolute())
+    found = {spelt_folders.pattern(one) for folder in folders for one in spelt_folders.spellings(folder)}
+    return re.compile(rf"({'|'.join(sorted(found))})[\\/]")
 
 
 def _held(path: Path, key: str) -> StokerError:

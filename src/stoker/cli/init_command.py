@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from stoker import messages
 from stoker.config import dataset_info, load
-from stoker.errors import StokerError, closest
+from stoker.errors import StokerError, checked_name, closest
 from stoker.facts import cards, machine, shapes
 from stoker.rundir import inputs
 from stoker.terminal import console, starter
@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _EXAMPLES, _TEXT = "data/train.jsonl", "data/train.txt"
+_ROWS = {".jsonl", ".json", ".csv", ".parquet"}
 _HERE = ("", "1", "local")
 _ABSENT = ("init.why.absent", "init.why.beside", "init.why.remote")
 """Why the data was not looked at: there is nothing to mend in it."""
@@ -49,11 +50,13 @@ def init(name: str, *, defaults: bool, as_json: bool) -> None:
         console.talk(remark.key, **remark.fields)
     card = f" --card {answers.target.card}" if answers.target.card else ""
     key = "init.written" if guessed.seen and guessed.seen.lengths else "init.written_unread"
-    if guessed.objective_reason.key in _ABSENT:
+    if guessed.unseen and guessed.unseen.key in _ABSENT:
         key = "init.written_without_data"
+    if guessed.method_reason.key == starter.TOO_LARGE:
+        key = "init.written_too_large"
     commands = {verb: f"stoker {verb} {name}" for verb in ("prepare", "train")}
     commands = {"plan": f"stoker plan {name}{card}", **commands}
-    console.talk(key, path=path, **commands)
+    console.talk(key, path=path, file=name, machine=answers.target.name, **commands)
     if as_json:
         chosen = {"objective": guessed.objective, "method": guessed.method, "data_found": guessed.seen is not None}
         console.data_json({"path": str(path), **chosen, "commands": commands})
@@ -85,7 +88,7 @@ def _ask_all(ask: _Asking, folder: Path) -> Answers:
         model = SIZES[ask(_choice(*SIZES), "init.size", **weights)]
     else:
         model = ask(lambda answer: _model(answer or _MODEL, folder), "init.model", default=_MODEL)
-    default = _TEXT if scratch else _EXAMPLES
+    default = _TEXT if scratch else _only_rows(folder) or _EXAMPLES
     data = ask(lambda answer: _data_path(answer or default, folder), "init.data", default=default, folder=folder)
     here = _this_machine()
     target = ask(lambda answer: here if answer.lower() in _HERE else _card(answer), "init.where", machine=here.name)
@@ -145,6 +148,14 @@ def _data_path(answer: str, folder: Path) -> str:
         if error.code in ("STK173", "STK361", "STK362", "STK363"):  # of a list: another name is asked for
             raise
     return written
+
+
+def _only_rows(folder: Path) -> str:
+    """The one file of rows in the folder, where there is none at the usual place."""
+    if (folder / _EXAMPLES).exists() or not folder.is_dir():
+        return ""
+    found = [path for path in folder.iterdir() if inputs.kind(path) in _ROWS and path.is_file()]
+    return checked_name(found[0]).name if len(found) == 1 else ""
 
 
 def _from_folder(path: Path, folder: Path) -> str:

@@ -25,12 +25,12 @@ def migrate(theirs: str, name: str, devices: int | None, *, as_json: bool) -> No
     read = dialects.read(Path(theirs), path, devices or 1)
     path.resolve().parent.mkdir(parents=True, exist_ok=True)
     init_command.write_new(path, read.text)
-    differ = read.of("left", "unknown")
     counts = {outcome: len(read.of(outcome)) for outcome in ("carried", "equal", "decided", "own")}
-    console.talk("migrate.summary", dialect=read.dialect, total=read.keys, left=read.not_carried, **counts)
-    if differ:
-        console.talk("migrate.differs")
-        for finding in differ:
+    console.talk("migrate.summary", dialect=read.dialect, total=read.keys, left=len(read.not_carried), **counts)
+    for heading, findings in (("migrate.differs", read.not_carried), ("migrate.beside", read.beside)):
+        if findings:
+            console.talk(heading)
+        for finding in findings:
             console.sentence(run_file.describe(finding), indent="  ", screen=console.stderr)
     if devices is None:
         console.talk("migrate.batch", batch=read.batch, devices=1)

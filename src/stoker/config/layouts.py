@@ -13,15 +13,18 @@ from pydantic_core import PydanticKnownError
 from stoker import plugins
 
 AUTO = "auto"
+_VERDICTS = {"true": True, "false": False}
+_OTHER_WORDS = {"good", "bad", "yes", "no", "chosen", "rejected", "好", "坏", "1", "1.0", "0", "0.0", "-1", "-1.0"}
 
 
-_VERDICTS = {"true", "false", "good", "bad", "yes", "no", "chosen", "rejected", "好", "坏"}
-_VERDICTS |= {"1", "1.0", "0", "0.0", "-1", "-1.0"}
+def verdict(label: Any) -> bool | None:
+    """Whether an answer is a good one, by a `label` of true or false, in a table as text; None of anything else."""
+    return _VERDICTS.get(str(label).strip().lower())
 
 
-def is_verdict(value: Any) -> bool:
+def is_verdict(label: Any) -> bool:
     """Whether a `label` judges an answer, whether or not as it must be written."""
-    return str(value).strip().lower() in _VERDICTS
+    return verdict(label) is not None or str(label).strip().lower() in _OTHER_WORDS
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,14 @@ class RowFormat:
         if found is None or self.judged is None:
             return found
         given = row.get(self.judged)
-        judges = is_verdict(given) if "completion" in found else isinstance(given, bool)
+        judges = is_verdict(given) if "completion" in found else verdict(given) is not None
         return (*found, self.judged) if judges else None
 
 
-PAIRS = (("prompt", "completion"), ("question", "answer"), ("query", "response"), ("prompt", "response"))
+PAIRS = (
+    *(("prompt", "completion"), ("question", "answer"), ("query", "response"), ("prompt", "response")),
+    *(("prompt", "answer"), ("question", "response")),
+)
 PREFERENCE = "preference"
 LABELLED = "labelled"
 PROMPT = "prompt"

@@ -29,7 +29,7 @@ from stoker.config import (
 from stoker.config.data_section import Source
 from stoker.config.reader import Document, KeyPath
 from stoker.config.run import Run, Shape, TrainTokenizer
-from stoker.errors import ClosestNames, StokerError, StokerErrors
+from stoker.errors import ClosestNames, StokerError, StokerErrors, checked_name
 from stoker.plugins import Plugin
 
 _OTHER_TRAINERS = {"model_name_or_path": "LLaMA-Factory", "base_model": "axolotl"}
@@ -75,6 +75,8 @@ _ABOUT = {
     "STK362": "data.train",
     "STK363": "data.train",
     "STK364": "data.train",
+    "STK365": "data.train",
+    "STK378": "data.eval",
     "STK413": "model",
     "STK465": "{word}",
     "STK526": "native.trainer.report_to",
@@ -137,14 +139,12 @@ RENAMED = {
 
 def recipe_card(text: str) -> str:
     """The card that a recipe's text is written for; empty if it names none."""
-    marks = (line.removeprefix("# card: ") for line in text.splitlines() if line.startswith("# card: "))
-    return next(marks, "")
+    return next((line.removeprefix("# card: ") for line in text.splitlines() if line.startswith("# card: ")), "")
 
 
 def recipe_names() -> list[str]:
     """Names of the recipes that ship with Stoker."""
-    folder = resources.files("stoker.config").joinpath("recipes")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.stem for path in recipes_folder().glob("*.yaml"))
 
 
 def recipes_folder() -> Path:
@@ -163,7 +163,8 @@ def load(name: str, overrides: Sequence[str] = (), given_by: str = "--set") -> R
     path = Path(name)
     read = functools.partial(_load, overrides=overrides, given_by=given_by)
     if _exists(path):
-        return read(path, path.stem, path.name, path.resolve().parent)
+        whole = checked_name(path.resolve().parent / path.name)
+        return read(path, path.stem, path.name, whole.parent)
     # A recipe's paths are the user's, named from the working directory; files shipped with it are `recipe:...`.
     if name in recipe_names():
         return read(recipes_folder() / f"{name}.yaml", name, f"{name}.yaml", Path.cwd())
@@ -233,8 +234,7 @@ def _read(text: str, name: str, overrides: Sequence[str], given_by: str = "--set
         if sign in document.values and "model" not in document.values:
             raise StokerError("STK189", document.where((sign,)), dialect=dialect, path=name)
     raise_all([problem for problem in (_apply(document, override) for override in overrides) if problem])
-    found = _secrets(document, text) + _wide_quotes(document) + native.check(document)
-    found += pipeline_steps.check(document)
+    found = _secrets(document, text) + _wide_quotes(document) + native.check(document) + pipeline_steps.check(document)
     try:
         run = Run.model_validate(document.values)
     except ValidationError as error:
@@ -443,8 +443,7 @@ def _shape_conflicts(run: Run, shape: Shape, document: Document) -> list[StokerE
     if run.tokenizer == "auto":
         found.append(StokerError("STK131", document.where(("tokenizer",))))
     if shape.width % shape.heads:
-        where = document.where(("model", "heads"))
-        found.append(StokerError("STK132", where, width=shape.width, heads=shape.heads))
+        found.append(StokerError("STK132", document.where(("model", "heads")), width=shape.width, heads=shape.heads))
     if shape.kv_heads and shape.heads % shape.kv_heads:
         where = document.where(("model", "kv_heads"))
         found.append(StokerError("STK133", where, heads=shape.heads, kv_heads=shape.kv_heads))

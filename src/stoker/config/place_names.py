@@ -3,7 +3,6 @@
 A new built-in place is listed here and in `places/registry.py`.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import PydanticKnownError
@@ -29,9 +28,6 @@ def takes_options(name: str) -> bool:
     return name in WITH_OPTIONS or name in plugins.offered(plugins.PLACES)
 
 
-def _shown() -> Iterator[str]:
+def _shown() -> list[str]:
     """All names; those of a package with the package."""
-    for name in BUILT_IN:
-        yield f"`{name}`"
-    for plugin in plugins.offered(plugins.PLACES).values():
-        yield plugin.choice
+    return [*(f"`{name}`" for name in BUILT_IN), *(one.choice for one in plugins.offered(plugins.PLACES).values())]

@@ -359,11 +359,11 @@ def _nearest(finding: _Finding, document: Document) -> list[str]:
 
 
 def _elsewhere(name: str) -> list[str]:
-    """Where a key of this very name belongs: another section, the word that owns an engine's option, or `native`."""
+    """Where a key of this very name belongs, the shortest first: a section, the owner of an option, or `native`."""
     if name in _ELSEWHERE:
         return [_ELSEWHERE[name]]
     if name in _keys_by_name():
-        return _keys_by_name()[name]
+        return sorted(_keys_by_name()[name], key=lambda key: key.count("."))
     owners = {block[name] for block in native.OWNED.values() if name in block} - native.REFUSED.keys()
     if owners:
         return sorted(owners)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? *(s|m|h|d)$"
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "秒": 1, "分钟": 60, "小时": 3600, "个小时": 3600, "天": 86400}
+_UNITS = "|".join(_UNIT_SECONDS)
+DURATION_PATTERN = rf"^[0-9]+(\.[0-9]+)? *({_UNITS})$"
 PERCENT_PATTERN = r"^[0-9]+(\.[0-9]+)? *%$"
-_MONEY = r"(\$ *[0-9]+(\.[0-9]+)?|[0-9]+(\.[0-9]+)? *([A-Z]{3}|元))"
+_MONEY = r"([$￥] *[0-9]+(\.[0-9]+)?|[0-9]+(\.[0-9]+)? *([A-Z]{3}|元|块|块钱|人民币))"
 MONEY_PATTERN = f"^{_MONEY}$"
 PRICE_PATTERN = f"^{_MONEY} */ *(h|小时)$"
-EVERY_PATTERN = r"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *(s|m|h|d))$"
+EVERY_PATTERN = rf"^(auto|epoch|[0-9]+ *steps?|[0-9]+(\.[0-9]+)? *({_UNITS}))$"
 INTERVAL_PATTERN = r"^(epoch|never|[0-9]+ *steps?)$"
-_CURRENCIES = {"RMB": "CNY", "元": "CNY", "$": "USD"}
+CURRENCIES = {**dict.fromkeys(("RMB", "元", "块", "块钱", "人民币", "￥"), "CNY"), "$": "USD"}
 """Other names of a currency. Not `¥`, the sign of yuan and yen: a budget could be twenty times what was meant."""
 _AMOUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12, "万": 10**4, "亿": 10**8}
 AMOUNT_PATTERN = r"^([0-9][0-9,]*(?:\.[0-9]+)?) *([kKMBGT万亿]?)$"
@@ -40,8 +40,8 @@ def is_devices(text: str) -> bool:
 
 
 def duration_seconds(text: str) -> float:
-    """`10m` as 600.0."""
-    number, unit = re.fullmatch(r"([0-9.]+) *([smhd])", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    """`10m` and `10分钟` as 600.0."""
+    number, unit = re.fullmatch(rf"([0-9.]+) *({_UNITS})", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
     return float(number) * _UNIT_SECONDS[unit]
 
 
@@ -69,9 +69,9 @@ def share(text: str) -> float:
 
 
 def money(text: str) -> tuple[float, str]:
-    """`50 CNY` and `50元` as (50.0, "CNY"), `$50` as (50.0, "USD")."""
-    sign, number, name = re.fullmatch(r"(\$?) *([0-9.]+) *(\D*)", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
-    return float(number), _CURRENCIES.get(sign or name, name)
+    """`50 CNY`, `50元` and `￥50` as (50.0, "CNY"), `$50` as (50.0, "USD")."""
+    sign, number, name = re.fullmatch(r"([$￥]?) *([0-9.]+) *(\D*)", text.strip()).groups()  # type: ignore[union-attr]  # checked by pattern
+    return float(number), CURRENCIES.get(sign or name, name)
 
 
 def is_money(text: str) -> bool:

@@ -27,6 +27,7 @@ from stoker.engine import generate, models, program, reading, trained_on, weight
 from stoker.engine.conversion import Conversion, Group, Tensors
 from stoker.engine.weights import ADAPTER_FILE, ModelFiles, TensorEntry
 from stoker.errors import EXIT_DONE, StokerError
+from stoker.facts import native_figures
 from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, files
 from stoker.rundir.events import EventLog
@@ -38,18 +39,8 @@ _ADAPTER_FILES = (ADAPTER_FILE, ADAPTER_CONFIG, "README.md")
 _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 """How images become tokens; text alone needs none of them, the whole model does."""
 _PREFIX = "base_model.model."
-_MERGEABLE = {
-    *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"),
-    *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    "modules_to_save",
-    *("lora_dropout", "inference_mode", "task_type", "peft_type", "peft_version", "auto_mapping"),
-    *("base_model_name_or_path", "revision", "runtime_config"),
-}
-"""Options of `LoraConfig` that PEFT's layers merge exactly, or that do not concern the weights."""
 _OPEN_GROUPS = 2
 """Groups of tensors in memory: files alternate between the two of an MoE layer, expert by expert."""
-_INITS = (True, False, "gaussian", "orthogonal")
-"""Adapter initialisations that do not change the base's weights."""
 
 
 def main(path: Path) -> int:
@@ -94,15 +85,10 @@ def check_options(adapter: dict[str, Any]) -> None:
     """Refuse adapter options that cannot be merged exactly."""
     from peft import LoraConfig
 
-    if adapter["peft_type"] != "LORA":
-        raise StokerError("STK612", option="peft_type", value=adapter["peft_type"])
-    if adapter["init_lora_weights"] not in _INITS:
-        raise StokerError("STK612", option="init_lora_weights", value=adapter["init_lora_weights"])
     defaults = dataclasses.asdict(LoraConfig())
-    for name, value in adapter.items():
-        said = value not in (None, False, [], {}, defaults.get(name))
-        if said and name not in _MERGEABLE | {"init_lora_weights"}:
-            raise StokerError("STK612", option=name, value=str(value))
+    said = {name: value for name, value in adapter.items() if value != defaults.get(name)}
+    for name, value in native_figures.not_merged(said).items():
+        raise StokerError("STK612", option=name, value=str(value))
 
 
 # ---- the tensors

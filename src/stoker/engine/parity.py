@@ -2,7 +2,7 @@
 
     python -m stoker.engine.parity RUN_DIR                    writes artifacts/reference.json, unless it is current
     python -m stoker.engine.parity RUN_DIR NAME FOLDER OUT    and to OUT the observation of an artifact's folder
-The verdict is made by `stoker.plan.parity_verdict`.
+The verdict is made by `stoker.artifacts.parity_verdict`.
 """
 
 import gc
@@ -24,8 +24,8 @@ from stoker.engine.dataset import token_ids
 from stoker.engine.foreign import observe
 from stoker.errors import StokerError
 from stoker.facts import prompts as shipped
-from stoker.plan import parity_verdict
-from stoker.plan.parity_verdict import Prompt, Reference
+from stoker.plan import parity_limits
+from stoker.plan.parity_limits import Prompt, Reference
 from stoker.rundir import artifacts, digests, files, prepared, safetensors_headers
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
@@ -54,7 +54,7 @@ def look(run_dir: RunDir, name: str, folder: Path, reference: Reference) -> dict
     """The observation of an artifact that transformers loads: files, tensors, tokenizer and answers."""
     try:
         safetensors_headers.read(folder)
-        held = _compare_tensors(run_dir, folder, reference) if parity_verdict.KINDS[name].exact else None
+        held = _compare_tensors(run_dir, folder, reference) if parity_limits.KINDS[name].exact else None
         return {**observe.observe(folder, reference.model_dump()), "weights": held}
     except StokerError as error:
         problem = error
@@ -89,7 +89,7 @@ def _make(run_dir: RunDir) -> Reference:
     plain = generate.is_plain(run_dir, tokenizer)
     stops = generate.stop_ids(model, tokenizer)
     words = _prompts(run_dir, tokenizer, _room(model), plain=plain)
-    corpus = _corpus(run_dir, words, _room(model) + parity_verdict.ANSWER_TOKENS)
+    corpus = _corpus(run_dir, words, _room(model) + parity_limits.ANSWER_TOKENS)
     with models.evaluating(model), closing(EventLog(run_dir.events_file)) as log:
         answered = []
         for done, prompt in enumerate(words):
@@ -122,7 +122,7 @@ def _key(run_dir: RunDir) -> str:
     folder = generate.trained_folder(run_dir)
     report = prepared.read_report(run_dir.data)
     parts = {
-        "format": parity_verdict.FORMAT,
+        "format": parity_limits.FORMAT,
         "trained": {path.name: digests.of(path) for path in sorted(folder.iterdir()) if path.is_file()},
         "base": models.base_digest(run_dir.run(), run_dir.folder(), trained_on.recorded(run_dir)),
         "data": report.digest if report else "",
@@ -135,8 +135,8 @@ def _key(run_dir: RunDir) -> str:
 
 def _room(model: Any) -> int:
     """The largest number of prompt tokens."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or parity_verdict.PROMPT_TOKENS
-    return max(1, min(parity_verdict.PROMPT_TOKENS, positions - parity_verdict.ANSWER_TOKENS))
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or parity_limits.PROMPT_TOKENS
+    return max(1, min(parity_limits.PROMPT_TOKENS, positions - parity_limits.ANSWER_TOKENS))
 
 
 def _answer(model: Any, words: Words, stops: list[int]) -> tuple[Prompt, float, float]:
@@ -146,7 +146,7 @@ def _answer(model: Any, words: Words, stops: list[int]) -> tuple[Prompt, float, 
     answers without it. Remove when no family of `stoker models` needs it.
     """
     prompt, largest, distance = _asked(model, words, stops, cached=True)
-    rounding = parity_verdict.ROUNDING[str(model.dtype).removeprefix("torch.")]
+    rounding = parity_limits.ROUNDING[str(model.dtype).removeprefix("torch.")]
     if distance > _BEYOND_ROUNDING * rounding.logits * rounding.unit * max(1.0, largest):
         return _asked(model, words, stops, cached=False)
     return prompt, largest, distance
@@ -160,7 +160,7 @@ def _asked(model: Any, words: Words, stops: list[int], *, cached: bool) -> tuple
     # The answer's own token is always among them, also if the two computations differ at a tie.
     chosen = torch.tensor(answer, device=lines.device)[:, None]
     top = torch.cat(
-        [chosen, lines.scatter(1, chosen, -torch.inf).topk(min(parity_verdict.TOP, lines.shape[1]) - 1).indices], 1
+        [chosen, lines.scatter(1, chosen, -torch.inf).topk(min(parity_limits.TOP, lines.shape[1]) - 1).indices], 1
     )
     logprobs = lines.gather(1, top)
     distance = (logprobs - stepwise.log_softmax(-1).gather(1, top)).abs().max().item()
@@ -182,7 +182,7 @@ def _decode(model: Any, prompt: list[int], stops: list[int], *, cached: bool) ->
     step, cache = torch.tensor([prompt], device=model.device), None
     answer: list[int] = []
     lines = []
-    while len(answer) < parity_verdict.ANSWER_TOKENS and not (answer and answer[-1] in stops):
+    while len(answer) < parity_limits.ANSWER_TOKENS and not (answer and answer[-1] in stops):
         out = model(input_ids=step, past_key_values=cache, use_cache=cached)
         cache = out.get("past_key_values") if cached else None  # Mamba 2 has one of another kind
         lines.append(out.logits[0, -1].float())
@@ -198,10 +198,10 @@ def _prompts(run_dir: RunDir, tokenizer: Any, room: int, *, plain: bool) -> list
     """Prompts from the run's data and the shipped ones, each once; random tokens if these are too few."""
     found: dict[tuple[int, ...], Words] = {}
     for words in _candidates(run_dir, tokenizer, plain=plain):
-        if 0 < len(words[3]) <= room and len(found) < parity_verdict.PROMPTS:
+        if 0 < len(words[3]) <= room and len(found) < parity_limits.PROMPTS:
             found.setdefault(tuple(words[3]), words)
     draw = random.Random(_SEED)  # noqa: S311  # prompts, not secrets
-    while len(found) < parity_verdict.LEAST_PROMPTS:
+    while len(found) < parity_limits.LEAST_PROMPTS:
         ids = [draw.randrange(len(tokenizer)) for _ in range(min(8, room))]
         found.setdefault(tuple(ids), ("random", None, tokenizer.decode(ids), ids))
     return list(found.values())
@@ -233,15 +233,15 @@ def _opening(segment: np.ndarray) -> list[int]:
     """The tokens before the trained ones; of plain text, its first quarter."""
     trained = np.flatnonzero(segment >= 0)
     end = int(trained[0]) if len(trained) and trained[0] > 1 else max(1, len(segment) // 4)
-    return token_ids(segment[: min(end, parity_verdict.PROMPT_TOKENS)]).tolist()
+    return token_ids(segment[: min(end, parity_limits.PROMPT_TOKENS)]).tolist()
 
 
 def _corpus(run_dir: RunDir, words: list[Words], room: int) -> list[list[int]]:
     """Sequences for the perplexity: from the run's data, else the prompts."""
     corpus: list[list[int]] = []
-    for segment in _segments(run_dir, parity_verdict.CORPUS_TOKENS):
+    for segment in _segments(run_dir, parity_limits.CORPUS_TOKENS):
         sequence = segment[:room].tolist()
-        if sum(len(one) for one in corpus) + len(sequence) > parity_verdict.CORPUS_TOKENS and corpus:
+        if sum(len(one) for one in corpus) + len(sequence) > parity_limits.CORPUS_TOKENS and corpus:
             break
         if any(token >= 0 for token in sequence[1:]):
             corpus.append(sequence)

@@ -5,6 +5,7 @@ process reads and writes, in order; others tokenise (`tokenise.py`). Started aga
 were finished; with everything prepared it returns at once.
 """
 
+import functools
 import shutil
 import sys
 import time
@@ -19,9 +20,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
-from stoker.config import mixing, objectives, values
+from stoker.config import mixing, objectives
 from stoker.config.run import Run
-from stoker.engine import _compat, pipelined, program, sampling, shards, sources, surveyed, tokenise, tokenizer
+from stoker.engine import _compat, pipelined, program, sampling, shards, sources, splits, surveyed, tokenise, tokenizer
 from stoker.engine.bad_rows import BadRows
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch, Input
@@ -50,7 +51,7 @@ _TOKENIZER_CHARACTERS = 1 << 30
 """Largest text a tokenizer is trained on; a larger corpus is sampled evenly with a seed."""
 
 _REPORT_EVERY_SECONDS = 0.5
-_EVAL, _WEIGHT, _TEXT = 1, 2, 3
+_WEIGHT, _TEXT = 2, 3
 """Seeds of the random draws."""
 
 
@@ -85,10 +86,10 @@ class PassState(BaseModel):
     eval: list[dict[str, Any]] = []
     ends: list[int] = []
     """Of a mixture: training shards at the end of each source."""
-    least: tuple[int, int, int] | None = None
-    """The usable unit with the smallest draw: a tiny set's eval row."""
-    forced: tuple[int, int] | None = None
-    """Source and unit that go to eval regardless of the draw."""
+    least: list[tuple[int, int, int]] = []
+    """Of usable units that are not drawn, those with the smallest draws: a tiny set's eval rows."""
+    forced: list[tuple[int, int]] = []
+    """Sources and units that go to eval regardless of the draw."""
 
 
 @dataclass
@@ -135,9 +136,9 @@ def main(path: Path) -> int:
     with closing(EventLog(run_dir.events_file)) as events:
         job = _open(run_dir, run, state, events)
         _read_all(job)
-        if _lacks_eval(job):
-            assert state.least is not None
-            fresh = PassState(key=state.key, sources=state.sources, counts_rows=True, forced=state.least[1:])
+        if not state.forced and (missing := splits.num_missing(run, *_rows(job))):
+            forced = [draw[1:] for draw in state.least[:missing]]
+            fresh = PassState(key=state.key, sources=state.sources, counts_rows=True, forced=forced)
             state = _restart(run_dir.data, fresh)
             job = _open(run_dir, run, state, events)
             _read_all(job)
@@ -191,7 +192,7 @@ def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> Prep
     progress = PassProgress(events, size_bytes)
     told = progress.compared
     survey = surveyed.of_pass(run, data, inputs_, done, has_template=has_template, workers=workers, on_rows=told)
-    survey.leave_out(inputs_, lambda source, unit: _is_drawn(run, state, source, unit))
+    survey.leave_out(inputs_, functools.partial(splits.is_held, run, state.forced))
     return PreparePass(
         run=run,
         data=data,
@@ -343,24 +344,14 @@ def _route(
     state, seed = job.state, (job.run.train.seed, job.state.source)
     place, state.unit = (state.source, state.unit), state.unit + 1
     number = place[1]
-    if one.split == "train" and inputs.eval_share(job.run):
-        draw = (sampling.mix(*seed, number, _EVAL), *place)
-        state.least = min(state.least or draw, draw)
-    held = one.split == "eval" or _is_drawn(job.run, state, *place)
+    held = one.split == "eval" or splits.is_held(job.run, state.forced, *place)
+    if not held:
+        state.least = splits.next_draws(job.run, state.least, *place)
     count = 1 if held else sampling.copies(number, one.weight, *seed, _WEIGHT)
     for _ in range(count):
         for segment in segments:
             job.writers["eval" if held else "train"].add(segment, columns, undesired=undesired)
     return held
-
-
-def _is_drawn(run: Run, state: PassState, source: int, unit: int) -> bool:
-    """Whether a unit of a source is drawn for eval."""
-    share = inputs.eval_share(run)
-    if not share:
-        return False
-    seed = (run.train.seed, source)
-    return (source, unit) == state.forced or sampling.taken(unit, values.share(share), *seed, _EVAL)
 
 
 def _detected(state: PassState, path: str, layout: Layout | None, *, has_template: bool) -> dict[str, Any]:
@@ -414,10 +405,9 @@ class PassProgress:
 # ---- finish
 
 
-def _lacks_eval(job: PreparePass) -> bool:
-    """Whether an eval share is set but no row was drawn, although there are rows for both splits."""
-    train, held = (job.writers[name].num_segments for name in ("train", "eval"))
-    return bool(inputs.eval_share(job.run)) and held == 0 and train > 1 and job.state.forced is None
+def _rows(job: PreparePass) -> tuple[int, int]:
+    """What train and eval have so far."""
+    return job.writers["train"].num_segments, job.writers["eval"].num_segments
 
 
 def _finish(job: PreparePass) -> None:
@@ -466,18 +456,26 @@ def _ends(state: PassState, count: int) -> list[int]:
 
 
 def _check_splits(job: PreparePass) -> None:
-    train, held = (job.writers[name].num_segments for name in ("train", "eval"))
+    (train, held), fewest = _rows(job), splits.fewest(job.run)
     share = inputs.eval_share(job.run)
     if train + held == 0 and job.state.bad_reasons.keys() == {"row.no_trained"}:
         raise StokerError("STK305", reason=messages.text("row.no_trained", length=job.run.data.length))
     if train + held == 0:
         raise _no_rows(job)
-    if share and (train == 0 or held == 0):
-        raise StokerError("STK307", share=share, eval_rows=held, train_rows=train)
+    if share and min(train, held) < fewest:
+        one = StokerError("STK307", share=share, eval_rows=held, train_rows=train)
+        raise one if fewest == 1 else _too_few(job)
     if job.run.data.eval and held == 0:
         raise _no_rows(job, job.run.data.eval)
     if train == 0:
         raise _no_rows(job, ", ".join(one.path for one in job.inputs if one.split == "train"))
+    if train < fewest or (job.run.data.eval and held < fewest):
+        raise _too_few(job)
+
+
+def _too_few(job: PreparePass) -> StokerError:
+    train, held = _rows(job)
+    return StokerError("STK378", objective=job.run.train.objective, eval_rows=held, train_rows=train)
 
 
 def _no_rows(job: PreparePass, where: str = "") -> StokerError:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from huggingface_hub import constants
 
 from stoker import messages
 from stoker.config.run import Run, Shape, TrainTokenizer
 from stoker.engine import reading
 from stoker.errors import StokerError
-from stoker.rundir import inputs
+from stoker.rundir import files, inputs
 
 PAD, END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SENTENCEPIECE = "tokenizer.model"
@@ -190,14 +191,29 @@ def _trained(folder: Path) -> Tokenizer:
 
 def _open(name: str, local: Path | None) -> Any:
     """The tokenizer as transformers has it; no code of a model repository is run."""
+    if local is None:
+        return _of_hub(name)
     with reading.named_whatever("STK312", tokenizer=name):
-        if local is not None and _is_plain(local):
+        if _is_plain(local):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(local)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(local or name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(local, trust_remote_code=False)
+
+
+def _of_hub(name: str) -> Any:
+    """The tokenizer of a model of the hub; an OSError is of the way there, and transformers names no mirror."""
+    from transformers import AutoTokenizer
+
+    with reading.named_whatever("STK312", tokenizer=name):
+        try:
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except OSError as error:
+            reason = "tokenizer.offline" if constants.HF_HUB_OFFLINE else "tokenizer.not_fetched"
+            said = messages.text(reason, said=files.reason(error))
+            raise StokerError("STK312", tokenizer=name, reason=said) from error
 
 
 def _is_plain(folder: Path) -> bool:

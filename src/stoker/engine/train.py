@@ -4,8 +4,6 @@ It decides nothing: every choice is in plan.json. Started again, it goes on from
 """
 
 import copy
-import dataclasses
-import json
 import os
 import shutil
 import sys
@@ -17,7 +15,7 @@ import torch
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from stoker import env, messages
+from stoker import env
 from stoker.config import objectives
 from stoker.engine import (
     arranged,
@@ -33,8 +31,8 @@ from stoker.engine import (
     reading,
     reference,
     rehearsal,
+    resume,
     rollouts,
-    spread,
     streaming,
     vllm_sampler,
     writers,
@@ -45,10 +43,8 @@ from stoker.engine.rollouts import Rollouts
 from stoker.engine.saving import SaveJob, Saver
 from stoker.engine.trainer import ExactTrainer, Interrupted, UnplacedArguments, heed_stop
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.plan import moves
 from stoker.plan.plan import Plan
-from stoker.rows import order
-from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_place, lock, prepared, training_words
+from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_place, lock, prepared
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
 
@@ -110,11 +106,13 @@ def _train(opened: Opened, stop: callbacks.StopRequest) -> int:
     if any(opened.ranks.follow([opened.ranks.first and _is_finished(opened)])):
         opened.events.write("end", status="done", step=total)
         return EXIT_DONE
+    found = resume.newest(opened)
     known = reference.known(opened, arranged.arrangement(opened), lambda: stop.requested)
     if known is None:
-        return _stopped(opened, max((one.step for one in checkpoints.committed(opened.run_dir.checkpoints)), default=0))
+        return _stopped(opened, found.step if found else 0)
     opened = known
-    found = _newest(opened)
+    if found and opened.ranks.first:
+        resume.require_tier(opened, found)
     best = checkpoints.best_step(found) if found else None
     if found is None or found.step < total or found.commit.due:
         if any(opened.ranks.anyone([stop.requested])):  # the model is not loaded for nothing
@@ -189,107 +187,14 @@ def _loop(trainer: ExactTrainer, saver: Saver, found: Checkpoint | None) -> None
             raise
 
 
-# ---- resume
-
-
-def _newest(opened: Opened) -> Checkpoint | None:
-    """The checkpoint to resume from; None only if there never was one. The first rank searches, the others follow."""
-    folder = opened.run_dir.checkpoints
-    found = _look(opened, folder) if opened.ranks.first else None
-    found = spread.from_first(folder, found, opened.ranks)
-    reason = messages.text("rejected.newer", step=found.step if found else 0)
-    for path in spread.newer(folder, found, opened.ranks):
-        opened.events.write("rejected", path=path, reason=reason)
-    return found
-
-
-def _past(opened: Opened, found: Checkpoint | None) -> guard.Past:
-    """The run's past by its events, read by the first rank: other machines have none."""
-    path, step = opened.run_dir.events_file, found.step if found else 0
-    own = guard.read_past(opened.plan.guard, path, step) if opened.ranks.first else guard.Past((), ())
-    return guard.Past(**json.loads(opened.ranks.hear(json.dumps(dataclasses.asdict(own)))))
-
-
-def _look(opened: Opened, folder: Path) -> Checkpoint | None:
-    checkpoints.sweep(folder)
-    found, rejected = checkpoints.newest_verified(folder)
-    for one in rejected:
-        opened.events.write("rejected", path=one.path.name, reason=one.reason)
-    if found is None and (not all(checkpoints.is_foreign(one.path) for one in rejected) or _had_one(opened)):
-        raise StokerError("STK403", folder=folder)
-    for one in rejected:
-        with suppress(OSError):  # a read-only disk is reported by the first write that matters
-            checkpoints.quarantine(one.path, one.reason)
-    if found is not None:
-        _require_tier(opened, found)
-    return found
-
-
-def _had_one(opened: Opened) -> bool:
-    """Whether a checkpoint was ever committed, by its events; a fork starts from one."""
-    committed = any(event["event"] == "checkpoint" for event in events.skim(opened.run_dir.events_file))
-    return committed or opened.run_dir.manifest().forked_from is not None
-
-
-def _require_tier(opened: Opened, found: Checkpoint) -> None:
-    """Refuse a resume that differs by more than the run file allows."""
-    allowed = opened.run.save.resume
-    other = _other_training(opened, found)
-    if other and allowed != "any":
-        raise StokerError("STK410", reason=other)
-    tier, changed = _tier(opened, found), _changed(opened, found)
-    if allowed == "exact" and tier not in ("EXACT", "FORK"):
-        raise StokerError("STK420", tier=tier, changed=changed or moves.unprovable(opened.plan))
-
-
-def _other_training(opened: Opened, found: Checkpoint) -> str:
-    """Why resuming would be another training than the one begun; empty if it is the same."""
-    commit = found.commit
-    changes = training_words.differing(commit.words, opened.words) if commit.words is not None else []
-    other_words = messages.text("other.words", step=commit.step, changes=changes) if changes else ""
-    if commit.forked_from and commit.forked_from["weights_only"]:
-        return other_words or _other_base(opened, found)
-    if commit.data_digest != opened.report.digest:
-        return messages.text("other.data")
-    if commit.order_version != order.VERSION:
-        return messages.text("other.order")
-    return other_words or _other_base(opened, found)
-
-
-def _other_base(opened: Opened, found: Checkpoint) -> str:
-    """The same for the weights under an adapter, and for those that teach."""
-    before = found.commit.fingerprint
-    if before.get("teacher") != opened.fingerprint.get("teacher"):
-        return messages.text("other.teacher")
-    differs = before.get("base") != opened.fingerprint["base"] and opened.run.tune.method != "full"
-    if differs and models.is_other_base(before, opened.run, opened.run_dir.folder()):
-        return messages.text("other.base")
-    return ""
-
-
-def _tier(opened: Opened, found: Checkpoint | None) -> str:
-    """How exactly the run resumes."""
-    if found is not None and _other_training(opened, found):
-        return "OTHER"
-    if found is not None and found.commit.forked_from:
-        return "FORK"
-    return moves.tier(opened.plan, _changed(opened, found))
-
-
-def _changed(opened: Opened, found: Checkpoint | None) -> list[str]:
-    """`micro: 4 -> 2` for each part of the fingerprint that differs; a fork has no past to compare with."""
-    before = found.commit.fingerprint if found and not found.commit.forked_from else opened.fingerprint
-    return moves.changed(before, opened.fingerprint)
-
-
 def _announce(opened: Opened, found: Checkpoint | None, trainer: ExactTrainer) -> None:
     opened.events.write(
         "attempt",
         pid=os.getpid(),
         world=opened.ranks.world,
         strategy=opened.plan.strategy,
-        tier=_tier(opened, found),
-        changed=_changed(opened, found),
+        tier=resume.tier(opened, found),
+        changed=resume.changed(opened, found),
         resumed_step=found.step if found else 0,
         total_steps=opened.plan.steps.total,
         steps_per_epoch=opened.plan.steps.per_epoch,
@@ -311,7 +216,7 @@ def _build(
 ) -> ExactTrainer:
     run, plan, report, data = opened.run, opened.plan, opened.report, opened.run_dir.data
     opened.pulse.mark = "build"
-    past, base = _past(opened, found), opened.fingerprint["base"]
+    past, base = resume.past(opened, found), opened.fingerprint["base"]
     tokenizer = models.padded(models.load_tokenizer(data / "tokenizer"), run)
     model = models.build(run, plan, opened.run_dir.folder(), found.path if found else None, base, opened.ranks)
     arrangement = arranged.arrangement(opened)

@@ -1,9 +1,10 @@
 """Which native options a plan's figures hold for: every option is counted, changes no figure, or is named as missing.
 
-A test holds the sets to `known_options.json`; an option that nobody looked at is named.
+A test holds the sets to `known_options.json`; an option that nobody looked at is named. So are options of an adapter
+that no merged model can be made of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.config.native import known_options
@@ -81,6 +82,24 @@ NEUTRAL: dict[str, frozenset[str]] = {
 }
 """Options that change neither memory nor speed, or that are counted elsewhere."""
 
+MERGED = frozenset(
+    (
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"),
+        *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        "modules_to_save",
+        *("lora_dropout", "inference_mode", "task_type", "peft_version", "auto_mapping"),
+        *("base_model_name_or_path", "revision", "runtime_config"),
+    )
+)
+"""Options of an adapter that PEFT's layers merge exactly, or that do not concern the weights."""
+
+_MERGED_VALUES: dict[str, tuple[Any, ...]] = {
+    **COUNTED["lora"],
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # these leave the base's weights as they are
+    "peft_type": ("LORA",),
+}
+"""Values with which another option rules out no merge."""
+
 _NEUTRAL_OF_SHAPES = frozenset(
     (
         *("architectures", "bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "problem_type"),
@@ -112,6 +131,16 @@ def not_counted(run: Run, blocks: tuple[str, ...]) -> list[str]:
         else:
             found += [f"native.{block}.{name}" for name in _named(block, getattr(run.native, block))]
     return found
+
+
+def not_merged(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an adapter with which it cannot be merged into its base exactly."""
+    off: tuple[Any, ...] = (None, False, [], {})
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in MERGED and value not in _MERGED_VALUES.get(name, off)
+    }
 
 
 def undecided(block: str, owned: dict[str, str]) -> set[str]:

@@ -44,12 +44,10 @@ def has_adapter(run_dir: RunDir) -> bool:
 
 def merged(run_dir: RunDir) -> Path | None:
     """The accepted merged model of this adapter, if there is one."""
-    folder = artifacts.folder(run_dir, _MERGED)
     made = [event for event in events.skim(run_dir.events_file) if event["event"] == "merged"]
     adapter = run_dir.final / "adapter_model.safetensors"
     same = bool(made) and made[-1]["adapter"] == files.sha256(adapter)
-    accepted = artifacts.parity(run_dir).get(_MERGED, {}).get("accepted", False)
-    return folder if same and folder.is_dir() and accepted else None
+    return artifacts.folder(run_dir, _MERGED) if same and artifacts.is_accepted(run_dir, _MERGED) else None
 
 
 def make_merged(run_dir: RunDir) -> Path:
@@ -82,9 +80,7 @@ def export(name: str, folder: str | None, *, as_json: bool) -> None:
     """Export a finished run; an adapter is merged first."""
     run_dir = writing_models.find(name, "stoker export")
     adapter = has_adapter(run_dir)
-    target = Path(folder) if folder else None
-    if target:
-        check_target(target)
+    target = checked_target(folder) if folder else None
     training.require_idle(run_dir)
     if adapter and merged(run_dir) is None:
         make_merged(run_dir)
@@ -105,8 +101,7 @@ def exported(run_dir: RunDir) -> Path:
     made = False
     for event in events.skim(run_dir.events_file):
         made = event["event"] == "exported" or (made and event["event"] != "end")
-    accepted = artifacts.parity(run_dir).get(_EXPORT, {}).get("accepted", False)
-    if made and accepted and model_card.is_ours(path):
+    if made and artifacts.is_accepted(run_dir, _EXPORT) and model_card.is_ours(path):
         return path
     training.require_idle(run_dir)
     if adapter and merged(run_dir) is None:
@@ -114,10 +109,12 @@ def exported(run_dir: RunDir) -> Path:
     return _make_export(run_dir, adapter=adapter)
 
 
-def check_target(target: Path) -> None:
-    """The target must be new, empty or an earlier export: other files are never overwritten."""
+def checked_target(folder: str) -> Path:
+    """The whole path of a folder that is new, empty or an earlier export: other files are never overwritten."""
+    target = Path(folder).resolve()
     if target.exists() and not (target.is_dir() and (not any(target.iterdir()) or model_card.is_ours(target))):
-        raise StokerError("STK616", folder=target)
+        raise StokerError("STK616", folder=folder)
+    return target
 
 
 def _make_export(run_dir: RunDir, *, adapter: bool) -> Path:
@@ -153,7 +150,7 @@ def copy(source: Path, target: Path, weights: str) -> None:
 
     Args:
         source: An accepted artifact.
-        target: As `check_target` wants it.
+        target: Of `checked_target`: `.` and `..` have no name to write another folder beside.
         weights: The pattern of an artifact's large files: those of an earlier export may be named differently, and are
             deleted. Files of the user stay.
     """

@@ -25,8 +25,6 @@ class ChatOptions:
 def chat(name: str, prompt: str | None, options: ChatOptions, *, as_json: bool) -> None:
     """One answer to `prompt`, or a conversation until an empty line or end of input."""
     run_dir = writing_models.find(name, "stoker chat")
-    if not run_dir.final.is_dir() and not run_dir.checkpoints.is_dir():
-        raise StokerError("STK502", name=run_dir.name)
     check_artifact(run_dir, options.artifact)
     with programs.open_engine("chat", run_dir, *([options.artifact] if options.artifact else [])) as process:
         ready = _read(process, run_dir)

@@ -15,7 +15,7 @@ from stoker.handover.judges import Judge
 from stoker.launch import programs
 from stoker.plan.plan import Plan
 from stoker.report import sample_words
-from stoker.rundir import artifacts, files, layout, prepared
+from stoker.rundir import artifacts, checkpoints, files, layout, prepared
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console, objective_words
@@ -67,8 +67,10 @@ def evaluate(name: str, asked: EvaluationRequest, *, as_json: bool) -> None:
 
 
 def check_artifact(run_dir: RunDir, artifact: str | None) -> None:
-    """The artifact exists, and transformers can load it."""
+    """The artifact exists, and transformers can load it; without one, training has made something."""
     if artifact is None:
+        if not run_dir.final.is_dir() and not checkpoints.committed(run_dir.checkpoints):
+            raise StokerError("STK502", name=run_dir.name)
         return
     folder = run_dir.artifacts
     there = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())

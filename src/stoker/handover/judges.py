@@ -5,6 +5,7 @@ Before any answer is generated it is asked about a pair that nobody gets wrong. 
 address that the user has set.
 """
 
+import contextlib
 import http.client
 import ipaddress
 import itertools
@@ -17,9 +18,9 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -41,6 +42,13 @@ class Judgement(NamedTuple):
     value: float | None
     replies: list[str]
     """What it said."""
+
+
+class _Answer(NamedTuple):
+    """What came of one pair."""
+
+    row: Pair
+    said: Judgement | Exception
 
 
 Told = Callable[[Pair, Judgement], None]
@@ -153,6 +161,7 @@ _ANSWER_SECONDS = 300.0
 """Some load a model when they are asked, and think before they answer."""
 _MOST_SLOW = 3
 _AT_ONCE = 4
+_WAIT_SECONDS = 1.0
 _KEY = re.compile(r"[!#-&(-~]*")
 """Of visible letters without quotation marks: what a header takes, and no remains of a file of variables."""
 _LONGEST_REASON = 2000
@@ -195,22 +204,43 @@ class EndpointJudge:
             raise StokerError("STK528", judge=self._model, replies=[reply[-200:] for reply in found.replies])
 
     def judge(self, pairs: Path, rows: list[Pair], told: Told) -> None:  # noqa: ARG002  # the protocol's
-        """Some at a time, each told as it comes, also those that were under way when one could not be answered."""
+        """Some at a time, each told as it comes, also those that were under way when one could not be answered.
+
+        Ctrl-C waits for no answer: Python joins no daemon thread.
+        """
         self._ended.clear()
         self._slow = 0
-        threads = ThreadPoolExecutor(_AT_ONCE)
-        asked: dict[Future[Judgement], Pair] = {threads.submit(self._verdict, row): row for row in rows}
+        waiting: SimpleQueue[Pair] = SimpleQueue()
+        for row in rows:
+            waiting.put(row)
+        answers: SimpleQueue[_Answer | None] = SimpleQueue()
+        for _ in range(_AT_ONCE):
+            threading.Thread(target=self._answer, args=(waiting, answers), daemon=True).start()
+        asking, failed = _AT_ONCE, None
         try:
-            for one in as_completed(asked):
-                told(asked.pop(one), one.result())
-        except _Refused as error:
-            raise self._failed(error) from error
+            while asking:
+                if (one := _next(answers)) is None:
+                    asking -= 1
+                elif isinstance(one.said, Judgement):
+                    told(one.row, one.said)
+                else:
+                    failed = failed or one.said
         finally:
             self._ended.set()
-            threads.shutdown(cancel_futures=True)
-            for one, row in asked.items():
-                if one.done() and not one.cancelled() and one.exception() is None:
-                    told(row, one.result())
+        if failed:
+            raise self._failed(failed) if isinstance(failed, _Refused) else failed
+
+    def _answer(self, waiting: SimpleQueue[Pair], answers: "SimpleQueue[_Answer | None]") -> None:
+        """What one thread does: a verdict about the next row, until there is none or one of the threads has failed."""
+        with contextlib.suppress(Empty):
+            while not self._ended.is_set():
+                row = waiting.get_nowait()
+                try:
+                    answers.put(_Answer(row, self._verdict(row)))
+                except Exception as error:  # noqa: BLE001  # raised where the answers are read
+                    answers.put(_Answer(row, error))
+                    self._ended.set()  # what others say of it comes after the reason
+        answers.put(None)
 
     def _verdict(self, row: Pair) -> Judgement:
         """Answers that are the same are not asked about; a question that is refused or takes too long has none."""
@@ -279,6 +309,13 @@ class EndpointJudge:
 
     def _failed(self, error: "_Refused") -> StokerError:
         return StokerError("STK523", url=self._url, judge=self._model, reason=env.without_secrets(str(error)))
+
+
+def _next(answers: SimpleQueue[_Answer | None]) -> _Answer | None:
+    """The next answer; on Windows nothing but the end of a wait lets Ctrl-C through."""
+    while True:
+        with contextlib.suppress(Empty):
+            return answers.get(timeout=_WAIT_SECONDS)
 
 
 class _Refused(Exception):

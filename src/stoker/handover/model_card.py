@@ -5,6 +5,7 @@ Everything in it was recorded by the run: nothing is asked, measured or guessed 
 
 import functools
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -15,13 +16,17 @@ from stoker import messages
 from stoker.api import figures
 from stoker.config import mixing
 from stoker.config.run import Run, Shape
+from stoker.errors import StokerError
 from stoker.plan.plan import Plan
-from stoker.rundir import events, files, inputs, prepared
+from stoker.rundir import events, files, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 FILE_NAME = "README.md"
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 _LAST_STEPS = 10
+_ADAPTER_LIBRARY = "peft"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+"""What can be one: every other name is a path, or another run."""
 _PUBLIC = ("hub:", "modelscope:", "recipe:")
 """What everybody can look up is named whole; folders, buckets and hosts are the user's own."""
 _SAME_WEIGHTS = (None, "final", "merged", "export")
@@ -61,12 +66,36 @@ def text(run_dir: RunDir, exported: dict[str, Any], parity: dict[str, Any] | Non
     return "\n".join([head, *(_section(language, run_dir, rows, kind) for language in ("en", "zh"))])
 
 
-def base_label(run: Run) -> str | None:
-    """The public name of the base model: no path of this machine."""
-    if isinstance(run.model, Shape):
+def hub_id(run_dir: RunDir) -> str | None:
+    """The hub's id of the model that was loaded; None of a folder, of what another run made, and of no model."""
+    model = run_dir.run().model
+    if isinstance(model, Shape) or not _HUB_ID.fullmatch(model) or (run_dir.folder() / model).exists():
         return None
-    name = run.model.removeprefix(inputs.EARLIER_RUN)
-    return _last(name) if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 else name
+    return model
+
+
+def first_hub_id(run_dir: RunDir) -> str | None:
+    """The same, of the first run where each was trained on what the one before it made."""
+    model = run_dir.run().model
+    if isinstance(model, Shape) or not model.startswith(inputs.EARLIER_RUN):
+        return hub_id(run_dir)
+    try:
+        return first_hub_id(layout.find(model.removeprefix(inputs.EARLIER_RUN)))
+    except StokerError:  # it is gone
+        return None
+
+
+def _base_id(run_dir: RunDir, kind: CardKind) -> str | None:
+    """The base model's id; an adapter fits the very model it was trained on, and none that came before."""
+    return hub_id(run_dir) if kind.library == _ADAPTER_LIBRARY else first_hub_id(run_dir)
+
+
+def _base_label(run_dir: RunDir, kind: CardKind) -> str | None:
+    """What the text calls the base model: no path of this machine."""
+    model = run_dir.run().model
+    if isinstance(model, Shape):
+        return None
+    return _base_id(run_dir, kind) or _last(model.removeprefix(inputs.EARLIER_RUN))
 
 
 def _last(path: str) -> str:
@@ -94,7 +123,7 @@ def _is_eval(event: dict[str, Any]) -> bool:
 
 
 def _front_matter(run_dir: RunDir, run: Run, exported: dict[str, Any], kind: CardKind) -> str:
-    base, manifest = base_label(run), run_dir.manifest()
+    base, manifest = _base_id(run_dir, kind), run_dir.manifest()
     hub = [source.path.partition(":")[2] for source in inputs.train_sources(run) if source.path.startswith("hub:")]
     fields = {
         **({"base_model": base} if base else {}),
@@ -114,7 +143,7 @@ def _section(language: str, run_dir: RunDir, rows: list[tuple[str, dict[str, Any
     lines = [
         said("card.title"),
         "",
-        said(f"card.{origin}", base=base_label(run)),
+        said(f"card.{origin}", base=_base_label(run_dir, kind)),
         "",
         "| | |",
         "|---|---|",

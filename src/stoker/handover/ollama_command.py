@@ -22,9 +22,7 @@ def export(name: str, folder: str | None, gguf: str, *, as_json: bool) -> None:
         problem = messages.text("usage.bad", name="--gguf", value=gguf)
         raise StokerError("STK506", problem=problem, command="stoker export")
     run_dir = writing_models.find(name, "stoker export")
-    target = Path(folder) if folder else None
-    if target:
-        artifact_commands.check_target(target)
+    target = artifact_commands.checked_target(folder) if folder else None
     kind = f"gguf-{gguf}"
     quantized.require(kind, run_dir)
     training.require_idle(run_dir)

@@ -7,7 +7,7 @@ from typing import Any
 from stoker import messages
 from stoker.artifacts import parity_gate
 from stoker.artifacts.endpoint import Endpoint
-from stoker.plan.parity_verdict import Reference
+from stoker.plan.parity_limits import Reference
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console
 

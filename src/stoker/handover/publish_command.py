@@ -1,7 +1,6 @@
 """`stoker publish`: the finished model with its card in a repository of the Hugging Face hub or ModelScope."""
 
 import json
-import sys
 from contextlib import closing
 from typing import Any
 
@@ -10,7 +9,7 @@ from stoker.api.figures import size
 from stoker.artifacts import model_hubs, publishing
 from stoker.artifacts.model_hubs import ModelHub, Repository
 from stoker.artifacts.publishing import Staged
-from stoker.errors import EXIT_USER, StokerError
+from stoker.errors import StokerError
 from stoker.handover import artifact_commands, model_card, writing_models
 from stoker.handover.model_card import CardKind
 from stoker.launch import programs
@@ -53,26 +52,35 @@ def publish(name: str, to: str, what: str | None, *, public: bool, yes: bool, as
 
 def _staged(run_dir: RunDir, what: str) -> Staged:
     """The files that are sent, searched, with a card made now."""
-    base = model_card.base_label(run_dir.run())
+    base = model_card.hub_id(run_dir)
     if what == "adapter":
         staged = publishing.stage(run_dir, run_dir.final, base)
         files.write_text(staged.folder / publishing.CARD, _adapter_card(run_dir))
     else:
         source = artifact_commands.exported(run_dir)
         staged = publishing.stage(run_dir, source, base)
-        files.write_text(staged.folder / publishing.CARD, (source / model_card.FILE_NAME).read_text(encoding="utf-8"))
+        files.write_text(staged.folder / publishing.CARD, _export_card(run_dir))
     names = sorted(path.name for path in staged.folder.iterdir())
     staged = Staged(staged.folder, names, files.folder_bytes(staged.folder), staged.left_out)
     publishing.search(run_dir, staged)
     return staged
 
 
+def _export_card(run_dir: RunDir) -> str:
+    return model_card.text(run_dir, _exported(run_dir)[-1], artifacts.parity(run_dir)["export"])
+
+
 def _adapter_card(run_dir: RunDir) -> str:
     weights = run_dir.final / "adapter_model.safetensors"
-    said = [event for event in events.skim(run_dir.events_file) if event["event"] == "exported"]
+    said = _exported(run_dir)
     licence = said[-1]["licence"] if said else _licence(run_dir)
     exported = {"dtype": "adapter", "bytes": weights.stat().st_size, "licence": licence}
-    return model_card.text(run_dir, exported, artifacts.parity(run_dir).get("merged"), _ADAPTER_CARD)
+    merged = artifacts.parity(run_dir)["merged"] if artifact_commands.merged(run_dir) else None
+    return model_card.text(run_dir, exported, merged, _ADAPTER_CARD)
+
+
+def _exported(run_dir: RunDir) -> list[dict[str, Any]]:
+    return [event for event in events.skim(run_dir.events_file) if event["event"] == "exported"]
 
 
 def _licence(run_dir: RunDir) -> dict[str, Any]:
@@ -91,7 +99,7 @@ def _send(
     _show(hub, there, staged, missing, run_dir, public=public)
     if not yes and not _agreed():
         console.talk("publish.not_sent")
-        sys.exit(EXIT_USER)
+        console.declined()
     if there is None:
         hub.create(private=not public)
     with console.status() as status:

@@ -15,7 +15,7 @@ from stoker.artifacts.serving_choices import Serving
 from stoker.errors import StokerError
 from stoker.handover import parity_lines, writing_models
 from stoker.launch import programs
-from stoker.plan.parity_verdict import Reference
+from stoker.plan.parity_limits import Reference
 from stoker.rundir import files, layout
 from stoker.rundir.layout import RunDir
 from stoker.terminal import console

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker import env, plugins
+from stoker import env, messages, plugins
 from stoker.config import place_names
 from stoker.errors import StokerError
 from stoker.hosts.box_facts import BoxFacts
@@ -95,7 +95,7 @@ def find(name: str) -> Host:
     """The host of this name."""
     path = _folder() / f"{name}.json"
     if not _NAME.fullmatch(name) or not path.is_file():
-        raise StokerError("STK720", name=name, known=[host.name for host in every()] or "-")
+        raise StokerError("STK720", name=name, known=[host.name for host in every()] or messages.text("hosts.nobody"))
     return _read(path)
 
 

@@ -82,7 +82,13 @@ class DataLook:
         return max(1, round(self.rows * len(rows) / len(taken)))
 
 
-def look(path: str, folder: Path, rates: TokenRates, tokenizer: Path | None = None) -> DataLook:
+def look(
+    path: str,
+    folder: Path,
+    rates: TokenRates,
+    tokenizer: Path | None = None,
+    columns: dict[str, str] | None = None,
+) -> DataLook:
     """Look at data on this machine.
 
     Args:
@@ -90,8 +96,9 @@ def look(path: str, folder: Path, rates: TokenRates, tokenizer: Path | None = No
         folder: The run file's, which a relative path starts from.
         rates: Tokens of a text.
         tokenizer: What counts them instead: the model's `tokenizer.json`.
+        columns: What the columns mean, where the names of the rows do not say it.
     """
-    run = _draft({"train": path}, "sft")
+    run = _draft({"train": path, "columns": columns}, "sft")
     found = raw_data.look(run, folder, rates, tokenizer)
     if found.layout and found.layout.format == layouts.PREFERENCE:
         found = raw_data.look(_draft({"train": path, "pack": False}, "dpo"), folder, rates, tokenizer)

@@ -72,6 +72,9 @@ class _Sample:
 def size(run: Run, folder: Path, shape: ModelShape) -> DataFacts:
     """Facts of the training files as they are on this machine, estimated."""
     if isinstance(run.tokenizer, TrainTokenizer) or run.data.pipeline:
+        for path, kinds in inputs.pipeline_reads(run):
+            if not inputs.is_remote(path):
+                inputs.expand(path, folder, kinds)  # refuses what is not here
         raise StokerError("STK206")
     rates = token_rates.of(shape.family, shape.vocab)
     samples = list(_samples(run, folder))
@@ -332,7 +335,7 @@ def _facts(run: Run, samples: list[_Sample], rates: TokenRates) -> DataFacts:
         has_eval=run.data.eval is not None,
         disk_bytes=round(4 * everything),
         interval=(low, high),
-        reasons=tuple(_reasons(samples, rates, round(everything), (low, high), run.data.on_bad_row)),
+        reasons=tuple(_reasons(samples, rates, round(everything), (low, high), run)),
     )
 
 
@@ -345,9 +348,10 @@ def _fill(lengths: list[float], length: int) -> float:
 
 
 def _reasons(
-    samples: list[_Sample], rates: TokenRates, tokens: int, interval: tuple[float, float], on_bad_row: str
+    samples: list[_Sample], rates: TokenRates, tokens: int, interval: tuple[float, float], run: Run
 ) -> Iterator[Reason]:
     rows, read = (sum(sample.scale * sample.rows for sample in samples), sum(sample.rows for sample in samples))
+    stated = run.data.rows
     sampled = not all(sample.whole for sample in samples)
     found = {
         "rows": f"{float(f'{rows:.2g}') if sampled else rows:,.0f}",
@@ -361,12 +365,15 @@ def _reasons(
         yield Reason(about="data", key="why.data.sampled", fields={**found, "read": f"{read:,}"})
     else:
         yield Reason(about="data", key="why.data.raw", fields=found)
+    if stated is not None and stated != round(rows) and not any(sample.file.is_text for sample in samples):
+        fields = {"stated": stated, "rows": found["rows"], "tokens": round(tokens * stated / rows)}
+        yield Reason(about="data", key="why.data.stated", fields=fields)
     if not rates.known:
         yield Reason(about="data", key="why.data.vocabulary", fields={"name": rates.name})
     bad = [one for sample in samples for one in sample.bad]
     if bad:
         fields = {"count": len(bad), "where": bad[0][0], "reason": bad[0][1].text}
-        key = "why.data.bad" if on_bad_row == "skip" else "why.data.bad.stops"
+        key = "why.data.bad" if run.data.on_bad_row == "skip" else "why.data.bad.stops"
         yield Reason(about="data", key=key, fields=fields)
 
 

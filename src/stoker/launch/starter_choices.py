@@ -103,22 +103,26 @@ def propose(question: StarterQuestion, seen: DataLook | None) -> Proposal:
     if question.by_row:
         pack, why_pack, epochs = False, Remark("init.file.pairs", {}), 1
     sequences = packed if pack else single
-    batch, epochs, steps = _full(sequences, epochs) if question.full else _try(sequences)
+    complete = _full(sequences, epochs)
+    batch, epochs, steps = complete if question.full else _try(sequences)
     per_epoch = _steps(sequences, batch)
     total = steps or epochs * per_epoch
     why = {"data.length": why_length, "data.pack": why_pack}
-    why |= _why_steps(question, batch=batch, epochs=epochs, per_epoch=per_epoch, total=total, pack=pack)
+    passes = complete[1]
+    why |= _why_steps(question, batch=batch, epochs=passes, per_epoch=per_epoch, total=total, pack=pack)
     return Proposal(length, pack, batch, epochs, steps, total, why)
 
 
 def _unseen(question: StarterQuestion) -> Proposal:
     length = min(question.scratch_length or _UNSEEN_LENGTH, question.context or _UNSEEN_LENGTH)
-    epochs = 10 if question.scratch_length else 3
+    epochs = 10 if question.scratch_length else 1 if question.by_row else 3
     words = ("data.length", "data.pack", "train.batch", "train.epochs" if question.full else "train.steps")
     keys = ("init.unseen.length", "init.unseen.pack", "init.unseen.batch", "init.unseen.passes")
     why = {word: Remark(key, {}) for word, key in zip(words, keys, strict=True)}
     steps = None if question.full else _TRY_STEPS
-    return Proposal(length, pack=True, batch=16, epochs=epochs, steps=steps, total=None, why=why)
+    if question.by_row:
+        why["data.pack"] = Remark("init.file.pairs", {})
+    return Proposal(length, pack=not question.by_row, batch=16, epochs=epochs, steps=steps, total=None, why=why)
 
 
 # ---- length
@@ -206,10 +210,12 @@ def _why_steps(
     counts = {"batch": batch, "epochs": epochs, "per_epoch": f"{per_epoch:,}", "total": f"{total:,}"}
     counts |= {"fewest": FEWEST_STEPS, "share": percent(total / per_epoch)}
     few = total < FEWEST_STEPS
+    whole = "init.steps.only" if epochs == 1 else "init.steps.pass"
     if question.full:
         word, key = "train.epochs", "init.epochs.few" if few else "init.epochs.enough"
     else:
-        word, key = "train.steps", "init.steps.few" if few else "init.steps.enough"
+        enough = whole if total == per_epoch else "init.steps.enough"
+        word, key = "train.steps", "init.steps.few" if few else enough
     counted = "init.batch.packed" if pack else "init.batch.rows"
     return {"train.batch": Remark(counted, counts), word: Remark(key, counts)}
 

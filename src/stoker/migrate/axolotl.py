@@ -9,6 +9,7 @@ from typing import Any
 from stoker.config import native
 from stoker.config.reader import KeyPath
 from stoker.errors import StokerError
+from stoker.facts import native_figures
 from stoker.migrate import column_names
 from stoker.migrate import dataset_sources as sources
 from stoker.migrate import hyperparameters as shared
@@ -204,6 +205,7 @@ def translate(draft: Draft) -> None:
         draft.carry("fp16", "where.precision", "fp16")
     draft.equal("fp16")
     draft.apply(_RULES)
+    _not_merged(draft)
     draft.finish(KNOWN, trainer_options=False)
 
 
@@ -464,8 +466,11 @@ def _intervals(draft: Draft) -> None:
 
 def _named_trackers(draft: Draft) -> None:
     """A tracker whose project is named is used, without a key that says so."""
-    used = [tracker for tracker, keys in _TRACKERS.items() if draft.value(keys[0])]
-    if draft.truth("use_swanlab") and not used:
+    named = [tracker for tracker, keys in _TRACKERS.items() if draft.value(keys[0])]
+    used = [tracker for tracker in named if not shared.is_offline(draft, tracker)]
+    for tracker in named:
+        shared.leave_offline(draft, f"{tracker}_mode", tracker)
+    if draft.truth("use_swanlab") and not named:
         shared.also_tracked(draft, "use_swanlab", "swanlab")
     if used and "native.trainer.report_to" not in draft.written:
         draft.write(
@@ -475,3 +480,11 @@ def _named_trackers(draft: Draft) -> None:
             key=_TRACKERS[used[0]][0],
             line=draft.theirs.lines[(_TRACKERS[used[0]][0],)],
         )
+
+
+def _not_merged(draft: Draft) -> None:
+    """Say of an option of the adapter that no merged model can be made of it."""
+    for ours, one in draft.written.items():
+        block, _, name = ours.rpartition(".")
+        if block == "native.lora" and native_figures.not_merged({name: one.value}):
+            draft.remark(one.fields["key"], "migrate.remark.not_merged")

@@ -8,7 +8,7 @@ from stoker.config import load, reader
 from stoker.config.reader import Document
 from stoker.errors import StokerError, StokerErrors
 from stoker.migrate import axolotl, llamafactory, run_file
-from stoker.migrate.draft import Draft, KeyOutcome
+from stoker.migrate.draft import Draft, KeyOutcome, beside
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,14 @@ class Migration:
     """How many keys their file has, inner ones of datasets too."""
 
     @property
-    def not_carried(self) -> int:
-        """Keys of the file that were not carried over or are not known; those that were in part do not count."""
-        others = {one.key for one in self.of("carried", "equal", "decided", "own")}
-        return len({one.key for one in self.of("left", "unknown") if one.line} - others)
+    def not_carried(self) -> list[KeyOutcome]:
+        """Keys of the file that were not carried over or are not known."""
+        return [one for one in self.of("left", "unknown") if one not in self.beside]
+
+    @property
+    def beside(self) -> list[KeyOutcome]:
+        """What else may differ: of keys that were carried over, or that are not in the file."""
+        return sorted(beside(self.findings), key=lambda one: one.line)
 
     def of(self, *outcomes: str) -> list[KeyOutcome]:
         """The keys with one of these outcomes, in the order of their file."""

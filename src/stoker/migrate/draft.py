@@ -3,7 +3,8 @@
 Knows neither LLaMA-Factory nor axolotl; their modules read by `Draft`'s methods, and a key is accounted for once.
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,8 @@ Outcome = Literal["carried", "equal", "decided", "own", "left", "unknown"]
 """Carried over; equal to Stoker's default; decided by the plan; done by Stoker in its own way, without an effect on
 what is trained; not carried over, which changes or may change the training; no key that is known."""
 
+LOST: tuple[Outcome, ...] = ("left", "unknown")
+"""Outcomes that change or may change the training."""
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
@@ -115,10 +118,11 @@ class Draft:
         raise self.unreadable(key)
 
     def number(self, key: str, default: float) -> float:
-        """A number; text that is one counts."""
+        """A finite number; text that is one counts."""
         value = self.value(key, default)
         value = scalar(value.strip()) if isinstance(value, str) else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_endless = isinstance(value, float) and not math.isfinite(value)
+        if is_endless or isinstance(value, bool) or not isinstance(value, int | float):
             raise self.unreadable(key)
         return value
 
@@ -259,6 +263,12 @@ def texts(value: Any, where: str, key: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(one is None or isinstance(one, str) for one in value.values()):
         raise StokerError("STK184", where, key=key, value=str(value)[:80])
     return {name: one for name, one in value.items() if one}
+
+
+def beside(findings: Sequence[KeyOutcome]) -> list[KeyOutcome]:
+    """What was not carried over beside a key that was, or is not in their file."""
+    settled = {one.key for one in findings if one.outcome not in LOST}
+    return [one for one in findings if one.outcome in LOST and (not one.line or one.key in settled)]
 
 
 def percent(share: float) -> str:

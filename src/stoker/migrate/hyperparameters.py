@@ -17,6 +17,9 @@ _OPTIMIZERS: tuple[str, ...] = typing.get_args(OptimizerName)
 _PLAIN_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
 """One optimizer in different kernels; `adamw` takes the fused one where there is a GPU."""
 
+_ONLINE = ("online", "cloud", "shared")
+"""Modes in which a tracker sends what it is told."""
+
 
 def batch(draft: Draft, per_device: str, default: int, accumulation: int | None = None) -> None:
     """Sequences per optimizer step: theirs per device and accumulation, ours over all."""
@@ -174,11 +177,28 @@ def trackers(draft: Draft, key: str = "report_to") -> None:
     elif asked == ["none"]:
         draft.carry(key, "native.trainer.report_to", "none")
     else:
-        draft.carry(key, "native.trainer.report_to", asked)
+        if online := [one for one in asked if not is_offline(draft, one)]:
+            draft.carry(key, "native.trainer.report_to", online)
+        for tracker in asked:
+            leave_offline(draft, key, tracker)
+
+
+def is_offline(draft: Draft, tracker: str) -> bool:
+    """Whether a mode keeps a tracker off the network; no word of a run file says so, and there it would go online."""
+    return draft.text(f"{tracker}_mode", _ONLINE[0]).lower() not in _ONLINE
+
+
+def leave_offline(draft: Draft, key: str, tracker: str) -> None:
+    """Leave out a tracker that `key` asks for, where a mode keeps it off the network."""
+    if is_offline(draft, tracker):
+        mode = f"{tracker}_mode"
+        fields = {"tracker": tracker, "variable": mode.upper(), "mode": draft.text(mode).lower()}
+        for one in (mode, key):
+            draft.left(one, "migrate.left.offline", **fields)
 
 
 def dropout(draft: Draft, objective: str) -> None:
-    """Of the adapter; trainings that compare answers have none, theirs neither."""
+    """Of the adapter; trainings that compare answers have none, TRL's neither."""
     if objectives.facts(objective).by_row:
         draft.own("lora_dropout", "migrate.own.no_dropout")
     else:
@@ -187,6 +207,9 @@ def dropout(draft: Draft, objective: str) -> None:
 
 def also_tracked(draft: Draft, key: str, tracker: str) -> None:
     """A tracker that a key of its own asks for."""
+    leave_offline(draft, key, tracker)
+    if is_offline(draft, tracker):
+        return
     asked = [one for one in draft.names("report_to") if one not in ("none", "all", tracker)]
     word = "native.trainer.report_to"
     draft.write(word, [*asked, tracker], "migrate.from.key", key=key, line=draft.theirs.lines[(key,)])

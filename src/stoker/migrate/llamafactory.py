@@ -260,6 +260,8 @@ def _tune(draft: Draft, objective: str) -> None:
     rank = draft.whole("lora_rank", 8)
     draft.carry("lora_rank", "tune.rank", rank)
     draft.carry("lora_alpha", "tune.alpha", draft.number("lora_alpha", 2 * rank))
+    if objective == "reward" and draft.number("lora_dropout", 0.0):
+        draft.left("lora_dropout", "migrate.left.dropout")  # their trainer of it is transformers' own, not TRL's
     shared.dropout(draft, objective)
     targets = draft.names("lora_target") or ["all"]
     draft.carry("lora_target", "tune.targets", "all-linear" if targets == ["all"] else targets)

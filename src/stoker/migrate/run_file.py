@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.config.reader import scalar
-from stoker.migrate.draft import Draft, KeyOutcome, Written
+from stoker.migrate.draft import LOST, Draft, KeyOutcome, Written, beside
 
 _SECTIONS = ("data", "tune", "train", "save", "where", "native")
 _PLAIN = re.compile(r"[A-Za-z0-9./][\w./%-]*( [\w./%-]+)*")
@@ -41,14 +41,16 @@ def _inside(words: dict[str, Written]) -> list[str]:
 
 def _account(draft: Draft) -> list[str]:
     """Every key that has no line of its own above, with the reason."""
-    lines = []
-    for heading, outcomes in (
-        ("migrate.file.left", ("left", "unknown")),
-        ("migrate.file.decided", ("decided",)),
-        ("migrate.file.own", ("own",)),
-        ("migrate.file.equal", ("equal",)),
+    lines, besides = [], beside(draft.findings)
+    settled = [one for one in draft.findings if one not in besides]
+    for heading, findings in (
+        ("migrate.file.left", [one for one in settled if one.outcome in LOST]),
+        ("migrate.file.beside", besides),
+        ("migrate.file.decided", [one for one in settled if one.outcome == "decided"]),
+        ("migrate.file.own", [one for one in settled if one.outcome == "own"]),
+        ("migrate.file.equal", [one for one in settled if one.outcome == "equal"]),
     ):
-        found = sorted((one for one in draft.findings if one.outcome in outcomes), key=lambda one: one.line)
+        found = sorted(findings, key=lambda one: one.line)
         if found:
             lines += ["", f"# {_text(heading)}", *(f"#   {describe(one)}" for one in found)]
     return lines

@@ -13,6 +13,7 @@ from stoker.launch import training
 from stoker.rundir import artifacts, checkpoints, files, in_place, layout, pulled, segments, training_words
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import Manifest, RunDir
+from stoker.store import brought
 
 _NEWEST = 3
 """Checkpoints that are tried: a running training may rotate one away while it is copied."""
@@ -146,11 +147,11 @@ def _pull_final(shell: Shell, folder: str, run_dir: RunDir) -> None:
     said = shell.run(f"cd {quote(source)}; find . -type f -exec sha256sum {{}} +", seconds=_SECONDS)
     wanted = {line[66:].removeprefix("./"): line[:64] for line in said.splitlines() if line}
     same = run_dir.final.is_dir() and _digests(run_dir.final) == wanted
-    if run_dir.final.is_dir() and not same and not artifacts.is_as_brought(run_dir, "final"):
+    if run_dir.final.is_dir() and not same and not brought.is_unchanged(run_dir, "final"):
         raise StokerError("STK664", name=run_dir.name, host=shell.name, folder=run_dir.final)
     if not same:
         _take_final(shell, source, run_dir, wanted)
-    artifacts.note_brought(run_dir, "final")
+    brought.note(run_dir, "final")
 
 
 def _take_final(shell: Shell, source: str, run_dir: RunDir, wanted: dict[str, str]) -> None:

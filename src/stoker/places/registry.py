@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from stoker import plugins
+from stoker import messages, plugins
 from stoker.config import place_names
 from stoker.config.run import Run
 from stoker.errors import StokerError, closest
@@ -47,7 +47,7 @@ def by_name(on: str, run: Run | None = None) -> Place:
     if on in offered:
         return _load(offered[on], run)
     names = [*(host.name for host in known.every()), *(one.title for one in offered.values())]
-    raise StokerError("STK720", name=on, known=names or "-")
+    raise StokerError("STK720", name=on, known=names or messages.text("hosts.nobody"))
 
 
 def recorded(run_dir: RunDir) -> str | None:

@@ -9,7 +9,7 @@ from stoker import env
 from stoker.config.run import Run, TrainTokenizer
 from stoker.errors import StokerError
 from stoker.estimate import memory, ranges
-from stoker.facts import failures, intervals, proven
+from stoker.facts import failures, intervals, native_figures, proven
 from stoker.facts.machine import Machine
 from stoker.facts.mirrors import Network
 from stoker.facts.platforms import Platform
@@ -154,7 +154,7 @@ class Found:
     @functools.cached_property
     def disk(self) -> dict[str, int]:
         """Bytes on disk by part: data, checkpoints, the finished model, and what it is made from and merged into."""
-        inputs, step = self.inputs, self.way.step
+        inputs, step, lora = self.inputs, self.way.step, self.inputs.run.native.lora
         whole = step.shape.parameters() * _HALF_BYTES
         return {
             "data": inputs.data.disk_bytes,
@@ -162,7 +162,7 @@ class Found:
             "checkpoints": choices.checkpoints_at_once(inputs.run) * memory.checkpoint_bytes(step),
             "finished": memory.finished_bytes(step),
             "base": inputs.teacher.stored_bytes + (0 if inputs.shape.origin in ("run_file", "local") else whole),
-            "merged": whole if step.adapter and not inputs.run.train.scores else 0,
+            "merged": 0 if inputs.run.train.scores or native_figures.not_merged(lora) or not step.adapter else whole,
         }
 
 
@@ -401,12 +401,10 @@ def _pace(found: Found) -> Speed:
 
 
 def _steps(run: Run, data: DataFacts) -> StepCounts:
-    order = Order(data.digest, run.train.seed, data.sequences, run.train.batch)
+    per_epoch = Order(data.digest, run.train.seed, data.sequences, run.train.batch).steps_per_epoch
     total = mixture.total_steps(run, data)
-    epochs = -(-total // order.steps_per_epoch)
-    return StepCounts(
-        total=total, per_epoch=order.steps_per_epoch, epochs=epochs, warmup=engine_options.warmup_steps(run, total)
-    )
+    warmup = engine_options.warmup_steps(run, total)
+    return StepCounts(total=total, per_epoch=per_epoch, epochs=-(-total // per_epoch), warmup=warmup)
 
 
 def _with_vocab(inputs: Inputs) -> ResolvedShape:

@@ -3,6 +3,7 @@
 from stoker.config import mixing
 from stoker.config.run import Run
 from stoker.estimate import memory, operations
+from stoker.facts import native_figures
 from stoker.facts.machine import Machine
 from stoker.facts.model_parts import ModelParts, WeightGroup
 from stoker.facts.shapes import ResolvedShape
@@ -90,7 +91,7 @@ def _gib(way: Way, machine: Machine) -> dict[str, str]:
 
 
 def of_model(run: Run, found: ResolvedShape) -> list[Reason]:
-    """What is approximate about a model without a formula, and where its files disagree with the count."""
+    """What is approximate without a formula, where files disagree with the count, and what rules out a merged model."""
     reasons, parts = [], found.shape.parts
     if parts:
         fields = {"family": parts.family, "model_class": parts.model_class, "groups": len(parts.groups)}
@@ -103,6 +104,8 @@ def of_model(run: Run, found: ResolvedShape) -> list[Reason]:
     if stored and abs(counted - stored) > _AGREES * stored:
         fields = {"counted": f"{counted / 1e9:.3f}", "stored": f"{stored / 1e9:.3f}"}
         reasons.append(Reason(about="model", key="why.stored", fields=fields))
+    if alone := [f"`native.lora.{name}`" for name in native_figures.not_merged(run.native.lora)]:
+        reasons.append(Reason(about="native.lora", key="why.not_merged", fields={"options": alone}))
     return reasons
 
 
@@ -138,10 +141,8 @@ def of_machine(machine: Machine) -> list[Reason]:
 
 def of_support(machine: Machine, *, supported: bool) -> list[Reason]:
     """A card that current builds of torch have left."""
-    if supported:
-        return []
     fields = {"card": machine.name, "capability": machine.compute_capability}
-    return [Reason(about="fits", key="why.card.old", fields=fields)]
+    return [] if supported else [Reason(about="fits", key="why.card.old", fields=fields)]
 
 
 def of_network(machine: Machine, way: Way) -> list[Reason]:

@@ -12,6 +12,7 @@ from typing import Any
 from stoker import __version__, env, messages
 from stoker.api import figures, html_tables
 from stoker.api.run_progress import RunProgress
+from stoker.artifacts import spelt_folders
 from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.plan.plan import Plan
@@ -81,12 +82,16 @@ def _run(run_dir: RunDir) -> Run | None:
 
 def _private(page: str, run_dir: RunDir, manifest: Manifest) -> str:
     """The page without secrets; folders of this machine are named from the run file's, or from the home folder."""
-    named = {str(run_dir.path.absolute()): ".", manifest.folder: ".", str(Path.home()): "~"}
-    known = [(html.escape(folder), named[folder]) for folder in sorted(named, key=len, reverse=True) if len(folder) > 1]
+    named = ((run_dir.path.absolute(), "."), (manifest.folder, "."), (Path.home(), "~"))
+    spelt = {one: name for folder, name in named for one in spelt_folders.spellings(folder)}
+    known = [
+        (re.compile(rf"{spelt_folders.pattern(html.escape(one))}(?![\w.-])"), spelt[one])
+        for one in sorted(spelt, key=len, reverse=True)
+    ]
 
     def shown(text: str) -> str:
         for folder, name in known:
-            text = re.sub(rf"{re.escape(folder)}(?![\w.-])", name, text)
+            text = folder.sub(name, text)
         return html.escape(env.masked(html.unescape(text))) if "&" in text else env.masked(text)
 
     # Every `<` of a text is escaped: what is between two tags is text.

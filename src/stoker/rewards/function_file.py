@@ -49,7 +49,9 @@ def _check(reward: Reward, folder: Path, where: str) -> None:
         return
     names = _defined(module)
     if reward.name not in names and "*" not in names:
-        reason = messages.text("reward.not_defined", file=file, name=reward.name)
+        there = [f"`{one.name}`" for one in module.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        said = "reward.defines_others" if there else "reward.not_defined"
+        reason = messages.text(said, file=file, name=reward.name, there=there)
         near = closest(reward.name, sorted(names))
         raise StokerError("STK461", where, function=reward.function, reason=reason, nearest=near)
 

@@ -256,20 +256,15 @@ def _chat(row: Row, key: str) -> Conversation:
 def _alpaca(row: Row, *, has_template: bool) -> Document:
     instruction, output = row_values.text(row, "instruction"), row_values.text(row, "output")
     extra = row_values.checked("input", row.get("input") or "")
-    earlier = row.get("history") or []
     system = row_values.checked("system", row.get("system") or "")
     if not has_template:
-        if earlier or system:
+        if row.get("history") or system:
             raise BadRow("row.needs_template")
         layout = ALPACA_PLAIN_INPUT if extra.strip() else ALPACA_PLAIN
         return Pair(layout.format(instruction=instruction, input=extra), output)
     conversation = [{"role": "system", "content": system}] if system else []
-    for turn in earlier:
-        if not isinstance(turn, list | tuple) or len(turn) != 2:
-            raise row_values.wrong_type("history", "list")
-        conversation += turns.exchange(row_values.checked("history", turn[0]), row_values.checked("history", turn[1]))
     question = f"{instruction}\n{extra}" if extra.strip() else instruction
-    return turns.conversation(conversation + turns.exchange(question, output))
+    return turns.conversation(conversation + turns.earlier(row) + turns.exchange(question, output))
 
 
 def _prompt_completion(row: Row, *, has_template: bool) -> Document:
@@ -305,7 +300,8 @@ def fitting(document: Document | BadRow, asked: ObjectiveFacts) -> Document | Ba
     if asked.prompts and not isinstance(document, BadRow):
         return document if isinstance(document, PromptRow) else BadRow("row.no_prompt")
     if isinstance(document, BadRow):
-        return document
+        is_other = document.reason == "row.label_value" and not asked.labels  # the column may mean something else
+        return BadRow("row.label_word", **document.fields) if is_other else document
     if isinstance(document, Preference) == asked.pairs and isinstance(document, Judged) == asked.labels:
         return document
     if asked.pairs or asked.labels:

@@ -69,6 +69,13 @@ def suggested(row: Row) -> str:
     return f"{{prompt: {_scalar(prompt)}, answer: {_scalar(answer)}}}"
 
 
+def guessed(keys: Sequence[str]) -> dict[str, str] | None:
+    """The columns of a prompt and an answer, where one name alone speaks of each."""
+    answers = [key for key in keys if _ANSWER.search(key)]
+    prompts = [key for key in keys if _PROMPT.search(key) and key not in answers]
+    return {"prompt": prompts[0], "answer": answers[0]} if len(prompts) == len(answers) == 1 else None
+
+
 def lacking(rows: Sequence[Row], asked: ObjectiveFacts, where: str) -> StokerError:
     """None of these rows, the first of a file, has what the objective takes."""
     found = list(dict.fromkeys(key for row in rows for key in row))

@@ -1,8 +1,8 @@
 """Rows that compare two answers to one prompt (`chosen`, `rejected`), or judge one (`completion` and `label`).
 
-Spellings: a prompt as text (`prompt`, `question`, `instruction` with `input`) or as messages (`prompt`, LLaMA-Factory's
-`conversations`), answers as text, as one message or as several (TRL); OpenAI's (`input`, `preferred_output`); or whole
-conversations: two that begin alike, or one of which the last answer is judged.
+Spellings: a prompt as text (`prompt`, `question`, `instruction` with `input`, `history`) or as messages (`prompt`;
+`conversations` of LLaMA-Factory), answers as text, as one message or as several (TRL); OpenAI's (`preferred_output`);
+or whole conversations: two that begin alike, or one of which the last answer is judged.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _TEXTS = ("prompt", "question", "instruction")
 """Keys of a prompt that is text."""
 _MESSAGES = ("prompt", "conversations", "messages")
 """Keys of a prompt that is messages."""
-ASKED = (*_TEXTS, "input", *_MESSAGES[1:], "system", "tools")
+ASKED = (*_TEXTS, "input", "history", *_MESSAGES[1:], "system", "tools")
 """All keys of what comes before an answer."""
 
 
@@ -26,7 +26,8 @@ def texts(row: Row) -> tuple[str, str, str]:
     """Prompt, chosen and rejected of a row for a model without a chat template."""
     row = _named_as_ours(row)
     key = next((key for key in _TEXTS if isinstance(row.get(key), str)), None)
-    if key is None or not all(isinstance(row.get(answer), str) for answer in _ANSWERS) or row.get("system"):
+    told = row.get("system") or (key == "instruction" and row.get("history"))
+    if key is None or not all(isinstance(row.get(answer), str) for answer in _ANSWERS) or told:
         for answer in _ANSWERS:
             _require(row, answer)
         raise BadRow("row.needs_template")
@@ -41,7 +42,10 @@ def conversations(row: Row) -> tuple[Conversation, Conversation]:
     row = _named_as_ours(row)
     given = [_answer(row, key) for key in _ANSWERS]
     prompt = _prompt(row)
-    if all(_is_whole(answer) for answer in given):
+    whole = [key for key, answer in zip(_ANSWERS, given, strict=True) if _is_whole(answer)]
+    if len(whole) == 1:
+        raise BadRow("row.whole_answer", key=whole[0])
+    if whole:
         prompt = _common(given, prompt)
         given = [answer[len(prompt) :] for answer in given]
     elif not prompt:
@@ -65,6 +69,8 @@ def judged_conversation(row: Row) -> Conversation:
     """The conversation of which the last answer is judged; only that is trained."""
     if "completion" in row:
         end, prompt = _answer(row, "completion"), _prompt(row)
+        if _is_whole(end):
+            raise BadRow("row.whole_answer", key="completion")
         if not prompt:
             raise BadRow("row.missing_key", key="prompt")
     else:
@@ -106,7 +112,8 @@ def _prompt(row: Row) -> list[Any]:
     """The prompt as messages; empty where the row has none."""
     for key in _TEXTS:
         if isinstance(row.get(key), str):
-            return [{"role": "user", "content": _prompt_text(row, key)}]
+            earlier = turns.earlier(row) if key == "instruction" else []
+            return [*earlier, {"role": "user", "content": _prompt_text(row, key)}]
     return next((row[key] for key in _MESSAGES if isinstance(row.get(key), list)), [])
 
 
@@ -118,8 +125,7 @@ def _prompt_text(row: Row, key: str) -> str:
 
 def _is_whole(answer: Sequence[Any]) -> bool:
     """Whether an answer is a conversation from its beginning."""
-    first = answer[0] if isinstance(answer[0], dict) else {}
-    return first.get("role", first.get("from")) in ("system", "user", "human")
+    return turns.speaker(answer[0]) in ("system", "user")
 
 
 def _common(given: Sequence[Sequence[Any]], prompt: Sequence[Any]) -> list[Any]:
@@ -131,6 +137,8 @@ def _common(given: Sequence[Sequence[Any]], prompt: Sequence[Any]) -> list[Any]:
         shared.append(one)
     if min(map(len, given)) == len(shared):
         raise BadRow("row.same_answers")
+    if any(turns.speaker(answer[len(shared)]) in ("system", "user", "tool") for answer in given):
+        raise BadRow("row.other_prompt")
     said = prompt[-1].get("content", prompt[-1].get("value")) if prompt and isinstance(prompt[-1], dict) else None
     if said is not None and not any(message.get("content", message.get("value")) == said for message in shared):
         raise BadRow("row.differ", first="prompt", second="chosen")

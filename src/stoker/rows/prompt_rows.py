@@ -1,8 +1,8 @@
 """Rows that ask, for objectives that generate the answers themselves.
 
 A prompt is text (`prompt`, `question`, `query`, `problem`, `instruction` with `input`) or messages (`prompt`,
-`messages`, `conversations`). Answers at the end of messages are left out; all columns of a row stay beside the prompt,
-for whoever scores what is generated.
+`messages`, `conversations`; `instruction` after its `history`). Answers at the end of messages are left out; all
+columns of a row stay beside the prompt, for whoever scores what is generated.
 """
 
 from dataclasses import dataclass
@@ -48,23 +48,24 @@ def asks(row: Row) -> bool:
 
 def read(row: Row, *, has_template: bool) -> PromptRow:
     """The prompt of a row; with a chat template a text is one message of the user."""
-    system = row.get("system")
+    system, text = row.get("system"), None
     given = next((row[key] for key in _MESSAGES if isinstance(row.get(key), list)), None)
     if given is None:
-        text = _text(row)
-        if has_template:
-            return PromptRow(turns.prompt([{"role": "user", "content": text}], row.get("tools"), system), text)
+        key, asked = _text(row)
+        earlier = turns.earlier(row) if key == "instruction" else []
+        if not has_template and not earlier and not system:
+            return PromptRow(asked)
+        given, text = [*earlier, {"role": "user", "content": asked}], None if earlier else asked
     if not has_template:
-        if given is not None or system:
-            raise BadRow("row.needs_template")
-        return PromptRow(text)
-    return PromptRow(turns.prompt(given or [], row.get("tools"), system))
+        raise BadRow("row.needs_template")
+    return PromptRow(turns.prompt(given, row.get("tools"), system), text)
 
 
-def _text(row: Row) -> str:
+def _text(row: Row) -> tuple[str, str]:
+    """The key of what is asked, and the text."""
     key = next((key for key in _TEXTS if key in row), None)
     if key is None:
         raise BadRow("row.no_prompt")
     text = row_values.text(row, key)
     extra = row_values.checked("input", row.get("input") or "") if key == "instruction" else ""
-    return f"{text}\n{extra}" if extra.strip() else text
+    return key, f"{text}\n{extra}" if extra.strip() else text

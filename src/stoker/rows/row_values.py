@@ -10,6 +10,7 @@ Row = dict[str, Any]
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Keys of what is no text."""
+_ANSWERS = {"completion", "answer", "response", "output"}
 _DEEPEST = 100
 """Levels of a call's arguments or a tool's schema."""
 
@@ -44,18 +45,20 @@ def refuse_preferences(row: Row) -> None:
     for key in ("chosen", "rejected"):
         if row.get(key):
             raise BadRow("row.preference", key=key)
-    if "completion" in row and layouts.is_verdict(row.get("label")):
-        label(row)
+    given = row.get("label")
+    if not _ANSWERS.isdisjoint(row) and layouts.verdict(given) is not None:
         raise BadRow("row.preference", key="label")
+    if "completion" in row and layouts.is_verdict(given):
+        raise BadRow("row.label_word", label=json.dumps(given, ensure_ascii=False))
 
 
 def label(row: Row) -> bool:
     """Whether the answer of a judged row is a good one."""
     given = row.get("label")
-    if isinstance(given, bool):
-        return given
+    if (good := layouts.verdict(given)) is not None:
+        return good
     if layouts.is_verdict(given):
-        raise BadRow("row.label_word", label=json.dumps(given, ensure_ascii=False))
+        raise BadRow("row.label_value", label=json.dumps(given, ensure_ascii=False))
     raise BadRow("row.no_label")
 
 

@@ -110,6 +110,21 @@ def exchange(user: str, assistant: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
 
+def earlier(row: Row) -> list[dict[str, str]]:
+    """The messages of `history`: pairs of a question and its answer, as LLaMA-Factory has them."""
+    given = row.get("history") or []
+    if not isinstance(given, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in given):
+        raise row_values.wrong_type("history", "list")
+    said = [[row_values.checked("history", text) for text in pair] for pair in given]
+    return [message for user, assistant in said for message in exchange(user, assistant)]
+
+
+def speaker(given: Any) -> str | None:
+    """Who says a message, in any spelling; None where it does not say so."""
+    spelled = given.get("role", given.get("from")) if isinstance(given, dict) else None
+    return _ROLES.get(str(spelled).lower())
+
+
 # ---- one message
 
 

@@ -28,7 +28,9 @@ def aside(run_dir: RunDir, name: str) -> Path:
 
 
 def begin(run_dir: RunDir, name: str) -> Path:
-    """An empty folder to make the artifact in."""
+    """An empty folder to make the artifact in; what is said of an earlier one is not of this."""
+    if name in parity(run_dir):
+        record_parity(run_dir, name, {})
     path = aside(run_dir, name)
     shutil.rmtree(path, ignore_errors=True)
     run_dir.artifacts.mkdir(exist_ok=True)  # no parents: a run directory that was renamed is not made again
@@ -52,6 +54,12 @@ def accept(run_dir: RunDir, name: str) -> Path:
     return place
 
 
+def is_accepted(run_dir: RunDir, name: str) -> bool:
+    """Whether the artifact in its place was compared; a newer one that was begun and not accepted is still aside."""
+    accepted = parity(run_dir).get(name, {}).get("accepted", False)
+    return accepted and folder(run_dir, name).is_dir() and not aside(run_dir, name).exists()
+
+
 def entries_of(folder: Path) -> dict[str, FileEntry]:
     """An artifact's files with sizes and digests."""
     inner = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -64,23 +72,6 @@ def entries_of(folder: Path) -> dict[str, FileEntry]:
 def files_record(entries: dict[str, FileEntry]) -> bytes:
     """The list of an artifact's files, as stored beside its copy."""
     return files.json_text({name: entry.model_dump() for name, entry in entries.items()}).encode()
-
-
-def note_brought(run_dir: RunDir, name: str) -> None:
-    """Write down what an artifact holds that was brought from elsewhere: one that was made here is not replaced."""
-    note_file(run_dir, name).parent.mkdir(exist_ok=True)
-    files.write_text(note_file(run_dir, name), files_record(entries_of(folder(run_dir, name))).decode("utf-8"))
-
-
-def is_as_brought(run_dir: RunDir, name: str) -> bool:
-    """Whether an artifact was brought from elsewhere and is as it was then."""
-    note = note_file(run_dir, name)
-    return note.exists() and files_record(entries_of(folder(run_dir, name))) == note.read_bytes()
-
-
-def note_file(run_dir: RunDir, name: str) -> Path:
-    """What an artifact held when it was brought."""
-    return run_dir.store_folder / f"brought-{name}.json"
 
 
 def digest(folder: Path) -> str:

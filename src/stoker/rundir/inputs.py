@@ -10,7 +10,7 @@ from stoker.config import dataset_info, load, mixing
 from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Decontamination
 from stoker.config.run import Run
-from stoker.errors import StokerError, closest
+from stoker.errors import StokerError, checked_name, closest
 from stoker.rundir import artifacts, digests, layout
 from stoker.rundir.layout import RunDir
 
@@ -24,7 +24,6 @@ SHIPPED = "recipe:"
 """Files that come with Stoker's recipes."""
 ADAPTER_NAME = "adapter_config.json"
 """A folder with it holds an adapter."""
-_GLOB = set("*?[")
 _NOT_TOKENIZER = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index.json"),
     *(".md", ".png", ".jpg", "generation_config.json", "adapter_config.json"),
@@ -67,7 +66,7 @@ def whole_model(run_dir: RunDir) -> Path:
     """What a run made, as a whole model: transformers would load an adapter with its base, and lose it in training."""
     if not (run_dir.final / ADAPTER_NAME).is_file():
         return run_dir.final
-    if not artifacts.parity(run_dir).get("merged", {}).get("accepted"):
+    if not artifacts.is_accepted(run_dir, "merged"):
         raise StokerError("STK143", name=run_dir.name)
     return artifacts.folder(run_dir, "merged")
 
@@ -94,13 +93,15 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
     if full.is_file() and kind(full) not in kinds:
         raise _unsupported(path, full, kinds)
     found = [full] if full.is_file() else _known(_below(full), kinds) if full.is_dir() else []
-    found = _matches(path, folder, kinds) if not found and _GLOB & set(path) else found
+    found = _matches(path, folder, kinds) if not found and set("*?[") & set(path) else found
     if not found:
+        in_gbk = folder / path.encode("gbk", "replace").decode("utf-8", "surrogateescape")
+        checked_name(in_gbk if in_gbk.exists() else full)
         nearest = "" if full.exists() else closest(path, _beside(path, folder))
         raise StokerError("STK301", path=path, folder=folder, nearest=nearest)
     if kinds != dataset_info.KINDS and (listed := [one for one in found if one.name == dataset_info.NAME]):
         raise dataset_info.not_named(label(listed[0], folder), dataset_info.sets(listed[0]))
-    return found
+    return [checked_name(one) for one in found]
 
 
 def _unsupported(where: str, path: Path, kinds: tuple[str, ...]) -> StokerError:
@@ -155,13 +156,12 @@ def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
     name = model_path(name, folder)
     inner = [*(folder / name).glob("*"), *(folder / name).glob("additional_chat_templates/*")]
     counted = (path for path in inner if not path.name.startswith(".") and not path.name.endswith(_NOT_TOKENIZER))
-    return sorted(path for path in counted if path.is_file())
+    return sorted(checked_name(path) for path in counted if path.is_file())
 
 
 def _matches(pattern: str, folder: Path, kinds: tuple[str, ...]) -> list[Path]:
     anchor = Path(pattern).anchor
-    root = Path(anchor) if anchor else folder
-    matched = sorted(set(_glob(root, pattern[len(anchor) :])))
+    matched = sorted(set(_glob(folder / anchor, pattern[len(anchor) :])))
     files = [file for match in matched for file in (_below(match) if match.is_dir() else [match])]
     known = _known(files, kinds)
     if files and not known:

@@ -15,7 +15,7 @@ from stoker import __version__, env, messages
 from stoker.config import load, reader
 from stoker.config.load import RunFile
 from stoker.config.run import Run
-from stoker.errors import StokerError, closest
+from stoker.errors import StokerError, checked_name, closest
 from stoker.rundir import checkpoints, events, files, in_place, training_words
 from stoker.rundir.checkpoints import Checkpoint, Commit
 
@@ -306,7 +306,7 @@ def write(run_dir: RunDir, run_file: RunFile, **facts: Any) -> None:
         run_file=run_file.name,
         text=run_file.text,
         overrides=list(run_file.overrides),
-        folder=str(run_file.folder),
+        folder=str(checked_name(run_file.folder)),
         **{"created": now, **facts},
     )
     files.write_json(run_dir.manifest_file, manifest.model_dump())

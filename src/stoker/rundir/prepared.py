@@ -27,7 +27,7 @@ from stoker.rundir import checkpoints, files, inputs, layout, set_list
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
-ROWS = 4
+ROWS = 5
 """How rows are read: a set prepared by earlier rules is prepared again, unless it was trained on."""
 TOKENIZER_NAME = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"

@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from stoker import messages
 from stoker.config.run import Run
 from stoker.errors import StokerError, StokerErrors
-from stoker.rundir import artifacts, checkpoints, events, file_check, files, layout, prepared, training_words
+from stoker.rundir import checkpoints, events, file_check, files, layout, prepared, training_words
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint, FileEntry
 from stoker.rundir.layout import Manifest, RunDir
-from stoker.store import copies
+from stoker.store import brought, copies
 from stoker.store.copies import Copy
 from stoker.store.store_protocol import Patient
 
@@ -230,8 +230,8 @@ def fetch_artifact(store: Patient, run_dir: RunDir, name: str, names: dict[str, 
     if f"{folder}/{copies.FILES_NAME}" not in names:
         return final.is_dir()
     record = store.read(f"{folder}/{copies.FILES_NAME}")
-    note = artifacts.note_file(run_dir, name)
-    outdated = note.exists() and note.read_bytes() != record and artifacts.is_as_brought(run_dir, name)
+    note = brought.note_file(run_dir, name)
+    outdated = note.exists() and note.read_bytes() != record and brought.is_unchanged(run_dir, name)
     if final.is_dir() and not outdated:
         return True
     aside, old = (run_dir.store_folder / "fetch" / f"artifact-{name}{end}" for end in ("", ".old"))

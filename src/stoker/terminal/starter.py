@@ -21,7 +21,7 @@ from stoker.facts.shapes import ModelShape
 from stoker.launch import data_look, own_tokenizer, starter_choices
 from stoker.launch.data_look import DataLook
 from stoker.launch.starter_choices import EVAL, Proposal, Remark, StarterQuestion
-from stoker.rows import token_rates
+from stoker.rows import named_columns, token_rates
 from stoker.rundir import inputs
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
@@ -30,7 +30,11 @@ _FEW_BAD = 0.1
 """Share of rows that cannot be used, above which the file is probably of another kind than it was taken for."""
 _USUAL_VOCAB = 151_936
 """Of a model whose vocabulary is not known here."""
+_UNKNOWN = "init.why.unknown"
+"""That the columns of the rows have names of their own."""
 _INSTRUCT = re.compile(r"instruct|chat|-it\b", re.IGNORECASE)
+TOO_LARGE = "init.why.too_large"
+"""That the weights alone do not fit where it is to run."""
 _LARGEST_SHARE_IN_16_BITS = 0.5
 """Weights above this share of a card leave too little for gradients and activations: 4 bits are proposed instead."""
 
@@ -96,6 +100,10 @@ class Guess:
     proposal: Proposal
     seen: DataLook | None
     """None if the data is not on this machine, or could not be read."""
+    unseen: Remark | None
+    """Why not."""
+    columns: dict[str, str] | None
+    """Of a prompt and an answer, where they were guessed from the names."""
     notes: list[Remark]
     """What else should be known about the data."""
 
@@ -108,9 +116,9 @@ def guess(answers: Answers, folder: Path) -> Guess:
     shape = _shape(answers.model, folder)
     rates = _rates(answers.model, shape)
     tokenizer = _tokenizer(answers.model, folder)
-    seen, reason = _look(answers.data, folder, rates, tokenizer)
+    seen, unseen, columns = _seen(answers.data, folder, rates, tokenizer)
     method, method_reason = _method(answers, shape)
-    objective, objective_reason = _objective(answers.data, answers.model, seen, reason)
+    objective, objective_reason = _objective(answers.data, answers.model, seen, unseen)
     size = answers.model if isinstance(answers.model, Size) else None
     question = StarterQuestion(
         splits=objective == "pretrain",
@@ -130,7 +138,13 @@ def guess(answers: Answers, folder: Path) -> Guess:
         rate_reason=rate_reason,
         proposal=starter_choices.propose(question, seen),
         seen=seen,
-        notes=[*_notes(answers, objective, seen), *_vocabulary(seen, rates, tokenizer)],
+        unseen=unseen,
+        columns=columns,
+        notes=[
+            *_unseen(answers.model, unseen),
+            *_notes(answers, objective, seen),
+            *_vocabulary(seen, rates, tokenizer),
+        ],
     )
 
 
@@ -157,19 +171,33 @@ def _tokenizer(model: str | Size, folder: Path) -> Path | None:
     return own_tokenizer.file(inputs.model_path(model, folder), folder) if isinstance(model, str) else None
 
 
-def _look(
+def _seen(
     data: str, folder: Path, rates: token_rates.TokenRates, tokenizer: Path | None
+) -> tuple[DataLook | None, Remark | None, dict[str, str] | None]:
+    """What is in the data, or why that is not known; where its columns have names of their own, by those guessed."""
+    seen, unseen = _look(data, folder, rates, tokenizer)
+    columns = named_columns.guessed(unseen.fields.get("keys", ())) if unseen else None
+    again = _look(data, folder, rates, tokenizer, columns)[0] if columns else None
+    return (again, None, columns) if again and again.lengths else (seen, unseen, None)
+
+
+def _look(
+    data: str,
+    folder: Path,
+    rates: token_rates.TokenRates,
+    tokenizer: Path | None,
+    columns: dict[str, str] | None = None,
 ) -> tuple[DataLook | None, Remark | None]:
     """What is in the data, or why that is not known."""
     if inputs.is_remote(data):
         return None, Remark("init.why.remote", {"path": data})
     try:
-        return data_look.look(data, folder, rates, tokenizer), None
+        return data_look.look(data, folder, rates, tokenizer, columns), None
     except StokerError as error:
         if error.code == "STK301":
             return None, _absent(data, folder)
         if error.code == "STK303":
-            return None, Remark("init.why.unknown", {key: error.fields[key] for key in ("keys", "example")})
+            return None, Remark(_UNKNOWN, {key: error.fields[key] for key in ("keys", "example")})
         if error.code == "STK206":
             return None, Remark("init.why.parquet", {"path": data})
         return None, Remark("init.why.unread", {"path": data, "problem": error.what, "code": error.code})
@@ -192,8 +220,10 @@ def _objective(data: str, model: str | Size, seen: DataLook | None, unseen: Rema
     if isinstance(model, Size):
         needs_template = layout is not None and layouts.BUILT_IN[layout.format].needs_template
         return "pretrain", Remark("init.why.conversations" if needs_template else "init.why.scratch", {})
-    if unseen or layout is None:
-        return "sft", unseen or Remark("init.why.nothing", {"path": data})
+    if unseen:
+        return "sft", unseen if unseen.key == _UNKNOWN else Remark("init.why.assumed", {"reason": unseen.text})
+    if layout is None:
+        return "sft", Remark("init.why.nothing", {"path": data})
     if layout.format == "text":
         return "pretrain", Remark("init.why.text", {})
     if layout.format == layouts.PREFERENCE:
@@ -218,6 +248,11 @@ def _rate(size: Size | None, objective: str, method: str) -> tuple[int, str, Rem
     if objective == "pretrain":
         return 64, "1e-4", Remark("init.rate.pretrain", {})
     return 16, "2e-4", Remark("init.rate.adapter", {})
+
+
+def _unseen(model: str | Size, unseen: Remark | None) -> list[Remark]:
+    """Why the data was not looked at; of a trained model it is the reason of the objective."""
+    return [unseen] if unseen and isinstance(model, Size) else []
 
 
 def _notes(answers: Answers, objective: str, seen: DataLook | None) -> Iterator[Remark]:
@@ -255,7 +290,7 @@ def _summary(seen: DataLook) -> Remark:
 
 
 def _method(answers: Answers, shape: ModelShape | None) -> tuple[str, Remark]:
-    """`qlora` if 16-bit weights would fill the card, else `lora`."""
+    """`qlora` if 16-bit weights would fill the card, else `lora`; a CPU and a Mac compute in fp32, as a plan says."""
     target = answers.target
     if isinstance(answers.model, Size):
         return "full", Remark("init.why.full", {})
@@ -263,13 +298,16 @@ def _method(answers: Answers, shape: ModelShape | None) -> tuple[str, Remark]:
         return "lora", Remark("init.why.lora_unknown", {})
     if (seen := _cell(shape, "lora")) and seen.outcome == "refused":
         return "full", Remark("init.why.no_adapter", {"family": shape.family, "code": seen.code})
-    weights_bytes = 2 * shape.parameters()
+    halves = target.kind == "cuda"
+    weights_bytes = (2 if halves else 4) * shape.parameters()
     fields = {
         "weights": f"{weights_bytes / 2**30:.1f}",
         "memory": f"{target.memory_bytes / 2**30:.1f}",
         "name": target.name,
     }
-    if target.kind == "cuda" and weights_bytes > _LARGEST_SHARE_IN_16_BITS * target.memory_bytes:
+    if not halves:
+        return "lora", Remark(TOO_LARGE if weights_bytes > target.memory_bytes else "init.why.lora_fp32", fields)
+    if weights_bytes > _LARGEST_SHARE_IN_16_BITS * target.memory_bytes:
         return "qlora", Remark("init.why.qlora", fields)
     return "lora", Remark("init.why.lora", fields)
 
@@ -350,20 +388,31 @@ def _data(answers: Answers, guessed: Guess) -> list[str]:
             _line("  rows", str(guessed.seen.rows), "init.file.rows"),
             _line("  tokens", str(guessed.seen.tokens), "init.file.tokens"),
         ]
-    example = guessed.objective_reason.fields.get("example")
-    columns = [_line("  # columns", example, "init.file.columns")] if example else []
     skip = [_line("  on_bad_row", "skip", "init.file.bad_rows")] if _leaves_out(guessed) else []
     return [
         *(f"# {note.text}" for note in guessed.notes),
         "data:",
         _line("  train", scalar(answers.data), "init.file.data"),
-        *columns,
+        *_columns(guessed),
         *skip,
         _line("  eval", EVAL, "init.file.eval"),
         _said("  length", proposal.length, proposal.why["data.length"]),
         _said("  pack", str(proposal.pack).lower(), proposal.why["data.pack"]),
         *declared,
     ]
+
+
+def _columns(guessed: Guess) -> list[str]:
+    """The columns that were guessed, or a line that is still to be looked at."""
+    if guessed.columns:
+        return [_line("  columns", _mapping(guessed.columns), "init.file.guessed")]
+    example = guessed.unseen.fields.get("example") if guessed.unseen else None
+    return [_line("  # columns", example, "init.file.columns")] if example else []
+
+
+def _mapping(columns: dict[str, str]) -> str:
+    inner = ", ".join(f"{role}: {scalar(column)}" for role, column in columns.items())
+    return f"{{{inner}}}"
 
 
 def _tune(guessed: Guess) -> list[str]:
@@ -408,7 +457,9 @@ def chosen(guessed: Guess) -> list[tuple[str, Remark]]:
         "train.epochs": proposal.epochs,
         "train.steps": proposal.steps,
     }
+    columns = {"data.columns": _mapping(guessed.columns)} if guessed.columns else {}
     return [
+        *((f"{word}: {value}", Remark("init.file.guessed", {})) for word, value in columns.items()),
         ("objective: " + guessed.objective, guessed.objective_reason),
         ("tune: " + guessed.method, guessed.method_reason),
         *((f"{word}: {values[word]}", why) for word, why in proposal.why.items()),

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import os
 from typing import Any
 
 from errors.expected import Expected, err
@@ -165,6 +166,16 @@ DATA_CASES: dict[str, DataCase] = {
     ),
     "one row to share": DataCase(
         "{train: a.jsonl, eval: 50%}", {"a.jsonl": jsonl(GOOD)}, [err("STK307", "run.yaml:4: data.eval", "50%")]
+    ),
+    "a name in GBK": DataCase(
+        "train: data",
+        {os.fsdecode("data/b训练.jsonl".encode("gbk")): jsonl(GOOD)},
+        [err("STK365", "run.yaml:4: data.train", r"/data/bѵ\udcc1\udcb7.jsonl`", "convmv", "/data/*`")],
+    ),
+    "a name that is written in UTF-8 and is in GBK": DataCase(
+        "train: 训练/b.jsonl",
+        {os.fsdecode("训练/b.jsonl".encode("gbk")): jsonl(GOOD)},
+        [err("STK365", "run.yaml:4: data.train", r"/ѵ\udcc1\udcb7`", "convmv")],
     ),
     "all rows for eval": DataCase(
         "{train: a.jsonl, eval: 100%}", {"a.jsonl": jsonl(GOOD, GOOD)}, [err("STK307", "run.yaml:4: data.eval", "100%")]

@@ -45,6 +45,18 @@ def test_a_digest_covers_run_place_and_figures_and_nothing_that_moves_by_itself(
         assert (caught.value.code, caught.value.fields) == ("STK553", {"call": "plan"})
 
 
+def test_the_same_run_file_in_another_folder_or_by_another_name_has_another_digest(tmp_path: Path) -> None:
+    """Its data and its model are others."""
+    asked = []
+    for folder, name in (("one", "run"), ("two", "run"), ("one", "other")):
+        path = tmp_path / folder / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("model: Qwen/Qwen2.5-0.5B\ndata: {train: a.jsonl}\n", encoding="utf-8")
+        asked.append(consent.digest(load.load(str(path)), "local", PLAN))
+    assert len(set(asked)) == 3
+    assert consent.digest(load.load(str(tmp_path / "one" / "run.yaml")), "local", PLAN) == asked[0]
+
+
 @pytest.mark.parametrize(
     ("budget", "code"),
     [

@@ -125,6 +125,17 @@ def test_a_folder_of_this_machine_is_found(run_dir: RunDir, model: Path) -> None
     assert caught.value.code == "STK535"
 
 
+@pytest.mark.parametrize("said", ["D:/people/me/a", r"d:\People\ME\a", r"D:\\people\\me\\a"])
+def test_a_folder_of_windows_is_found_in_any_spelling(
+    run_dir: RunDir, model: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path(r"D:\people\me"))
+    (model / "tokenizer_config.json").write_text(json.dumps({"file": said}))
+    with pytest.raises(StokerError) as caught:
+        publishing.search(run_dir, publishing.stage(run_dir, model, None))
+    assert caught.value.code == "STK535"
+
+
 @pytest.mark.parametrize("home", ["/home/张三", "D:\\people\\me"])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "model.safetensors"])
 def test_a_folder_that_json_escapes_is_found(

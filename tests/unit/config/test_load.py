@@ -1,5 +1,6 @@
 """From a name and overrides to a `Run`: recipes, names of runs, overrides, and the places of later errors."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_a_run_file_is_read_with_its_folder_text_and_name(folder: Path) -> None:
     assert (read.name, read.folder, read.text) == ("medical qa.yaml", folder / "deep", TEXT)
     assert read.run.name == "medical-qa"
     assert read.run.train.epochs == 2
+
+
+@pytest.mark.parametrize("name", ["b训练.yaml", "b训练/run.yaml"])
+def test_a_run_file_whose_name_is_not_utf8_is_refused(folder: Path, name: str) -> None:
+    path = write(folder / os.fsdecode(name.encode("gbk")))
+    with pytest.raises(StokerError) as caught:
+        load.load(str(path))
+    assert caught.value.code == "STK365"
+    assert caught.value.fields["folder"] == folder
+    str(caught.value).encode()
 
 
 def test_a_stated_name_wins_over_the_file_s(folder: Path) -> None:

@@ -166,3 +166,9 @@ def refusals(text: str) -> list[StokerError]:
     except StokerErrors as several:
         return several.errors
     return []
+
+
+def test_of_several_keys_of_one_name_the_shortest_is_the_first_choice() -> None:
+    with pytest.raises(StokerError) as caught:
+        load.parse("model: m\ndata: {train: a}\nepochs: 3\n", "run.yaml")
+    assert caught.value.choices[0] == "train.epochs"

@@ -11,7 +11,8 @@ from stoker.config.values import Every
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30s", 30), ("10m", 600), ("1.5h", 5400), ("2 d", 172_800), ("0.5m", 30)]
+    ("text", "seconds"),
+    [("30s", 30), ("10m", 600), ("1.5h", 5400), ("2 d", 172_800), ("0.5m", 30), ("6小时", 21_600), ("30 分钟", 1800)],
 )
 def test_a_duration_in_seconds(text: str, seconds: float) -> None:
     assert re.match(values.DURATION_PATTERN, text)
@@ -36,14 +37,15 @@ def test_what_is_no_share(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "money"),
-    [("50 CNY", (50.0, "CNY")), ("9.99USD", (9.99, "USD")), ("50元", (50.0, "CNY")), ("$30", (30.0, "USD"))],
+    [("50 CNY", (50.0, "CNY")), ("9.99USD", (9.99, "USD")), ("50元", (50.0, "CNY")), ("$30", (30.0, "USD"))]
+    + [(text, (200.0, "CNY")) for text in ("200块", "200 块钱", "￥200", "200人民币", "200 RMB")],
 )
 def test_money(text: str, money: tuple[float, str]) -> None:
     assert re.match(values.MONEY_PATTERN, text)
     assert values.money(text) == money
 
 
-@pytest.mark.parametrize("text", ["50", "¥50", "￥50", "$50USD", "50$", "50 cny", "CNY 50", "50 yuan", "-5 CNY"])
+@pytest.mark.parametrize("text", ["50", "¥50", "￥50元", "$50USD", "50$", "50 cny", "CNY 50", "50 yuan", "-5 CNY"])
 def test_what_is_no_money(text: str) -> None:
     assert not re.match(values.MONEY_PATTERN, text)
 

@@ -1,7 +1,7 @@
 """The shipped conversations: enough of them, in both languages, as any chat template takes them."""
 
 from stoker.facts import prompts
-from stoker.plan.parity_verdict import LEAST_PROMPTS
+from stoker.plan.parity_limits import LEAST_PROMPTS
 
 
 def test_there_are_enough_and_no_two_are_the_same() -> None:

@@ -1,4 +1,4 @@
-"""What a card says of the data: public names whole, of everything else the last part."""
+"""What a card says of the data and the base model: public names whole, of everything else the last part."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from made_runs import make_run
 
 from stoker.config import load
-from stoker.handover import model_card
+from stoker.handover import model_card, publish_command
 from stoker.rundir.layout import RunDir
 
 
@@ -29,3 +29,63 @@ def test_no_folder_of_the_data_is_published(tmp_path: Path, path: str, shown: st
     run_dir = RunDir(make_run(tmp_path / "runs", "done"))
     run = load.parse(f"model: acme/base\ndata:\n  train: '{path}'\n  length: 64\n", "run.yaml", [])
     assert model_card._data(run_dir, run)["sources"] == [f"`{shown}`"]
+
+
+EXPORTED = {"dtype": "bfloat16", "bytes": 2, "licence": {"license": "unknown"}}
+
+
+def trained_on(runs: Path, name: str, model: str) -> RunDir:
+    run_dir = RunDir(make_run(runs, name))
+    run_dir.run_file.write_text(f"model: '{model}'\ndata: {{train: rows.jsonl, length: 64}}\n", encoding="utf-8")
+    return run_dir
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Relative paths of their run files start here."""
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def said(run_dir: RunDir, kind: model_card.CardKind) -> tuple[str | None, str | None]:
+    """The base model of the front matter and of the text."""
+    front = model_card._front_matter(run_dir, run_dir.run(), EXPORTED, kind)
+    named = [line.partition(": ")[2] for line in front.splitlines() if line.startswith("base_model:")]
+    text = model_card._section("en", run_dir, [], kind)
+    return (named[0] if named else None, text.partition("Fine-tuned from ")[2].partition(" with Stoker")[0] or None)
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("Qwen/Qwen2.5-7B", ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B")),
+        ("gpt2", ("gpt2", "gpt2")),
+        ("models/qwen", (None, "qwen")),
+        ("secret", (None, "secret")),
+        ("models/", (None, "models")),
+        ("D:/qwen", (None, "qwen")),
+        ("/data/models/qwen", (None, "qwen")),
+        ("./models/qwen", (None, "qwen")),
+        ("a/b/c", (None, "c")),
+        (r"D:\models\qwen", (None, "qwen")),
+    ],
+)
+def test_only_a_model_of_the_hub_is_the_base_model_of_a_card(
+    runs: Path, model: str, shown: tuple[str | None, str]
+) -> None:
+    (runs / "models" / "qwen").mkdir(parents=True)
+    (runs / "secret").mkdir()
+    assert said(trained_on(runs, "one", model), model_card.WHOLE) == shown
+
+
+def test_a_run_on_a_run_has_the_base_of_the_first_and_only_its_adapter_has_not(runs: Path) -> None:
+    """An adapter fits the very weights it was trained on."""
+    trained_on(runs, "first", "Qwen/Qwen2.5-7B")
+    trained_on(runs, "second", "run:first")
+    third = trained_on(runs, "third", "run:second")
+    assert said(third, model_card.WHOLE) == ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B")
+    assert said(third, publish_command._ADAPTER_CARD) == (None, "second")
+    assert model_card.hub_id(third) is None
+    trained_on(runs, "private", "/data/secret/base")
+    assert said(trained_on(runs, "fourth", "run:private"), model_card.WHOLE) == (None, "private")
+    assert said(trained_on(runs, "fifth", f"run:{runs}/gone"), model_card.WHOLE) == (None, "gone")

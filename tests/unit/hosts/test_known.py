@@ -66,6 +66,13 @@ def test_a_name_that_could_be_an_option_or_a_path_is_refused(name: str) -> None:
     assert raised.value.code == "STK722"
 
 
+def test_where_no_host_was_added_that_is_said_with_the_command() -> None:
+    with pytest.raises(StokerError) as raised:
+        known.find("box")
+    assert raised.value.what.endswith("none was added yet")
+    assert "stoker hosts add box" in raised.value.hint
+
+
 def test_a_host_is_kept_found_listed_and_forgotten() -> None:
     host = known.parse("box", "ssh://root@host:22").model_copy(update={"facts": BoxFacts(hostname="box"), "base": "/b"})
     known.save(host)

@@ -90,6 +90,28 @@ def test_weights_and_the_eval_share_count(tmp_path: Path) -> None:
     assert size(tmp_path, "train: a.jsonl, pack: false, eval: 10%").tokens == pytest.approx(0.9 * once, abs=1)
 
 
+def test_rows_that_are_stated_for_a_sample_are_not_ignored_in_silence(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE)] * 300)
+    once = size(tmp_path, "train: a.jsonl, pack: false")
+    stated = size(tmp_path, "train: a.jsonl, pack: false, rows: 20000")
+    (said,) = [reason for reason in stated.reasons if reason.key == "why.data.stated"]
+    assert "`data.rows: 20000` was not used" in said.text
+    assert stated.tokens == once.tokens
+    assert said.fields["tokens"] == pytest.approx(once.tokens * 20_000 / 300, abs=100)
+    same = size(tmp_path, "train: a.jsonl, pack: false, rows: 300")
+    assert "why.data.stated" not in [one.key for one in (*once.reasons, *same.reasons)]
+
+
+def test_a_file_that_is_missing_is_named_also_where_a_tokenizer_is_to_be_trained(tmp_path: Path) -> None:
+    model = "{shape: llama, layers: 2, width: 64, heads: 2}\ntokenizer: {train: bpe, vocab: 300}"
+    run = load.parse(f"model: {model}\ndata: {{train: a.txt}}\ntrain: {{objective: pretrain}}\n", "run.yaml")
+    for code in ("STK301", "STK206"):
+        with pytest.raises(StokerError) as caught:
+            raw_data.size(run, tmp_path, shapes.resolve(QWEN, tmp_path).shape)
+        assert caught.value.code == code
+        (tmp_path / "a.txt").write_text(SENTENCE, encoding="utf-8")
+
+
 def test_packed_sequences_are_nearly_full(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE)] * 1000)
     packed = size(tmp_path, "train: a.jsonl, length: 512")

@@ -4,6 +4,7 @@ The expected values are argued by hand: theirs where they state one, else their 
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -533,6 +534,50 @@ def test_a_tracker_of_axolotl_is_carried(tmp_path: Path, keys: Values) -> None:
     assert load.parse(_axolotl(tmp_path, **keys).text, "run.yaml").native.trainer["report_to"] == ["swanlab"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "trackers", "named"),
+    [
+        ({"wandb_project": "p", "wandb_mode": "offline"}, None, "`WANDB_MODE=offline`"),
+        ({"wandb_project": "p", "wandb_mode": "disabled"}, None, "`WANDB_MODE=disabled`"),
+        ({"wandb_project": "p", "wandb_mode": "online"}, ["wandb"], ""),
+        (
+            {"wandb_project": "p", "wandb_mode": "offline", "mlflow_tracking_uri": "u"},
+            ["mlflow"],
+            "`WANDB_MODE=offline`",
+        ),
+        ({"report_to": ["wandb", "mlflow"], "wandb_mode": "offline"}, ["mlflow"], "`WANDB_MODE=offline`"),
+        ({"report_to": "wandb", "wandb_mode": "offline"}, None, "`WANDB_MODE=offline`"),
+        ({"swanlab_project": "p", "swanlab_mode": "local"}, None, "`SWANLAB_MODE=local`"),
+        ({"use_swanlab": True, "swanlab_mode": "disabled"}, None, "`SWANLAB_MODE=disabled`"),
+        ({"use_swanlab": True, "swanlab_mode": "cloud"}, ["swanlab"], ""),
+    ],
+)
+def test_a_tracker_that_stays_offline_is_not_sent_online(
+    tmp_path: Path, keys: Values, trackers: list[str] | None, named: str
+) -> None:
+    read = _axolotl(tmp_path, **keys)
+    assert load.parse(read.text, "run.yaml").native.trainer.get("report_to") == trackers
+    said = [run_file.describe(one) for one in read.of("left") if one.reason == "migrate.left.offline"]
+    assert bool(said) == bool(named)
+    assert all(named in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_named"),
+    [
+        ({"peft_layer_replication": [[0, 2]]}, True),
+        ({"peft_trainable_token_indices": [5]}, True),
+        ({"peft_layer_replication": None}, False),
+        ({"peft_use_dora": True, "lora_modules_to_save": ["lm_head"]}, False),
+    ],
+)
+def test_an_option_that_rules_out_a_merge_is_remarked_on(tmp_path: Path, keys: Values, *, is_named: bool) -> None:
+    read = _axolotl(tmp_path, adapter="lora", **keys)
+    (key, *_) = keys
+    assert _left(read, key) == ["migrate.remark.not_merged"] * is_named
+    assert "carried" in {one.outcome for one in read.findings if one.key == key} or not keys[key]
+
+
 # ---- both
 
 
@@ -553,11 +598,66 @@ def _llamafactory(folder: Path, **keys: Any) -> dialects.Migration:
     ],
 )
 def test_swanlab_is_carried_and_its_variables_are_named(tmp_path: Path, keys: Values, trackers: list[str]) -> None:
-    read = _llamafactory(tmp_path, **keys, swanlab_project="p", swanlab_mode="local")
+    read = _llamafactory(tmp_path, **keys, swanlab_project="p", swanlab_mode="cloud")
     assert load.parse(read.text, "run.yaml").native.trainer.get("report_to") == trackers
     assert not [one for one in read.of("left") if "swanlab" in one.key]
     assert "SWANLAB_PROJECT" in read.text
     assert "SWANLAB_MODE" in read.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "trackers"),
+    [
+        ({}, None),
+        ({"report_to": "none"}, "none"),
+        ({"report_to": ["wandb", "swanlab"]}, ["wandb"]),
+        ({"report_to": ["wandb"]}, ["wandb"]),
+    ],
+)
+def test_swanlab_on_this_machine_alone_is_not_sent_online(tmp_path: Path, keys: Values, trackers: Any) -> None:
+    read = _llamafactory(tmp_path, use_swanlab=True, swanlab_mode="local", **keys)
+    assert load.parse(read.text, "run.yaml").native.trainer.get("report_to") == trackers
+    assert {"use_swanlab", "swanlab_mode"} <= {one.key for one in read.of("left")}
+    assert "`SWANLAB_MODE=local`" in read.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "outcome"),
+    [
+        ({"stage": "rm", "lora_dropout": 0.1}, "left"),
+        ({"stage": "rm", "lora_dropout": 0}, "own"),
+        ({"stage": "dpo", "lora_dropout": 0.1}, "own"),
+        ({"stage": "kto", "lora_dropout": 0.1}, "own"),
+        ({"stage": "sft", "lora_dropout": 0.1}, "carried"),
+    ],
+)
+def test_dropout_of_a_reward_model_is_not_without_effect(tmp_path: Path, keys: Values, outcome: str) -> None:
+    """Their trainer of reward models is transformers' own, which disables none; TRL's for pairs do."""
+    (found,) = [one for one in _llamafactory(tmp_path, **keys).findings if one.key == "lora_dropout"]
+    assert found.outcome == outcome
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+@pytest.mark.parametrize("key", ["num_train_epochs", "max_steps", "lora_rank", "learning_rate"])
+def test_a_number_that_is_not_finite_cannot_be_read(tmp_path: Path, key: str, value: str) -> None:
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(f"model_name_or_path: m\nstage: sft\ndataset: a\n{key}: {value}\n", encoding="utf-8")
+    with pytest.raises(StokerError) as refused:
+        dialects.read(theirs, tmp_path / "run.yaml", 1)
+    assert (refused.value.code, refused.value.where) == ("STK184", f"theirs.yaml:4: {key}")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*_*.yaml")))
+def test_every_key_of_their_file_is_counted_once(name: str, tmp_path: Path) -> None:
+    try:
+        read = dialects.read(EXAMPLES / f"{name}.yaml", tmp_path / "run.yaml", 1)
+    except StokerError:  # one that is refused
+        return
+    counted = sum(len(read.of(outcome)) for outcome in ("carried", "equal", "decided", "own"))
+    assert counted + len(read.not_carried) == read.keys
+    assert [*read.not_carried, *read.beside] == sorted(
+        read.of("left", "unknown"), key=lambda one: (one in read.beside, one.line)
+    )
 
 
 @pytest.mark.parametrize("made", [_llamafactory, _axolotl])
@@ -625,7 +725,7 @@ def test_every_reason_has_a_sentence(module: Any, language: str) -> None:
     assert all(messages.in_language(language, reason) for reason in reasons)
 
 
-WRONG: list[Any] = [None, True, -1, 1.5, "x", [], [{}], {"a": 1}]
+WRONG: list[Any] = [None, True, -1, 1.5, math.inf, math.nan, "x", [], [{}], {"a": 1}]
 WHOLE: dict[Any, Values] = {
     llamafactory: {"model_name_or_path": "m", "stage": "sft", "do_train": True, "dataset": "a", "val_size": 0.1},
     axolotl: {
@@ -643,7 +743,7 @@ INNER = (*axolotl._ROW_KEYS, *axolotl._MESSAGE_KEYS, "roles_to_train", "train_on
 def _is_answered(folder: Path, content: Values) -> bool:
     """Whether a file is translated, or refused in words."""
     theirs = folder / "theirs.json"
-    theirs.write_text(json.dumps(content), encoding="utf-8")
+    theirs.write_text(json.dumps(content).replace("Infinity", ".inf").replace("NaN", ".nan"), encoding="utf-8")
     try:
         dialects.read(theirs, folder / "run.yaml", 1)
     except StokerError as error:

@@ -6,6 +6,7 @@ from plan_case import SEVEN, machine, plan
 from stoker.config import native
 from stoker.facts import native_figures
 from stoker.plan.plan import Plan
+from stoker.report import outlook
 
 EIGHT = machine("A100-80-SXM4", 8)
 ONE = machine("A100-80-SXM4")
@@ -118,6 +119,31 @@ def test_weights_gathered_in_16_bits_are_counted_where_gradients_are_added_in_fp
 )
 def test_what_no_figure_knows_is_named(words: str, named: list[str]) -> None:
     assert missing(plan(QLORA + f"native: {{{words}}}\n", ONE, model=SEVEN)) == named
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("layer_replication: [[0, 2]]", ["`native.lora.layer_replication`"]),
+        ("trainable_token_indices: [5]", ["`native.lora.trainable_token_indices`"]),
+        ("alora_invocation_tokens: [1]", ["`native.lora.alora_invocation_tokens`"]),
+        ("bias: all, use_dora: true", ["`native.lora.bias`"]),
+        ("bias: none, use_dora: true", []),
+        ("layer_replication: null, trainable_token_indices: []", []),
+        ("init_lora_weights: orthogonal", []),
+        ("modules_to_save: [lm_head]", []),
+    ],
+)
+def test_what_keeps_an_adapter_from_being_merged_is_said_before_it_is_trained(words: str, named: list[str]) -> None:
+    made = plan(QLORA + f"native: {{lora: {{{words}}}}}\n", ONE, model=SEVEN)
+    said = [one for one in made.reasons if one.key == "why.not_merged"]
+    assert [option for one in said for option in one.fields["options"]] == named
+    assert [one.text for one in said if one.text in outlook.uncertain(made)] == [one.text for one in said]
+    assert bool(made.disk_parts["merged"]) != bool(named)
+
+
+def test_every_option_that_is_merged_is_an_option_of_an_adapter() -> None:
+    assert set(native.known_options()["lora"]) >= native_figures.MERGED
 
 
 @pytest.mark.parametrize(

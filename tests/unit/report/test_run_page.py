@@ -137,6 +137,36 @@ def test_no_secret_and_no_path_of_the_home_is_on_the_page(tmp_path: Path, monkey
     assert "~/x.bin" in text
 
 
+@pytest.mark.parametrize(
+    "said",
+    [r"D:\profiles\anna\x.bin", "D:/profiles/anna/x.bin", r"D:\\profiles\\anna\\x.bin", r"d:\Profiles\Anna\x.bin"],
+)
+def test_the_home_of_windows_is_on_no_page_in_any_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path(r"D:\profiles\anna"))
+    run_dir = reported_run.make(tmp_path, end="failed")
+    error = {"code": "STK507", "where": "", "fields": {"path": said, "reason": r"D:\profiles\annabel"}}
+    reported_run.write_events(run_dir, [{"event": "error", "program": "train", "error": error}])
+    text = run_page.page(run_dir)
+    assert re.search(r"~[\\/]+x\.bin", text)
+    assert set(re.findall(r"profiles[\\/]+anna\w*", text, re.IGNORECASE)) == {r"profiles\annabel"}
+
+
+def test_a_home_that_is_a_link_is_on_no_page_by_either_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, home = tmp_path / "disk" / "li", tmp_path / "home"
+    real.mkdir(parents=True)
+    home.symlink_to(real)
+    monkeypatch.setenv("HOME", str(home))
+    run_dir = reported_run.make(tmp_path / "runs", end="failed")
+    error = {"code": "STK507", "where": "", "fields": {"path": str(real / "x.bin"), "reason": str(home / "y.bin")}}
+    reported_run.write_events(run_dir, [{"event": "error", "program": "train", "error": error}])
+    text = run_page.page(run_dir)
+    assert "~/x.bin" in text
+    assert "~/y.bin" in text
+    assert str(real) not in text
+
+
 def test_a_folder_that_is_called_like_a_tag_changes_no_tag(tmp_path: Path) -> None:
     run_dir = reported_run.make(tmp_path)
     manifest = json.loads(run_dir.manifest_file.read_text(encoding="utf-8"))

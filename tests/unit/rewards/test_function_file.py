@@ -58,3 +58,9 @@ def test_the_name_that_was_meant_is_proposed(tmp_path: Path) -> None:
     with pytest.raises(StokerError) as caught:
         check(tmp_path, "def brevty(completions): ...\n")
     assert "brevty" in caught.value.hint
+
+
+def test_the_functions_that_the_file_has_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StokerError) as caught:
+        check(tmp_path, "import json\nclass A: ...\ndef short(completions): ...\ndef polite(completions): ...\n")
+    assert caught.value.what.endswith("rewards.py does not define `brevity`; it has `short`, `polite`")

@@ -364,7 +364,7 @@ NAMED = Columns(chosen="good", rejected="bad")
     [
         {"prompt": "Rain?", "system": "Be brief."},
         {"question": "Rain?"},
-        {"instruction": "Rain?", "input": "In Rome"},
+        {"instruction": "Rain?", "input": "In Rome", "history": [["Hot?", "No."]]},
         {"conversations": [{"from": "human", "value": "Rain?"}], "system": "Be brief."},
         {"prompt": [{"role": "user", "content": "Rain?"}], "tools": [{"name": "weather"}]},
     ],

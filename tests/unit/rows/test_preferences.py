@@ -9,6 +9,7 @@ from stoker.config import layouts, objectives
 from stoker.rows import formats, row_values
 from stoker.rows.formats import Judged, Pair, Preference
 from stoker.rows.row_values import BadRow
+from stoker.rows.turns import Conversation
 
 ASKED, GOOD, BAD = "Hi", "Hello.", "What?"
 USER = {"role": "user", "content": ASKED}
@@ -78,11 +79,38 @@ def test_without_a_template_texts_are_joined() -> None:
         "the same twice": ({"prompt": ASKED, "chosen": GOOD, "rejected": GOOD}, "row.same_answers"),
         "one conversation twice": ({"chosen": [USER, said(GOOD)], "rejected": [USER, said(GOOD)]}, "row.same_answers"),
         "a number": ({"prompt": ASKED, "chosen": 1, "rejected": BAD}, "row.wrong_type"),
-        "no answer": ({"prompt": [USER], "chosen": [USER], "rejected": [said(BAD)]}, "row.no_assistant"),
+        "no answer": (
+            {"prompt": [USER], "chosen": [{"role": "tool", "content": GOOD}], "rejected": [said(BAD)]},
+            "row.no_assistant",
+        ),
         "another prompt": (
             {"prompt": "Bye", "chosen": [USER, said(GOOD)], "rejected": [USER, said(BAD)]},
             "row.differ",
         ),
+        "different questions": (
+            {"chosen": [USER, said(GOOD)], "rejected": [{"role": "user", "content": "Who are you?"}, said(BAD)]},
+            "row.other_prompt",
+        ),
+        "a system prompt on one side": (
+            {"chosen": [{"role": "system", "content": "Be kind."}, USER, said(GOOD)], "rejected": [USER, said(BAD)]},
+            "row.other_prompt",
+        ),
+        "different second questions": (
+            {
+                "chosen": [USER, said("Yes?"), {"role": "user", "content": "Again"}, said(GOOD)],
+                "rejected": [USER, said("Yes?"), {"role": "user", "content": "Louder"}, said(BAD)],
+            },
+            "row.other_prompt",
+        ),
+        "an unknown speaker": (
+            {"chosen": [USER, {"role": "bot", "content": GOOD}], "rejected": [USER, {"role": "bot", "content": BAD}]},
+            "row.unknown_role",
+        ),
+        "the prompt again in one answer": (
+            {"prompt": ASKED, "chosen": [USER, said(GOOD)], "rejected": BAD},
+            "row.whole_answer",
+        ),
+        "one whole conversation": ({"chosen": [said(GOOD)], "rejected": [USER, said(BAD)]}, "row.whole_answer"),
         "an image": ({"prompt": ASKED, "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}, "row.media"),
     }.values(),
 )
@@ -90,6 +118,35 @@ def test_a_bad_row_says_why(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadRow) as bad:
         formats.parse(row, "preference", has_template=True)
     assert bad.value.reason == reason
+
+
+def test_a_history_comes_before_the_instruction_and_is_not_trained() -> None:
+    turns = [ASKED, "Yes?", "Who are you?\nBriefly"]
+    asked = {"instruction": "Who are you?", "input": "Briefly", "history": [[ASKED, "Yes?"]]}
+    pair = formats.parse({**asked, "chosen": GOOD, "rejected": BAD}, "preference", has_template=True)
+    judged = formats.parse({**asked, "completion": GOOD, "label": True}, "labelled", has_template=True)
+    assert isinstance(pair, Preference)
+    assert isinstance(judged, Judged)
+    for conversation, answer in ((pair.chosen, GOOD), (pair.rejected, BAD), (judged.answer, GOOD)):
+        assert isinstance(conversation, Conversation)
+        assert [turn.content for turn in conversation.turns] == [*turns, answer]
+        assert [turn.content for turn in conversation.turns if turn.role == "assistant" and turn.trained] == [answer]
+    with pytest.raises(BadRow) as bad:
+        formats.parse({**asked, "chosen": GOOD, "rejected": BAD}, "preference", has_template=False)
+    assert bad.value.reason == "row.needs_template"
+
+
+@pytest.mark.parametrize("history", ["Hi", 5, [["Hi"]], [["Hi", 1]]])
+def test_a_history_that_is_no_list_of_pairs_makes_a_bad_row(history: Any) -> None:
+    row = {"instruction": ASKED, "history": history}
+    for given, format_ in (
+        ({**row, "chosen": GOOD, "rejected": BAD}, "preference"),
+        ({**row, "output": GOOD}, "alpaca"),
+        (row, "prompt"),
+    ):
+        with pytest.raises(BadRow) as bad:
+            formats.parse(given, format_, has_template=True)
+        assert bad.value.reason == "row.wrong_type"
 
 
 def test_messages_need_a_template() -> None:
@@ -144,6 +201,25 @@ def test_every_spelling_of_a_judged_answer_is_recognised_and_means_the_same(row:
         assert [(turn.role, turn.content) for turn in read.answer.turns] == [("user", ASKED), ("assistant", GOOD)]
 
 
+@pytest.mark.parametrize(("label", "good"), [("true", True), ("True", True), ("FALSE ", False)])
+def test_a_table_has_its_verdicts_as_text(label: str, good: bool) -> None:
+    read = formats.parse({**JUDGED["texts"], "label": label}, "labelled", has_template=True)
+    assert isinstance(read, Judged)
+    assert read.good is good
+
+
+@pytest.mark.parametrize("keys", [("question", "answer"), ("query", "response"), ("instruction", "output")])
+def test_no_spelling_of_a_judged_answer_is_trained_as_a_good_one(keys: tuple[str, str]) -> None:
+    row = dict(zip(keys, (ASKED, BAD), strict=True))
+    layout = formats.detect([row])
+    assert layout is not None
+    formats.parse({**row, "label": "greeting"}, layout.format, has_template=True)
+    for label in (True, False, "false"):
+        with pytest.raises(BadRow) as bad:
+            formats.parse({**row, "label": label}, layout.format, has_template=True)
+        assert (bad.value.reason, bad.value.fields) == ("row.preference", {"key": "label"})
+
+
 def test_a_label_that_is_not_true_or_false_is_another_column() -> None:
     for row, format_ in ((JUDGED["texts"], "prompt_completion"), (JUDGED["a whole conversation"], "messages")):
         layout = formats.detect([{**row, "label": "greeting"}])
@@ -151,17 +227,21 @@ def test_a_label_that_is_not_true_or_false_is_another_column() -> None:
         assert layout.format == format_
 
 
-@pytest.mark.parametrize("label", [1, 0, -1, 1.0, "good", "Bad ", "TRUE", "no", "好"])
+@pytest.mark.parametrize("label", [1, 0, -1, 1.0, "good", "Bad ", "no", "好"])
 def test_a_verdict_in_other_words_is_named_and_never_trained_as_an_answer(label: Any) -> None:
     row = {**JUDGED["texts"], "label": label}
     layout = formats.detect([row])
     assert layout is not None
     assert layout.format == "labelled"
-    for read in (lambda: formats.parse(row, "labelled", has_template=True), lambda: row_values.refuse_preferences(row)):
-        with pytest.raises(BadRow) as bad:
-            read()
-        assert bad.value.reason == "row.label_word"
-        assert json.dumps(label, ensure_ascii=False) in bad.value.text
+    with pytest.raises(BadRow) as refused:
+        row_values.refuse_preferences(row)
+    read = formats.document(row, layout, has_template=True)
+    asked = {name: formats.fitting(read, objectives.facts(name)) for name in ("kto", "sft")}
+    for bad, reason in ((refused.value, "label_word"), (asked["sft"], "label_word"), (asked["kto"], "label_value")):
+        assert isinstance(bad, BadRow)
+        assert bad.reason == f"row.{reason}"
+        assert json.dumps(label, ensure_ascii=False) in bad.text
+        assert ("train.objective" in bad.text) == (reason == "label_word")
 
 
 def test_of_a_judged_conversation_only_the_last_answer_is_trained() -> None:
@@ -175,11 +255,12 @@ def test_of_a_judged_conversation_only_the_last_answer_is_trained() -> None:
     ("row", "reason"),
     [
         ({"prompt": ASKED, "completion": GOOD}, "row.no_label"),
-        ({"prompt": ASKED, "completion": GOOD, "label": 1}, "row.label_word"),
-        ({"prompt": ASKED, "completion": GOOD, "label": "good"}, "row.label_word"),
+        ({"prompt": ASKED, "completion": GOOD, "label": 1}, "row.label_value"),
+        ({"prompt": ASKED, "completion": GOOD, "label": "good"}, "row.label_value"),
         ({"prompt": ASKED, "completion": GOOD, "label": "greeting"}, "row.no_label"),
         ({"prompt": ASKED, "completion": "", "label": True}, "row.empty"),
         ({"completion": GOOD, "label": True}, "row.missing_key"),
+        ({"prompt": ASKED, "completion": [USER, said(GOOD)], "label": True}, "row.whole_answer"),
         ({"messages": [USER], "label": True}, "row.no_assistant"),
         ({"messages": [USER, said(GOOD), USER], "label": True}, "row.no_assistant"),
     ],

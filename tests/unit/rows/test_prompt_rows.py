@@ -39,6 +39,17 @@ def test_earlier_answers_and_the_system_message_stay() -> None:
     assert found == [{"role": "system", "content": "Be brief."}, *earlier]
 
 
+def test_a_history_comes_before_the_instruction() -> None:
+    row = {"instruction": "and 3 + 3?", "input": "", "output": "6", "history": [["2 + 2?", "4"]]}
+    found = prompt_rows.read(row, has_template=True)
+    asked = [*ASKED, {"role": "assistant", "content": "4"}, {"role": "user", "content": "and 3 + 3?"}]
+    assert found.prompt == asked
+    with pytest.raises(BadRow) as caught:
+        prompt_rows.read(row, has_template=False)
+    assert caught.value.reason == "row.needs_template"
+    assert prompt_rows.read({**row, "history": []}, has_template=False) == PromptRow("and 3 + 3?")
+
+
 def test_without_a_template_a_prompt_is_text() -> None:
     assert prompt_rows.read({"prompt": "2 + 2?"}, has_template=False) == PromptRow("2 + 2?")
     with pytest.raises(BadRow) as caught:

@@ -66,6 +66,24 @@ def test_a_glob_gives_what_it_matches_in_order(folder: Path, pattern: str, found
     assert names(pattern, folder) == found
 
 
+def test_a_name_that_is_not_utf8_is_refused_in_words_that_can_be_written(tmp_path: Path) -> None:
+    other = os.fsdecode("b训练".encode("gbk"))
+    for name in (f"data/a/{other}.jsonl", f"{other}/a.jsonl", f"mixed/{other}.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x", encoding="utf-8")
+    for path, folder in (("data", "data/a"), ("data/*/*", "data/a"), ("b训练/a.jsonl", "."), ("b训练", ".")):
+        with pytest.raises(StokerError) as caught:
+            inputs.expand(path, tmp_path)
+        assert caught.value.code == "STK365"
+        assert caught.value.fields["folder"] == tmp_path / folder
+        assert r"bѵ\udcc1\udcb7" in caught.value.what
+        str(caught.value).encode()
+    with pytest.raises(StokerError) as caught:
+        inputs.expand("mixed/b训.jsonl", tmp_path)
+    assert caught.value.code == "STK301"
+    assert r"mixed/bѵ\udcc1\udcb7.jsonl" in caught.value.hint
+
+
 @pytest.fixture
 def linked(folder: Path) -> Path:
     """`folder`, with a link to a folder outside of it that leads on to another one."""

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def observe(folder: Path, reference: Json, model: Any = None) -> Json:
-    """What `stoker.plan.parity_verdict.Observation` holds, of a folder that transformers loads (or of `model`)."""
+    """What `stoker.plan.parity_limits.Observation` holds, of a folder that transformers loads (or of `model`)."""
     missing: list[str] = []
     if model is None:
         model, missing = load(folder)

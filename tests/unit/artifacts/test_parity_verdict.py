@@ -1,12 +1,13 @@
 """The verdict: exact kinds part only at ties and within rounding, quantised ones within their stated limits."""
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from stoker.plan import parity_verdict
-from stoker.plan.parity_verdict import KINDS, ROUNDING, Observation, Prompt, Reference, judge
+from stoker.artifacts.parity_verdict import judge
+from stoker.plan.parity_limits import KINDS, ROUNDING, Observation, Prompt, Reference, limits
 
 TOP = [[5, 6, 7], [8, 6, 5]]
 LOGPROBS = [[-0.1, -2.5, -6.0], [-0.2, -0.3, -4.0]]
@@ -97,7 +98,7 @@ def test_many_ties_are_not_ties() -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_logits_may_differ_by_rounding_and_no_more(dtype: str) -> None:
-    limit, _ = parity_verdict.limits(reference(dtype=dtype))
+    limit, _ = limits(reference(dtype=dtype))
 
     def shifted(by: float) -> Observation:
         return seen(logprobs=[[[value - by for value in row] for row in LOGPROBS]] * 50)
@@ -107,9 +108,9 @@ def test_logits_may_differ_by_rounding_and_no_more(dtype: str) -> None:
 
 
 def test_limits_follow_the_type_and_the_size_of_the_logits() -> None:
-    assert parity_verdict.limits(reference(dtype="float32"))[0] < 1e-3
-    assert parity_verdict.limits(reference(dtype="bfloat16")) == (1.0, 0.25)
-    assert parity_verdict.limits(reference(largest_logit=32.0))[0] == 2 * parity_verdict.limits(reference())[0]
+    assert limits(reference(dtype="float32"))[0] < 1e-3
+    assert limits(reference(dtype="bfloat16")) == (1.0, 0.25)
+    assert limits(reference(largest_logit=32.0))[0] == 2 * limits(reference())[0]
 
 
 def test_what_an_endpoint_does_not_tell_is_not_compared() -> None:
@@ -154,6 +155,36 @@ def test_quantised_kinds_are_held_to_their_limits() -> None:
     assert codes("gguf-q8_0", seen(tokens=[[5, 6], *tokens[:-1]])) == ["STK647"]
     assert codes("gguf-q8_0", seen(corpus_loss=1 + 1.1 * rise)) == ["STK647"]
     assert codes("gguf-q8_0", seen(corpus_loss=0.5)) == [], "a lower perplexity is no loss"
+
+
+@pytest.mark.parametrize("kind", ["export", "served", "int8"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_finite_number_is_not_accepted(kind: str, value: float) -> None:
+    odd = [[LOGPROBS[0], [-0.2, value, -4.0]], *[LOGPROBS] * 49]
+    for observation, trained in [
+        (seen(logprobs=odd), {}),
+        (seen(corpus_loss=value), {}),
+        (seen(), {"corpus_loss": value}),
+        (seen(), {"prompts": [prompt(logprobs=odd[0]), *[prompt()] * 49]}),
+    ]:
+        verdict = judge(kind, reference(**trained), observation)
+        assert [problem.code for problem in verdict.problems] == ["STK639"]
+        assert ("trained" in verdict.problems[0].what) == bool(trained)
+        json.dumps(verdict.figures, allow_nan=False)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_an_exact_kind_has_the_trained_models_loss_on_the_data_too(dtype: str) -> None:
+    limit, _ = limits(reference(dtype=dtype))
+    for sign in (-1, 1):
+        assert codes("export", seen(corpus_loss=1 + sign * 0.9 * limit), dtype=dtype) == []
+        assert codes("export", seen(corpus_loss=1 + sign * 1.1 * limit), dtype=dtype) == ["STK645"]
+    assert codes("export", seen(corpus_loss=3.0), dtype=dtype) == ["STK645"]
+
+
+def test_a_loss_without_a_finite_perplexity_is_refused_too() -> None:
+    assert codes("int8", seen(corpus_loss=1e30)) == ["STK647"]
+    assert codes("export", seen(corpus_loss=1e30)) == ["STK645"]
 
 
 def test_every_quantised_kind_states_its_limits() -> None:

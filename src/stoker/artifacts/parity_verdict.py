@@ -1,155 +1,19 @@
-"""When an artifact counts as the trained model: reference, observation, limits and verdict. Pure.
-
-`Reference` holds the trained model's answers, `Observation` those of an artifact or endpoint, teacher-forced along the
-reference's tokens: at each of them its top choice and its log-probabilities of the reference's top tokens. Equal
-choices everywhere are equal greedy answers, and one divergence does not hide what comes after it.
-"""
+"""Whether an artifact counts as the trained model: the verdict by `plan/parity_limits.py`, and the figures. Pure."""
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from stoker import messages
 from stoker.errors import StokerError
-
-FORMAT = 1
-PROMPTS = 64
-LEAST_PROMPTS = 50
-ANSWER_TOKENS = 32
-PROMPT_TOKENS = 256
-"""Longer prompts are truncated."""
-TOP = 16
-"""Log-probabilities kept per token; endpoints give up to 20."""
-CORPUS_TOKENS = 2048
-"""Tokens over which perplexity is measured."""
+from stoker.plan.parity_limits import KINDS, ROUNDING, Kind, Observation, Reference, limits
 
 _NO_ADAPTER = 0.01
 """A smaller factor of the delta means no adapter."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What may differ from the trained model."""
-
-    exact: bool
-    """Equal token by token, except for ties."""
-    agreement: float = 1.0
-    """Smallest share of equal tokens."""
-    perplexity: float = 0.0
-    """Largest relative increase of perplexity."""
-
-
-EXACT = Kind(exact=True)
-
-KINDS: dict[str, Kind] = {
-    "merged": EXACT,
-    "export": EXACT,
-    "served": EXACT,
-    "int8": Kind(exact=False, agreement=0.90, perplexity=0.02),
-    "fp8": Kind(exact=False, agreement=0.90, perplexity=0.03),
-    "gguf-q8_0": Kind(exact=False, agreement=0.95, perplexity=0.01),
-    "gguf-q4_k_m": Kind(exact=False, agreement=0.80, perplexity=0.10),
-    "gptq": Kind(exact=False, agreement=0.80, perplexity=0.10),
-}
-"""By artifact. Limits of quantised ones are loose enough for models of 100 M weights, which lose most."""
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How far two correct computations in one type may differ, in units of its precision at the largest logit."""
-
-    unit: float
-    """Distance of 1 to the next number."""
-    logits: int
-    """Largest distance of log-probabilities."""
-    tie: int
-    """Tokens closer than this may swap rank."""
-    ties: float
-    """Largest share of tokens that may do so."""
-
-
-ROUNDING: dict[str, Rounding] = {
-    "float32": Rounding(unit=2.0**-23, logits=256, tie=64, ties=0.002),
-    "float16": Rounding(unit=2.0**-10, logits=16, tie=4, ties=0.02),
-    "bfloat16": Rounding(unit=2.0**-7, logits=8, tie=2, ties=0.05),
-}
-"""Sums are in fp32 everywhere, so shorter types lose fewer of their own units."""
-
-
-class _ParityRecord(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Prompt(_ParityRecord):
-    """One prompt, and what the trained model answers to it."""
-
-    source: Literal["data", "shipped", "random"]
-    messages: list[dict[str, str]] | None
-    """The conversation, if rendered by the chat template."""
-    text: str
-    ids: list[int]
-    answer: list[int]
-    """Its greedy answer, with the stop token."""
-    stopped: bool
-    """Whether the last token of the answer is a stop token."""
-    top: list[list[int]]
-    """For each token of the answer the most likely ones, best first."""
-    logprobs: list[list[float]]
-    """Their log-probabilities."""
-
-
-class Reference(_ParityRecord):
-    """`artifacts/reference.json`: the trained model's side of every comparison."""
-
-    format: int = FORMAT
-    key: str
-    """Digest of the weights, tokenizer, data and program versions it was made with."""
-    dtype: str
-    plain: bool
-    """A text completion model, not trained on conversations."""
-    template: str
-    """The chat template; empty where there is none."""
-    stops: list[int]
-    """Tokens that end an answer."""
-    tokenizer: str
-    """Digest of what the tokenizer does."""
-    largest_logit: float
-    own_distance: float
-    """Between the trained model's own token-by-token and single-pass logits."""
-    texts: dict[int, str]
-    """Text of the tokens named here."""
-    prompts: list[Prompt]
-    corpus: list[list[int]]
-    """Token sequences for the perplexity; a token that does not count is stored as ~id."""
-    corpus_loss: float
-
-
-class Observation(_ParityRecord):
-    """Observations of an artifact or an endpoint. None: not observable this way."""
-
-    through: str
-    tokens: list[list[int]] = []
-    """Per prompt and token of the reference's answer, its own top choice."""
-    logprobs: list[list[list[float | None]]] = []
-    """Per prompt and token, its log-probabilities of the reference's `top`."""
-    ended_elsewhere: list[int] = []
-    """Prompts whose answer continues after the stop token, or stops before it."""
-    rendered: dict[int, str] = {}
-    """Prompts that are tokenized differently here, with the rendered text."""
-    template: str | None = None
-    stops: list[int] | None = None
-    tokenizer: str | None = None
-    corpus_loss: float | None = None
-    weights: dict[str, Any] | None = None
-    """How the tensors themselves compare: compared, of, worst, and a `cause` where they differ."""
-    missing: list[str] = []
-    """Tensors of its configuration that its files lack."""
-    problems: list[dict[str, Any]] = []
-    """Errors that ended the observation, as `StokerError.to_json` writes them."""
+_LARGEST_LOSS = 700.0
+"""e to more than that is no finite perplexity."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +49,9 @@ def judge(name: str, reference: Reference, seen: Observation) -> Verdict:
     if seen.weights and seen.weights.get("cause"):
         problems.append(StokerError("STK646", name=name, tensor=seen.weights["worst"], cause=_cause(seen.weights)))
     figures: dict[str, Any] = {"through": seen.through, "exact": kind.exact, "prompts": len(reference.prompts)}
-    if seen.tokens:
+    not_finite = _not_finite(name, reference, seen)
+    problems += not_finite
+    if seen.tokens and not not_finite:
         figures |= _token_figures(kind, reference, seen)
         problems += _exact_problems(name, reference, seen, figures) if kind.exact else _loss_problems(name, figures)
     figures |= _text_figures(reference, seen)
@@ -196,13 +62,6 @@ def judge(name: str, reference: Reference, seen: Observation) -> Verdict:
         "reference": reference.key,
     }
     return Verdict(figures, problems)
-
-
-def limits(reference: Reference) -> tuple[float, float]:
-    """The largest log-probability difference of two correct computations, and the largest margin of a tie."""
-    rounding = ROUNDING[reference.dtype]
-    unit = rounding.unit * max(1.0, reference.largest_logit)
-    return rounding.logits * unit, rounding.tie * unit
 
 
 # ---- template, stop tokens, tokenizer
@@ -275,6 +134,21 @@ def _cause(weights: dict[str, Any]) -> str:
 # ---- tokens
 
 
+def _not_finite(name: str, reference: Reference, seen: Observation) -> list[StokerError]:
+    """NaN compares as neither more nor less, so nothing is compared with it."""
+    trained = [prompt.logprobs for prompt in reference.prompts]
+    if not _is_finite(trained, reference.corpus_loss):
+        return [StokerError("STK639", name=name, whose=messages.text("parity.trained"))]
+    if not _is_finite(seen.logprobs, seen.corpus_loss):
+        return [StokerError("STK639", name=name, whose=messages.text("parity.artifact"))]
+    return []
+
+
+def _is_finite(logprobs: Sequence[Sequence[Sequence[float | None]]], loss: float | None) -> bool:
+    values = (value for prompt in logprobs for row in prompt for value in row)
+    return all(value is None or math.isfinite(value) for value in itertools.chain(values, [loss]))
+
+
 def partings(reference: Reference, seen: Observation) -> Iterator[Parting]:
     """Every token that differs, in order."""
     for at, (prompt, chosen) in enumerate(zip(reference.prompts, seen.tokens, strict=True)):
@@ -291,7 +165,7 @@ def _token_figures(kind: Kind, reference: Reference, seen: Observation) -> dict[
     tokens = sum(len(prompt.answer) for prompt in reference.prompts)
     ties = sum(parting.margin <= tie_limit for parting in apart) if kind.exact else 0
     distance, divergence = _distances(reference, seen)
-    change = None if seen.corpus_loss is None else math.expm1(seen.corpus_loss - reference.corpus_loss)
+    rise = None if seen.corpus_loss is None else seen.corpus_loss - reference.corpus_loss
     return {
         "tokens": tokens,
         "agree": tokens - len(apart),
@@ -302,9 +176,10 @@ def _token_figures(kind: Kind, reference: Reference, seen: Observation) -> dict[
         "logit_distance": distance,
         "logit_distance_limit": distance_limit if kind.exact else None,
         "own_logit_distance": reference.own_distance,
+        "corpus_distance": None if rise is None else abs(rise),
         "mean_kl": divergence,
-        "perplexity_trained": math.exp(reference.corpus_loss),
-        "perplexity_change": change,
+        "perplexity_trained": math.exp(min(reference.corpus_loss, _LARGEST_LOSS)),
+        "perplexity_change": None if rise is None else math.expm1(min(rise, _LARGEST_LOSS)),
         "perplexity_change_limit": None if kind.exact else kind.perplexity,
     }
 
@@ -332,17 +207,23 @@ def _divergence(pairs: list[tuple[float, float]]) -> float:
 def _exact_problems(name: str, reference: Reference, seen: Observation, figures: dict[str, Any]) -> list[StokerError]:
     distance_limit, tie_limit = limits(reference)
     apart = list(partings(reference, seen))
-    real = [parting for parting in apart if parting.margin > tie_limit]
+    real = [parting for parting in apart if not parting.margin <= tie_limit]
     ties = list(itertools.islice(apart, figures["ties_limit"], None)) if not real else []
     if real or ties:
         return [_parted(name, reference, figures, (real or ties)[0])]
-    distance = figures["logit_distance"]
-    if distance is not None and distance > distance_limit:
+    distance = _distance(figures)
+    if distance is not None and not distance <= distance_limit:
         cause = messages.text(_likely_cause(reference, figures))
         return [
             StokerError("STK645", name=name, distance=f"{distance:.2g}", limit=f"{distance_limit:.2g}", cause=cause)
         ]
     return []
+
+
+def _distance(figures: dict[str, Any]) -> float | None:
+    """Of log-probabilities, at most; a corpus whose mean is further off has a token that is."""
+    seen = (figures["logit_distance"], figures["corpus_distance"])
+    return max((distance for distance in seen if distance is not None), default=None)
 
 
 def _parted(name: str, reference: Reference, figures: dict[str, Any], parting: Parting) -> StokerError:
@@ -365,7 +246,7 @@ def _parted(name: str, reference: Reference, figures: dict[str, Any], parting: P
 
 def _likely_cause(reference: Reference, figures: dict[str, Any]) -> str:
     """A distance within the rounding of a shorter type is blamed on the dtype; a larger one on the model."""
-    distance = figures["logit_distance"]
+    distance = _distance(figures)
     shortest = ROUNDING["bfloat16"]
     if distance is not None and distance <= shortest.logits * shortest.unit * max(1.0, reference.largest_logit):
         return "parity.cause.dtype"
@@ -375,7 +256,7 @@ def _likely_cause(reference: Reference, figures: dict[str, Any]) -> str:
 def _loss_problems(name: str, figures: dict[str, Any]) -> list[StokerError]:
     """Of quantised artifacts."""
     change, limit = figures["perplexity_change"], figures["perplexity_change_limit"]
-    too_far = change is None or change > limit
+    too_far = change is None or not change <= limit
     if figures["agreement"] >= figures["agreement_limit"] and not too_far:
         return []
     shown = messages.text("parity.unmeasured") if change is None else f"{change:+.1%}"
