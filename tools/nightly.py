@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ def main() -> int:
     parser.add_argument("--again", action="append", default=[], metavar="FOLDER", help="run it although it ended")
     parser.add_argument("--report", type=Path, default=REPORT)
     asked = parser.parse_args()
+    # A shell lets what it starts in the background ignore Ctrl-C, and every program of a test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = campaign.code()
     records = KEPT / _key(code)
     records.mkdir(parents=True, exist_ok=True)

@@ -138,10 +138,15 @@ class ClosestNames(str):
 
 def checked_name(path: Path) -> Path:
     """A path that files of ours can name: one that is not UTF-8 is refused."""
-    if str(path) == _written(str(path)):
+    if is_utf8(str(path)):
         return path
-    first = next(one for one in (*reversed(path.parents), path) if str(one) != _written(str(one)))
+    first = next(one for one in (*reversed(path.parents), path) if not is_utf8(str(one)))
     raise StokerError("STK365", path=_written(str(first)), folder=first.parent)
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a file's name can be written."""
+    return name == _written(name)
 
 
 def closest(name: str, known: Sequence[str], count: int = 3) -> ClosestNames:

@@ -20,7 +20,7 @@ import trainings
 from bitsandbytes import functional as bits
 from peft.tuners.lora import LoraLayer
 from pretended_devices import DEVICES, TYPES, PretendedDevice
-from recipe_settings import BATCH, LENGTH, SAVED_EVERY, STEPS, Setting
+from recipe_settings import ANSWER, BATCH, LENGTH, SAVED_EVERY, STEPS, Setting
 from safetensors.torch import load_file
 
 from stoker.config import objectives
@@ -97,6 +97,8 @@ def planned(folder: Path, base: Path, setting: Setting, where: dict[str, Any]) -
         _rows(2 * BATCH, several=several, seed=5),
         _rows(4, several=several, seed=7) if data["eval"] else [],
     )
+    if asked.prompts:
+        rows, held_out = ([[~abs(one[0][:-ANSWER])] for one in each] for each in (rows, held_out))
     if asked.labels:
         rows = [tiny_run.Undesired(row) if number % 2 else row for number, row in enumerate(rows)]
     return tiny_run.make_run(folder, setting.text(base, where), rows, held_out)
@@ -128,7 +130,9 @@ class _Trial:
         return Cell("passes", passed=tuple(self._passed))
 
     def _take(self, part: str, fault: str) -> None:
-        if part == "merge" and not self._setting.adapts:
+        # Answers are generated as many at once as the plan has room for; the pretended limit is one of tokens.
+        beyond = {"merge": not self._setting.adapts, "out of memory": self._setting.generates}
+        if beyond.get(part):
             return
         # A scale is lost by whoever resumes; every other fault is there from the start.
         self._patch.setenv("PRETENDED_FAULT", "" if fault == "lost scaler" and part != "resume" else fault)
@@ -177,7 +181,7 @@ class _Trial:
         _same(tiny_run.sequences(self._short), tiny_run.sequences(self._whole), "sequences of each step")
 
     def _save(self) -> None:
-        for run_dir in (self._whole, self._killed, self._short):
+        for run_dir in (self._whole, self._killed, *([] if self._setting.generates else [self._short])):
             found = checkpoints.committed(run_dir.checkpoints)
             _same([one.step for one in found], list(range(SAVED_EVERY, STEPS + 1, SAVED_EVERY)), "checkpoints")
             _same([checkpoints.verify(one) for one in found], [""] * len(found), "digests")

@@ -12,6 +12,9 @@ from stoker.config import load, objectives
 from stoker.config.run import Run, Shape
 
 RANK, LENGTH, BATCH, STEPS, SAVED_EVERY = 4, 48, 8, 4, 2
+GROUP, ANSWER = 4, 8
+REWARD = {"length": {"target": 20}}
+"""Of another kind than the recipes have: their rows are random words, without an answer to compare with."""
 _SIZES = {"layers": 1, "width": 64, "heads": 2, "kv_heads": None, "ffn": 128, "vocab": None}
 """Of a model from scratch."""
 
@@ -28,6 +31,11 @@ class Setting:
     def method(self) -> str:
         """`pretrain`, or how a model is tuned."""
         return "pretrain" if self.words["train"]["objective"] == "pretrain" else str(self.words["tune"]["method"])
+
+    @property
+    def generates(self) -> bool:
+        """Whether it trains on answers of its own."""
+        return objectives.facts(self.words["train"]["objective"]).prompts
 
     @property
     def adapts(self) -> bool:
@@ -59,6 +67,8 @@ def _small(run: Run) -> dict[str, Any]:
         if run.tune.alpha == 2 * run.tune.rank:
             del tune["alpha"]  # as by default
     train = {key: value for key, value in stated["train"].items() if key != "epochs"}
+    if objectives.facts(run.train.objective).prompts:
+        train[run.train.objective] |= {"group": GROUP, "max_new_tokens": ANSWER, "rewards": [REWARD]}
     words = {
         "data": {
             "train": "rows.jsonl",

@@ -123,3 +123,23 @@ def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.readline()
         (folder / "process.json").write_text(json.dumps({"pid": process.pid, "attempt": 1}), encoding="utf-8")
         yield process
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Another process that holds the lock."""
+    program = "import sys; from pathlib import Path; from stoker.rundir import lock\n"
+    program += "with lock.held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", program, str(lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield
+        process.communicate()
+
+
+def is_held(lock: Path) -> bool:
+    """Whether another process finds it held: the one that holds it would not, and would give it back by looking."""
+    program = "import sys; from pathlib import Path; from stoker.rundir import lock\n"
+    program += "sys.exit(lock.is_held(Path(sys.argv[1])))"
+    return subprocess.run([sys.executable, "-c", program, str(lock)], check=False).returncode == 1

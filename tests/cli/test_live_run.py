@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from made_runs import CommandLine, training
+from made_runs import CommandLine, held, training
 
 from stoker.config import load
 from stoker.rundir import layout
@@ -21,19 +19,6 @@ def run_dir(tmp_path: Path, runs: Path, stoker: CommandLine) -> RunDir:
     (tmp_path / "mine.yaml").write_text(TEXT, encoding="utf-8")
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     return layout.create(load.load(str(tmp_path / "mine.yaml")))
-
-
-@contextmanager
-def held(lock: Path) -> Iterator[None]:
-    """Another process that holds the lock."""
-    program = "import sys; from pathlib import Path; from stoker.rundir import lock\n"
-    program += "with lock.held(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
-    words = [sys.executable, "-c", program, str(lock)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        process.stdout.readline()
-        yield
-        process.communicate()
 
 
 @pytest.mark.parametrize("command", [["prepare"], ["plan", "--calibrate"], ["bundle"], ["train"]])

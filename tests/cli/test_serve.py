@@ -45,7 +45,7 @@ def calls(runs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return SERVER, PLAN
 
     monkeypatch.setattr(model_server, "start", start)
-    monkeypatch.setattr(model_server, "stop", lambda _: made.append("stop"))
+    monkeypatch.setattr(model_server, "stop", lambda *_: made.append("stop"))
     monkeypatch.setattr(model_server, "find_engine", lambda: ("vllm", Path("python")))
     monkeypatch.setattr(parity_lines, "make_reference", lambda _: made.append("reference"))
     monkeypatch.setattr(parity_lines, "compare", lambda *_: {"agree": 1})

@@ -16,7 +16,7 @@ from stoker.cli import store_commands
 from stoker.errors import StokerError, StokerErrors
 from stoker.rundir import checkpoints, layout, training_words
 from stoker.rundir.layout import RunDir
-from stoker.store import fetch, opening
+from stoker.store import fetch, opening, verification
 from stoker.store import push as pushing
 from stoker.store.directory import DirectoryStore
 from stoker.store.store_protocol import Fault, Patience
@@ -135,6 +135,38 @@ def test_verify_says_that_there_is_no_checkpoint_yet(
     said = capsys.readouterr()
     assert "`tiny` has no checkpoint yet" in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize(("language", "said"), [("en", "`tiny` is finished"), ("zh", "`tiny` 已训练完成")])
+def test_verify_of_a_finished_run_without_checkpoints_promises_none(
+    run_dir: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    language: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("STOKER_LANG", language)
+    shutil.rmtree(run_dir.checkpoints)
+    text = run_dir.run_file.read_text(encoding="utf-8")
+    run_dir.run_file.write_text(re.sub("store: [^,]*, ", "", text), encoding="utf-8")
+    store_commands.verify("tiny", None, as_json=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_verify_does_not_say_what_is_in_a_store_that_it_did_not_reach(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def down(*_: Any) -> None:
+        raise Fault("the line is cut")
+
+    shutil.rmtree(run_dir.checkpoints)
+    monkeypatch.setattr(verification, "examine", down)
+    with pytest.raises(StokerError) as caught:
+        store_commands.verify("tiny", None, as_json=False)
+    assert caught.value.code == "STK662"
+    assert "the line is cut" in caught.value.what
+    assert capsys.readouterr().err == ""
 
 
 def test_verify_names_what_is_damaged_here_and_there(

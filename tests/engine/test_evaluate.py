@@ -86,6 +86,21 @@ def test_an_answer_counts_only_when_it_matches_exactly(
     assert longest == [20, 20, 20, 20, 18]  # twice the right answer's tokens, and some
 
 
+def test_two_task_files_of_one_name_keep_their_answers_apart(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "answers", lambda *_: ["w20"])
+    paths = []
+    for number, answer in enumerate(("w20", "w30")):
+        folder = tmp_path / ("maths", "law")[number]
+        folder.mkdir()
+        paths.append(str(write(folder, {"prompt": "w10", "answer": answer})))
+    told = [e for e in evaluated(run_dir, monkeypatch, tasks=paths) if e["event"] == "task"]
+    name = Path(paths[0]).name
+    assert [(one["task"], one["right"]) for one in told] == [(f"maths/{name}", 1), (f"law/{name}", 0)]
+    assert [files.read_json(Path(one["answers"]))[0]["wanted"] for one in told] == ["w20", "w30"]
+
+
 def test_answers_written_at_once_are_those_written_one_by_one(run_dir: RunDir) -> None:
     model, tokenizer = generate.load(run_dir)
     texts = ["w10", "w11 w12 w13 w14 w15 w16", "w17 w18", "w19 w20 w21"]

@@ -95,7 +95,7 @@ def test_an_adapter_on_packed_experts_computes_as_on_unpacked_ones(tmp_path: Pat
             theirs[name].data.copy_(one.data)
     ids = torch.arange(3, 35)[None]
     for _ in range(2):  # a second pass finds nothing of the first
-        losses = [one(input_ids=ids, labels=ids).loss for one in (model, plain)]
+        losses = [one.train()(input_ids=ids, labels=ids).loss for one in (model, plain)]
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=ROUNDING)
     for loss in losses:
         loss.backward()

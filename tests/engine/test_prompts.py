@@ -9,8 +9,10 @@ import pytest
 import torch
 from prepare_case import Case
 
-from stoker.engine import answer_figures, callbacks, sampler
+from stoker.engine import answer_figures, callbacks, rollouts, sampler
 from stoker.engine.dataset import PreparedSplit
+from stoker.errors import StokerError
+from stoker.rewards import scorer
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -46,6 +48,20 @@ def test_a_prompt_that_leaves_no_room_for_the_answer_is_named(case: Case) -> Non
     (problem,) = case.errors([{"prompt": "short", "answer": 1}, {"prompt": "long " * 40, "answer": 1}], **WORDS)
     assert problem.startswith("train.jsonl:2: ")
     assert "96" in problem  # of 128
+
+
+def test_failed_rewards_are_told_in_an_evaluation_and_alone_are_none() -> None:
+    made = [sampler.Generated(np.array([1, 2], np.int32), np.zeros(2, np.float32), ended=True)] * 2
+
+    def mean(*errors: str | None) -> dict[str, float]:
+        scores = [scorer.Score(0.0 if error else -1.0, {}, error) for error in errors]
+        return rollouts._mean_reward([([0, 1], made)], lambda *_: scores)
+
+    assert "failed" not in mean(None, None)
+    assert (mean(None, "f: no")["failed"], mean(None, "f: no")["reward"]) == (0.5, -0.5)
+    with pytest.raises(StokerError) as caught:
+        mean("f: no", "f: no")
+    assert (caught.value.code, caught.value.fields["reason"]) == ("STK447", "f: no")
 
 
 def test_draws_belong_to_an_answer_alone() -> None:

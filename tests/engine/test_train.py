@@ -316,11 +316,11 @@ def test_the_stop_file_is_a_stop(tmp_path: Path, base: Path, monkeypatch: pytest
 def test_a_stop_before_the_first_step_ends_without_one(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    from stoker.engine import rehearsal, train
+    from stoker.engine import rehearsal, resume, train
 
     run_dir = make(tmp_path, base)
     at, when = {
-        "before the model is loaded": (train, "_newest"),
+        "before the model is loaded": (resume, "newest"),
         "before the rehearsal": (train, "_announce"),
         "after the rehearsal": (rehearsal, "rehearse"),
     }[moment]
@@ -430,6 +430,20 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, base: Path) -> None
     assert tiny_run.train(run_dir) == 0
     assert len([e for e in events.read(run_dir.events_file) if e["event"] == "attempt"]) == 1
     assert tiny_run.weights_sha(run_dir.final) == before
+
+
+def test_a_finished_model_that_is_whole_stays_as_it_is(tmp_path: Path, base: Path) -> None:
+    """What was exported of it is served only where it is not older."""
+    run_dir = make(tmp_path, base)
+    assert tiny_run.train(run_dir) == 0
+    made = run_dir.final.stat()
+    assert tiny_run.train(run_dir) == 0
+    assert (run_dir.final.stat().st_ino, run_dir.final.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    sha = tiny_run.weights_sha(run_dir.final)
+    weights = next(run_dir.final.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert tiny_run.train(run_dir) == 0
+    assert tiny_run.weights_sha(run_dir.final) == sha
 
 
 def test_the_rehearsal_changes_nothing(tmp_path: Path, base: Path) -> None:

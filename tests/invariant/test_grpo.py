@@ -238,6 +238,9 @@ def test_a_corrected_reward_function_scores_what_is_committed_again_and_the_tier
     before = rollout_files.find(rollout_files.folder(run_dir), 5)
     assert before is not None
     (tmp_path / "rewards.py").write_text(asked_run.REWARDS.replace("word % 2 == 0", "word % 2 == 1"))
+    assert tiny_run.train(run_dir) != 0, "another reward is another training, unless it is asked for"
+    assert "STK410" in tiny_run.said(run_dir)
+    tiny_run.rewrite(run_dir, "save: {", "save: {resume: any, ")
     assert tiny_run.train(run_dir) == 0, tiny_run.said(run_dir)
     found = list(events.read(run_dir.events_file))
     assert {one["isolation"] for event in found if event["event"] == "rewards" for one in event["rewards"]} == {"none"}

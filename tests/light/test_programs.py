@@ -1,5 +1,6 @@
 """Starting engine programs: their events, answers, errors and codes come back, whatever the program is."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Let every engine program be this one."""
     code = WRITES.replace("{body}", body)
 
-    def command(_: str, folder: Path, *arguments: str) -> list[str]:
-        return [sys.executable, "-X", "utf8", "-c", code, str(folder), *arguments]
+    def command(program: str, folder: Path, *arguments: str) -> list[str]:
+        named = f"import sys; sys.argv[0] = '{program}.py'\n"
+        return [sys.executable, "-X", "utf8", "-c", named + code, str(folder), *arguments]
 
     monkeypatch.setattr(programs, "_command", command)
 
@@ -60,6 +62,35 @@ def test_every_error_the_program_wrote_down_is_raised(run_dir: RunDir, monkeypat
     with pytest.raises(StokerErrors) as caught:
         programs.run_engine("prepare", run_dir, lambda _: None)
     assert [(error.code, error.where) for error in caught.value.errors] == [("STK302", "a:1"), ("STK206", "")]
+
+
+def error(program: str, code: str) -> dict[str, Any]:
+    fields = dict.fromkeys(("name", "folder", "reason", "needed", "spent"), "1")
+    return {"event": "error", "program": program, "error": {"code": code, "where": "", "fields": fields}}
+
+
+STEP: dict[str, Any] = {"event": "step", "step": 7}
+RESTART: dict[str, Any] = {"event": "restart", "attempt": 1}
+
+
+@pytest.mark.parametrize(
+    ("program", "written", "raised"),
+    [
+        ("evaluate", [error("evaluate", "STK503"), STEP], ["STK503"]),
+        ("evaluate", [error("evaluate", "STK503"), error("train", "STK422"), RESTART], ["STK503"]),
+        ("evaluate", [error("train", "STK422")], ["STK409"]),
+        ("train", [error("train", "STK422"), RESTART, STEP, error("train", "STK403")], ["STK403"]),
+        ("train", [STEP, error("supervisor", "STK670"), error("evaluate", "STK503")], ["STK670"]),
+    ],
+)
+def test_an_error_is_its_programs_whatever_a_training_writes_meanwhile(
+    run_dir: RunDir, program: str, written: list[dict[str, Any]], raised: list[str]
+) -> None:
+    before = json.dumps(error(program, "STK206")) + "\n"
+    run_dir.events_file.write_text(before + "".join(f"{json.dumps(one)}\n" for one in written), encoding="utf-8")
+    with pytest.raises(StokerError) as caught:
+        programs.raise_engine_error(program, run_dir, 1, len(before))
+    assert [one.code for one in caught.value.errors] == raised
 
 
 @pytest.mark.parametrize(("body", "code"), [("raise KeyError('x')", 2), ("import os; os._exit(9)", 9)])

@@ -14,7 +14,6 @@ from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.load_generator import LoadSpec
 from stoker.artifacts.model_server import Model
 from stoker.artifacts.serving_choices import Engine, Serving
-from stoker.errors import StokerError
 from stoker.facts import machine, prompts
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
@@ -55,11 +54,10 @@ def bench(
     run_dir: RunDir, overrides: list[str], load_: BenchLoad, on_level: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Measure every mode that is installed here; returns the content of `bench.json`."""
-    if running := model_server.find(run_dir):
-        raise StokerError("STK623", name=run_dir.name, url=running.url, pid=running.pid)
-    run = model_server.run_as_asked(run_dir, overrides)
-    pythons = _pythons()
-    model = model_server.find_model(run_dir, run, "vllm" if "vllm" in pythons else "transformers")
+    with model_server.claimed(run_dir):
+        run = model_server.run_as_asked(run_dir, overrides)
+        pythons = _pythons()
+        model = model_server.find_model(run_dir, run, "vllm" if "vllm" in pythons else "transformers")
     plan = model_server.plan(run_dir, run, model, "vllm")
     found = machine.examine()
     levels: list[dict[str, Any]] = []
@@ -96,15 +94,14 @@ def _versions(pythons: dict[Engine, Path]) -> dict[str, str]:
 @contextmanager
 def _server(run_dir: RunDir, model: Model, plan: Serving, python: Path) -> Iterator[Endpoint]:
     """A server for the measurement only."""
-    server, process = model_server.launch(run_dir, model, plan, python, processes.free_port(model_server.HOST))
+    with model_server.claimed(run_dir):
+        server, process = model_server.launch(run_dir, model, plan, python, processes.free_port(model_server.HOST))
     try:
         at = model_server.endpoint(run_dir, server)
         model_server.wait_until_ready(process, server, at, lambda _: None)
         yield at
     finally:
-        processes.terminate(server.pid)
-        process.wait()
-        run_dir.serving_file.unlink(missing_ok=True)
+        model_server.end(run_dir, server, process)
 
 
 def _measure(

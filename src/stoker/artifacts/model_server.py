@@ -14,13 +14,14 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stoker import env, tools
-from stoker.artifacts import ports, server_log
+from stoker.artifacts import exclusive, ports, server_log
 from stoker.artifacts.endpoint import Endpoint, EndpointError, ask
 from stoker.artifacts.serving_choices import Engine, ServedAdapter, Serving, ServingInputs, make_serving
 from stoker.config import load
@@ -30,7 +31,7 @@ from stoker.facts import machine
 from stoker.launch import programs, weighing
 from stoker.plan import choices
 from stoker.plan.plan import Plan
-from stoker.rundir import artifacts, files, in_place
+from stoker.rundir import artifacts, files, in_place, lock
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes, starting
 
@@ -90,41 +91,72 @@ class Server:
 
 def start(run_dir: RunDir, port: int, overrides: list[str], on_wait: Callable[[float], None]) -> tuple[Server, Serving]:
     """Start a server and return when it has generated a token."""
-    running = find(run_dir)
-    if running:
-        raise StokerError("STK623", name=run_dir.name, url=running.url, pid=running.pid)
-    run = run_as_asked(run_dir, overrides)
-    engine, python = find_engine()
-    ports.require_free(port)
-    model = find_model(run_dir, run, engine)
-    serving = plan(run_dir, run, model, engine)
-    server, process = launch(run_dir, model, serving, python, port)
+    with claimed(run_dir):
+        run = run_as_asked(run_dir, overrides)
+        engine, python = find_engine()
+        ports.require_free(port)
+        model = find_model(run_dir, run, engine)
+        serving = plan(run_dir, run, model, engine)
+        server, process = launch(run_dir, model, serving, python, port)
     try:
         wait_until_ready(process, server, endpoint(run_dir, server), on_wait)
     except BaseException:
-        processes.terminate(server.pid)
-        process.wait()
-        run_dir.serving_file.unlink(missing_ok=True)
+        end(run_dir, server, process)
         raise
     return server, serving
 
 
-def stop(run_dir: RunDir) -> Server | None:
-    """End the server of a run with everything it started; None where there is none."""
-    server = find(run_dir)
+@contextmanager
+def claimed(run_dir: RunDir) -> Iterator[None]:
+    """Hold the lock of a run without a server until there is the record of one: else another would replace it."""
+    with exclusive.starting_server(run_dir):
+        if running := find(run_dir):
+            raise StokerError("STK623", name=run_dir.name, url=running.url, pid=running.pid)
+        yield
+
+
+def end(run_dir: RunDir, server: Server, process: "subprocess.Popen[bytes]") -> None:
+    """End a server that this process has started."""
+    processes.terminate(server.pid)
+    process.wait()
+    _forget(run_dir, server)
+
+
+def stop(run_dir: RunDir, started: Server | None = None) -> Server | None:
+    """End the server of a run with everything it started; None where there is none.
+
+    Args:
+        run_dir: The run.
+        started: The only one to end: another may have been started since.
+    """
+    recorded = _recorded(run_dir)
+    if recorded is None or started not in (None, recorded):
+        return None
+    server = recorded if is_ours(recorded) else None
     if server:
         processes.terminate(server.pid)
-    run_dir.serving_file.unlink(missing_ok=True)
+    _forget(run_dir, recorded)
     return server
+
+
+def _forget(run_dir: RunDir, server: Server) -> None:
+    """Remove the record of a server, unless it is of another one by now, or is about to be."""
+    with lock.held(exclusive.serving_lock(run_dir)) as is_alone:
+        if is_alone and _recorded(run_dir) == server:
+            run_dir.serving_file.unlink(missing_ok=True)
 
 
 def find(run_dir: RunDir) -> Server | None:
     """The running server by its recorded pid; a recycled pid is not ours."""
+    server = _recorded(run_dir)
+    return server if server and is_ours(server) else None
+
+
+def _recorded(run_dir: RunDir) -> Server | None:
     try:
-        server = Server(**files.read_json(run_dir.serving_file))
+        return Server(**files.read_json(run_dir.serving_file))
     except (OSError, ValueError, TypeError):
         return None
-    return server if is_ours(server) else None
 
 
 def endpoint(run_dir: RunDir, server: Server) -> Endpoint:

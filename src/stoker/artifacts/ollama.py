@@ -4,6 +4,7 @@ Ollama renders a conversation by the Modelfile's TEMPLATE and lets llama.cpp add
 rendered and tokenized that way here, through llama.cpp's own server, and must give the tokens of training.
 """
 
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from stoker.rundir.layout import RunDir
 
 NAME = "ollama"
 MODELFILE = "Modelfile"
+_OURS = re.compile(r"# .*\bStoker\b.*\nFROM \./(.+\.gguf)\n")
+"""How a Modelfile that was written here begins."""
 _READS_JINJA = "0.30.0"
 """Since this version Ollama leaves a GGUF file's own chat template to llama.cpp."""
 _LEAST_CONTEXT = 4096
@@ -99,6 +102,13 @@ def make(run_dir: RunDir, kind: str, source: Path, gguf: Path) -> OllamaFolder:
     figures = {**artifacts.parity(run_dir)[kind], "same_files_as": kind, "template": which, "conversations": compared}
     artifacts.record_parity(run_dir, NAME, figures)
     return OllamaFolder(target, gguf.name, which, compared, system, notes, facts.licence)
+
+
+def written_files(folder: Path) -> list[str]:
+    """Names of the Modelfile and GGUF file that were exported into a folder; none where a user wrote the Modelfile."""
+    path = folder / MODELFILE
+    ours = _OURS.match(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
+    return [MODELFILE, ours[1]] if ours else []
 
 
 def _facts(run_dir: RunDir, source: Path) -> OllamaFacts:

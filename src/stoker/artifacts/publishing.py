@@ -43,6 +43,11 @@ class Staged:
     """Files beside the model that are not on the list."""
 
 
+def is_of_a_model(name: str) -> bool:
+    """Whether a whole model has a file of that name."""
+    return name in _WHOLE or (name.startswith("model") and _WEIGHTS.fullmatch(name) is not None)
+
+
 def stage(run_dir: RunDir, source: Path, base: str | None) -> Staged:
     """Link or copy what may be published of a model's folder; the caller writes the card.
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from stoker import messages
 from stoker.config import dataset_info, load
-from stoker.errors import StokerError, checked_name, closest
+from stoker.errors import StokerError, closest, is_utf8
 from stoker.facts import cards, machine, shapes
 from stoker.rundir import inputs
 from stoker.terminal import console, starter
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _EXAMPLES, _TEXT = "data/train.jsonl", "data/train.txt"
-_ROWS = {".jsonl", ".json", ".csv", ".parquet"}
+_ROWS = {".jsonl", ".csv", ".parquet"}
+"""Files that hold rows; a `.json` may hold anything."""
 _HERE = ("", "1", "local")
 _ABSENT = ("init.why.absent", "init.why.beside", "init.why.remote")
 """Why the data was not looked at: there is nothing to mend in it."""
@@ -154,8 +155,9 @@ def _only_rows(folder: Path) -> str:
     """The one file of rows in the folder, where there is none at the usual place."""
     if (folder / _EXAMPLES).exists() or not folder.is_dir():
         return ""
-    found = [path for path in folder.iterdir() if inputs.kind(path) in _ROWS and path.is_file()]
-    return checked_name(found[0]).name if len(found) == 1 else ""
+    found = [path.name for path in folder.iterdir() if inputs.kind(path) in _ROWS and path.is_file()]
+    found = [name for name in found if not name.startswith(".")]
+    return found[0] if len(found) == 1 and is_utf8(found[0]) else ""
 
 
 def _from_folder(path: Path, folder: Path) -> str:

@@ -111,8 +111,8 @@ def verify(name: str, source: str | None, *, as_json: bool) -> None:
     found = {"name": run_dir.name, "local": here, "store": there}
     if not as_json and (here or _rows(there)):
         console.table(_verify_table(found))
-    elif not as_json:
-        console.talk("verify.none", name=run_dir.name)
+    elif not as_json and not (there and there["reason"]):
+        console.talk("verify.finished" if run_dir.final.is_dir() else "verify.none", name=run_dir.name)
     wrong = [f"{one['folder']}: {one['reason']}" for one in (*here, *_rows(there)) if not one["verified"]]
     if there and there["reason"]:
         wrong.append(there["reason"])

@@ -14,7 +14,8 @@ from stoker import plugins
 
 AUTO = "auto"
 _VERDICTS = {"true": True, "false": False}
-_OTHER_WORDS = {"good", "bad", "yes", "no", "chosen", "rejected", "好", "坏", "1", "1.0", "0", "0.0", "-1", "-1.0"}
+_OTHER_WORDS = {"good", "bad", "yes", "no", "chosen", "rejected", "好", "坏"}
+_NUMBERS = {"1", "1.0", "0", "0.0", "-1", "-1.0"}
 
 
 def verdict(label: Any) -> bool | None:
@@ -22,9 +23,9 @@ def verdict(label: Any) -> bool | None:
     return _VERDICTS.get(str(label).strip().lower())
 
 
-def is_verdict(label: Any) -> bool:
-    """Whether a `label` judges an answer, whether or not as it must be written."""
-    return verdict(label) is not None or str(label).strip().lower() in _OTHER_WORDS
+def is_verdict(label: Any, *, numbers: bool = True) -> bool:
+    """Whether a `label` judges an answer, whether or not as it must be written; numbers may be classes instead."""
+    return str(label).strip().lower() in {*_VERDICTS, *_OTHER_WORDS, *(_NUMBERS if numbers else ())}
 
 
 @dataclass(frozen=True)

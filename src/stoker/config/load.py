@@ -75,7 +75,6 @@ _ABOUT = {
     "STK362": "data.train",
     "STK363": "data.train",
     "STK364": "data.train",
-    "STK365": "data.train",
     "STK378": "data.eval",
     "STK413": "model",
     "STK465": "{word}",

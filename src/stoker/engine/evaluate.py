@@ -93,9 +93,9 @@ def main(path: Path) -> int:
             log.write(
                 "evaluated", artifact=asked.get("artifact"), **_figures(run_dir, report, report.eval, model, tokenizer)
             )
-        for name, rows in questions.items():
+        for rows, shown in zip(questions.values(), _told_apart(list(questions)), strict=True):
             judged = tasks.judge(model, tokenizer, rows, plain=generate.is_plain(run_dir, tokenizer))
-            figures = {"artifact": asked.get("artifact"), "task": Path(name).name, "measure": rows[0].kind}
+            figures = {"artifact": asked.get("artifact"), "task": shown, "measure": rows[0].kind}
             _answer(run_dir, log, figures, judged, len(rows))
         if report and asked.get("samples"):
             for sample in samples.make(run_dir, report, model, tokenizer, asked["samples"]):
@@ -165,6 +165,13 @@ def _told(found: Means, split: Split, started: float) -> dict[str, Any]:
     }
 
 
+def _told_apart(paths: list[str]) -> list[str]:
+    """Names of task files, with the folder of those that share one: `math/test.jsonl` and `law/test.jsonl`."""
+    found = [Path(path).resolve() for path in paths]
+    names = [path.name for path in found]
+    return [path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}" for path in found]
+
+
 def _divergence(run_dir: RunDir, report: Report, items: InOrder, model: Any) -> torch.Tensor:
     """How far the model has moved on answers to other prompts, over the eval split."""
     table = reference.stored(run_dir.data, report, f"eval{reference.MISMATCHED}").to(model.device)
@@ -182,7 +189,7 @@ def _answer(
     for answer in judged:
         answers.append(answer)
         tell(len(answers), count)
-    kept = run_dir.evals / f"{Path(figures['task']).stem}-{figures['artifact'] or 'trained'}.json"
+    kept = run_dir.evals / f"{figures['task'].replace('/', '-')}-{figures['artifact'] or 'trained'}.json"
     files.write_json(kept, answers)
     right = sum(answer["right"] for answer in answers)
     seconds = round(time.perf_counter() - started, 3)

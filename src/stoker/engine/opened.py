@@ -101,7 +101,7 @@ def open_run(run_dir: RunDir, plan: Plan, ranks: Ranks, pulse: Pulse) -> Opened:
         prepared.check_digests(run_dir.data, report)
     _check_machine(plan, report)
     events = EventLog(run_dir.events_file if ranks.first else None)
-    firsts = json.loads(ranks.hear(json.dumps({**_recorded(run_dir), "rewards": _rewards(run_dir, run)})))
+    firsts = json.loads(ranks.hear(json.dumps(_of_first(run_dir, run) if ranks.first else {})))
     fingerprint = _of_all(ranks, plan, report, _fingerprint(run_dir, run, plan, firsts))
     return Opened(run_dir, run, plan, report, ranks, pulse, events, fingerprint, run_dir.words(run))
 
@@ -123,15 +123,17 @@ def _check_machine(plan: Plan, report: Report) -> None:
         raise StokerError("STK410", reason=messages.text("other.prepared"))
 
 
-def _recorded(run_dir: RunDir) -> dict[str, str]:
-    """The models that the checkpoint to resume from was trained with; the first rank's counts."""
-    found = checkpoints.next_found(run_dir.checkpoints)
-    return {name: found.commit.fingerprint.get(name, "") if found else "" for name in ("base", "teacher")}
+def _of_first(run_dir: RunDir, run: Run) -> dict[str, str]:
+    """The models that the checkpoint to resume from was trained with, and the rewards.
 
-
-def _rewards(run_dir: RunDir, run: Run) -> str:
-    """The digest of the reward files; only the first rank scores, and others may not have them."""
-    return scorer.files_digest(run.train.grpo.rewards or [], run_dir.folder())
+    The first rank's: only it scores, and others may have neither the checkpoint nor the files.
+    """
+    found, rewards = checkpoints.next_found(run_dir.checkpoints), run.train.grpo.rewards or []
+    return {
+        **{name: found.commit.fingerprint.get(name, "") if found else "" for name in ("base", "teacher")},
+        "rewards": scorer.files_digest(rewards, run_dir.folder()),
+        "reward_packages": scorer.packages_digest(rewards),
+    }
 
 
 def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, firsts: dict[str, str]) -> dict[str, str]:
@@ -150,7 +152,7 @@ def _fingerprint(run_dir: RunDir, run: Run, plan: Plan, firsts: dict[str, str]) 
         "base": models.base_digest(run, folder, firsts["base"]),
         **({"teacher": models.weights_digest(teacher, folder, firsts["teacher"])} if teacher else {}),
         **({"sampler": run.train.answers.sampler} if generates else {}),
-        **({"rewards": firsts["rewards"]} if firsts["rewards"] else {}),
+        **{name: firsts[name] for name in ("rewards", "reward_packages") if firsts[name]},
         **moves.decided(plan),
         "threads": str(torch.get_num_threads()),
     }

@@ -382,16 +382,24 @@ def _mean_reward(
     answered: Iterable[tuple[list[int], list[Generated]]],
     scored: Callable[[list[int], list[Generated]], list[scorer.Score]],
 ) -> dict[str, float]:
-    """Of rows and the answers to them, batch by batch."""
-    rewards: list[float] = []
+    """Of rows and the answers to them, batch by batch; where a reward failed its fallback counts, as in training.
+
+    Raises:
+        StokerError: not one could be computed: fallbacks alone are no measure of a model.
+    """
+    scores: list[scorer.Score] = []
     answers: list[Generated] = []
     for rows, made in answered:
-        rewards += [one.value for one in scored(rows, made)]
+        scores += scored(rows, made)
         answers += made
-    reward = float(np.mean(rewards))
+    errors = [one.error for one in scores if one.error]
+    if errors and len(errors) == len(scores):
+        raise StokerError("STK447", reason=errors[0])
+    reward = float(np.mean([one.value for one in scores]))
     return {
         "loss": -reward,
         "reward": reward,
+        **({"failed": len(errors) / len(scores)} if errors else {}),
         **answer_figures.lengths([one.tokens for one in answers], [one.ended for one in answers]),
     }
 

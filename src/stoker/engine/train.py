@@ -375,11 +375,13 @@ def _finished(opened: Opened, best: int | None) -> bool:
 def _finish(opened: Opened, best: int | None) -> None:
     """The finished model: the weights of the last (or best) committed checkpoint, without training state."""
     chosen = _result(opened, best)
+    wanted = {name: entry for name, entry in chosen.commit.files.items() if name not in checkpoints.TRAINING_FILES}
+    if artifacts.entries_of(opened.run_dir.final) == wanted:
+        return  # what was made of it since is of this very model, and not older
     aside = artifacts.begin(opened.run_dir, "final")
-    for name in chosen.commit.files:
-        if name not in checkpoints.TRAINING_FILES:
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(chosen.path / name, aside / name)
+    for name in wanted:
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(chosen.path / name, aside / name)
     artifacts.accept(opened.run_dir, "final")
 
 

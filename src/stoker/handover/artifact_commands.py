@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.api.figures import size
-from stoker.artifacts import quantized
+from stoker.artifacts import exclusive, ollama, publishing, quantized
 from stoker.errors import StokerError
 from stoker.handover import model_card, parity_lines, writing_models
 from stoker.launch import programs, training
@@ -23,12 +23,12 @@ GGUF = ("q8_0", "q4_k_m")
 def merge(name: str, *, as_json: bool) -> None:
     """Merge a finished run's adapter; a model tuned in full needs no merge."""
     run_dir = writing_models.find(name, "stoker merge")
-    if has_adapter(run_dir):
-        make_merged(run_dir)
-        path = artifacts.folder(run_dir, _MERGED)
-    else:
-        console.talk("merge.whole", name=run_dir.name)
-        path = run_dir.final
+    with exclusive.making(run_dir):
+        if has_adapter(run_dir):
+            path = make_merged(run_dir)
+        else:
+            console.talk("merge.whole", name=run_dir.name)
+            path = run_dir.final
     if as_json:
         console.data_json({"path": str(path), "parity": artifacts.parity(run_dir).get(_MERGED)})
     else:
@@ -51,7 +51,7 @@ def merged(run_dir: RunDir) -> Path | None:
 
 
 def make_merged(run_dir: RunDir) -> Path:
-    """Merge, compare, accept."""
+    """Merge, compare, accept; the caller is `exclusive.making`."""
     training.require_idle(run_dir)
     made: dict[str, Any] = {}
     with console.status() as status:
@@ -81,13 +81,14 @@ def export(name: str, folder: str | None, *, as_json: bool) -> None:
     run_dir = writing_models.find(name, "stoker export")
     adapter = has_adapter(run_dir)
     target = checked_target(folder) if folder else None
-    training.require_idle(run_dir)
-    if adapter and merged(run_dir) is None:
-        make_merged(run_dir)
-    path = _make_export(run_dir, adapter=adapter)
-    if target:
-        copy(path, target, "model*.safetensors*")
-        path = target
+    with exclusive.making(run_dir):
+        training.require_idle(run_dir)
+        if adapter and merged(run_dir) is None:
+            make_merged(run_dir)
+        path = _make_export(run_dir, adapter=adapter)
+        if target:
+            copy(path, target)
+            path = target
     console.talk("export.done", name=run_dir.name, path=path, size=size(files.folder_bytes(path)))
     if as_json:
         console.data_json({"path": str(path), "parity": artifacts.parity(run_dir)[_EXPORT]})
@@ -96,7 +97,7 @@ def export(name: str, folder: str | None, *, as_json: bool) -> None:
 
 
 def exported(run_dir: RunDir) -> Path:
-    """The accepted export of what the last training ended with; made where there is none."""
+    """The accepted export of what the last training ended with; made where there is none. As `make_merged`."""
     adapter, path = has_adapter(run_dir), artifacts.folder(run_dir, _EXPORT)
     made = False
     for event in events.skim(run_dir.events_file):
@@ -145,14 +146,12 @@ def _same_files(one: Path, other: Path) -> bool:
     )
 
 
-def copy(source: Path, target: Path, weights: str) -> None:
-    """Copy to a folder beside the target, then move the files into it.
+def copy(source: Path, target: Path) -> None:
+    """Copy to a folder beside the target, then move the files into it. Of what was there, files of the user stay.
 
     Args:
         source: An accepted artifact.
         target: Of `checked_target`: `.` and `..` have no name to write another folder beside.
-        weights: The pattern of an artifact's large files: those of an earlier export may be named differently, and are
-            deleted. Files of the user stay.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     files.require_room(target.parent, files.folder_bytes(source))
@@ -162,14 +161,21 @@ def copy(source: Path, target: Path, weights: str) -> None:
     for path in _files(aside):
         files.sync_file(path)
     target.mkdir(exist_ok=True)
-    for stale in target.glob(weights):
-        stale.unlink()
+    for earlier in _exported_files(target):
+        earlier.unlink()
     for path in _files(aside):
         place = target / path.relative_to(aside)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
     shutil.rmtree(aside)
     files.sync_folder(target)
+
+
+def _exported_files(folder: Path) -> list[Path]:
+    """What an earlier export, of any run, wrote into a folder; beside another model a template of it would be read."""
+    for_ollama = ollama.written_files(folder)
+    found = [path for path in folder.iterdir() if path.name in for_ollama or publishing.is_of_a_model(path.name)]
+    return [path for path in found if not path.is_dir()]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -184,7 +190,8 @@ def quantize(name: str, gguf: str | None, *, int8: bool, gptq: bool, fp8: bool, 
         raise StokerError("STK630")
     run_dir = writing_models.find(name, "stoker quantize")
     quantized.require(kinds[0], run_dir)
-    made = make_quantized(run_dir, kinds[0], whole_model(run_dir))
+    with exclusive.making(run_dir):
+        made = make_quantized(run_dir, kinds[0], whole_model(run_dir))
     if as_json:
         console.data_json(made)
     else:
@@ -192,12 +199,12 @@ def quantize(name: str, gguf: str | None, *, int8: bool, gptq: bool, fp8: bool, 
 
 
 def whole_model(run_dir: RunDir) -> Path:
-    """The folder of the finished model; an adapter is merged first."""
+    """The folder of the finished model; an adapter is merged first. As `make_merged`."""
     return (merged(run_dir) or make_merged(run_dir)) if has_adapter(run_dir) else run_dir.final
 
 
 def make_quantized(run_dir: RunDir, kind: str, source: Path) -> dict[str, Any]:
-    """Quantise, compare, accept."""
+    """Quantise, compare, accept. As `make_merged`."""
     with console.status() as status:
         status.show(messages.text("quantize.working", kind=kind))
 

@@ -3,10 +3,11 @@
 import json
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stoker import messages
-from stoker.artifacts import harness
+from stoker.artifacts import exclusive, harness
 from stoker.config import load, objectives
 from stoker.config.run import Shape
 from stoker.errors import StokerError
@@ -52,6 +53,16 @@ def evaluate(name: str, asked: EvaluationRequest, *, as_json: bool) -> None:
     if asked.tasks or asked.samples or asked.harness or asked.judge:
         writing_models.require(run_dir, "stoker eval --task/--samples/--judge/--harness")
     check_artifact(run_dir, asked.artifact)
+    with exclusive.evaluating(run_dir):
+        found = _evaluated(run_dir, asked)
+    if as_json:
+        console.data_json(found)
+        return
+    for line in lines(found):
+        console.data(line)
+
+
+def _evaluated(run_dir: RunDir, asked: EvaluationRequest) -> dict[str, Any]:
     judge = _judge(run_dir, asked) if asked.judge else None
     alone = asked.judge and not asked.tasks
     found = {} if alone or (asked.harness and not _own_work(run_dir, asked)) else _measure(run_dir, asked)
@@ -59,11 +70,7 @@ def evaluate(name: str, asked: EvaluationRequest, *, as_json: bool) -> None:
         found["win_rate"] = _compared(run_dir, asked, judge)
     if asked.harness:
         found["harness"] = _harness(run_dir, asked.artifact, asked.harness)
-    if as_json:
-        console.data_json(found)
-        return
-    for line in lines(found):
-        console.data(line)
+    return found
 
 
 def check_artifact(run_dir: RunDir, artifact: str | None) -> None:
@@ -156,11 +163,16 @@ def _harness(run_dir: RunDir, artifact: str | None, task_names: str) -> dict[str
     """Run the harness; it loads whole models only, so an adapter is merged first."""
     folder = artifacts.folder(run_dir, artifact) if artifact else run_dir.final
     if artifact_commands.has_adapter(run_dir) and artifact in (None, "final"):
-        folder = artifact_commands.merged(run_dir) or artifact_commands.make_merged(run_dir)
+        folder = artifact_commands.merged(run_dir) or _merged_now(run_dir)
     plan = files.read_record(run_dir.plan_file, Plan)
     chat = not objectives.facts(run_dir.run().train.objective).trains_all and (folder / "chat_template.jinja").is_file()
     console.talk("eval.harness", folder=folder)
     return harness.run(run_dir, folder, task_names, plan.device, chat=chat)
+
+
+def _merged_now(run_dir: RunDir) -> Path:
+    with exclusive.making(run_dir):
+        return artifact_commands.make_merged(run_dir)
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -69,20 +69,26 @@ def text(run_dir: RunDir, exported: dict[str, Any], parity: dict[str, Any] | Non
 def hub_id(run_dir: RunDir) -> str | None:
     """The hub's id of the model that was loaded; None of a folder, of what another run made, and of no model."""
     model = run_dir.run().model
-    if isinstance(model, Shape) or not _HUB_ID.fullmatch(model) or (run_dir.folder() / model).exists():
+    if isinstance(model, Shape) or not _HUB_ID.fullmatch(model):
         return None
-    return model
+    # The plan remembers a folder that was moved or deleted since.
+    made = files.read_record(run_dir.plan_file, Plan) if run_dir.plan_file.exists() else None
+    is_folder = (made is not None and made.model.origin == "local") or (run_dir.folder() / model).exists()
+    return None if is_folder else model
 
 
 def first_hub_id(run_dir: RunDir) -> str | None:
     """The same, of the first run where each was trained on what the one before it made."""
-    model = run_dir.run().model
-    if isinstance(model, Shape) or not model.startswith(inputs.EARLIER_RUN):
-        return hub_id(run_dir)
-    try:
-        return first_hub_id(layout.find(model.removeprefix(inputs.EARLIER_RUN)))
-    except StokerError:  # it is gone
-        return None
+    seen: set[str] = set()
+    while isinstance(model := run_dir.run().model, str) and model.startswith(inputs.EARLIER_RUN):
+        if model in seen:  # a name was used again: what it was then is not known
+            return None
+        seen.add(model)
+        try:
+            run_dir = layout.find(model.removeprefix(inputs.EARLIER_RUN))
+        except StokerError:  # it is gone
+            return None
+    return hub_id(run_dir)
 
 
 def _base_id(run_dir: RunDir, kind: CardKind) -> str | None:
@@ -109,10 +115,24 @@ def losses(run_dir: RunDir) -> dict[str, float]:
     known = [loss for step in sorted(steps) if (loss := events.loss(steps[step])) is not None]
     last = known[-_LAST_STEPS:]
     found = {"train": sum(last) / len(last), "steps": float(len(last))} if last else {}
-    measured = [event["eval_loss"] for event in events.skim(run_dir.events_file) if _is_eval(event)]
+    measured = [event["eval_loss"] for event in _measured(run_dir) if _is_eval(event)]
     if measured:
         found["eval"] = min(measured) if run_dir.run().save.best else measured[-1]
     return found
+
+
+def _measured(run_dir: RunDir) -> list[dict[str, Any]]:
+    """What training measured on its way, and what `stoker eval` did since the last step: of these very weights."""
+    on_the_way: list[dict[str, Any]] = []
+    since: list[dict[str, Any]] = []
+    for event in events.skim(run_dir.events_file):
+        if event["event"] == "step":
+            since.clear()
+        elif event["event"] == "eval":
+            on_the_way.append(event)
+        elif event["event"] in ("evaluated", "task"):
+            since.append(event)
+    return [*on_the_way, *since]
 
 
 def _is_eval(event: dict[str, Any]) -> bool:
@@ -189,11 +209,11 @@ def _rows(
 def _scores(run_dir: RunDir) -> list[str]:
     """The newest result of each task that these weights were measured by: its file's name, not its folder."""
     found = {
-        Path(event["task"]).name: f"{event['right']:,} / {event['rows']:,}"
-        for event in events.skim(run_dir.events_file)
+        event["task"]: f"{event['right']:,} / {event['rows']:,}"
+        for event in _measured(run_dir)
         if event["event"] == "task" and event.get("artifact") in _SAME_WEIGHTS
     }
-    return [f"`{task}` {score}" for task, score in found.items()]
+    return [f"`{Path(task).name}` {score}" for task, score in found.items()]
 
 
 def _method(run: Run, plan: Plan) -> str:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from stoker import messages
 from stoker.api.figures import size
-from stoker.artifacts import ollama, quantized
+from stoker.artifacts import exclusive, ollama, quantized
+from stoker.artifacts.ollama import OllamaFolder
 from stoker.errors import StokerError
 from stoker.handover import artifact_commands, model_card, writing_models
 from stoker.handover.model_card import CardKind
@@ -25,20 +26,14 @@ def export(name: str, folder: str | None, gguf: str, *, as_json: bool) -> None:
     target = artifact_commands.checked_target(folder) if folder else None
     kind = f"gguf-{gguf}"
     quantized.require(kind, run_dir)
-    training.require_idle(run_dir)
-    source = artifact_commands.whole_model(run_dir)
-    file = ollama.ready_gguf(run_dir, kind) or _make_gguf(run_dir, kind, source)
-    with console.status() as status:
-        status.show(messages.text("ollama.working"))
-        made = ollama.make(run_dir, kind, source, file)
-    figures = artifacts.parity(run_dir)[ollama.NAME]
-    exported = {"dtype": gguf.upper(), "bytes": file.stat().st_size, "licence": made.licence}
-    card = model_card.text(run_dir, exported, figures, CardKind("gguf", "card.use_ollama"))
-    files.write_text(made.path / model_card.FILE_NAME, card)
-    path = artifacts.accept(run_dir, ollama.NAME)
-    if target:
-        artifact_commands.copy(path, target, f"{run_dir.name}-*.gguf")
-        path = target
+    with exclusive.making(run_dir):
+        training.require_idle(run_dir)
+        made = _make(run_dir, kind)
+        figures = artifacts.parity(run_dir)[ollama.NAME]
+        path = artifacts.accept(run_dir, ollama.NAME)
+        if target:
+            artifact_commands.copy(path, target)
+            path = target
     _say(run_dir, made, path)
     if as_json:
         shown = {"path": str(path), "gguf": made.gguf, "template": made.template, "system": made.system}
@@ -47,13 +42,28 @@ def export(name: str, folder: str | None, gguf: str, *, as_json: bool) -> None:
         console.data(str(path))
 
 
+def _make(run_dir: RunDir, kind: str) -> OllamaFolder:
+    """The folder with its card, to be accepted."""
+    source = artifact_commands.whole_model(run_dir)
+    file = ollama.ready_gguf(run_dir, kind) or _make_gguf(run_dir, kind, source)
+    with console.status() as status:
+        status.show(messages.text("ollama.working"))
+        made = ollama.make(run_dir, kind, source, file)
+    dtype = kind.removeprefix("gguf-").upper()
+    exported = {"dtype": dtype, "bytes": file.stat().st_size, "licence": made.licence}
+    figures = artifacts.parity(run_dir)[ollama.NAME]
+    card = model_card.text(run_dir, exported, figures, CardKind("gguf", "card.use_ollama"))
+    files.write_text(made.path / model_card.FILE_NAME, card)
+    return made
+
+
 def _make_gguf(run_dir: RunDir, kind: str, source: Path) -> Path:
     made = artifact_commands.make_quantized(run_dir, kind, source)
     console.talk("quantize.done", **artifact_commands.quantized_figures(made))
     return next(Path(made["path"]).glob("*.gguf"))
 
 
-def _say(run_dir: RunDir, made: ollama.OllamaFolder, path: Path) -> None:
+def _say(run_dir: RunDir, made: OllamaFolder, path: Path) -> None:
     console.talk(_TEMPLATES[made.template], conversations=made.conversations)
     if made.system:
         console.talk("ollama.system", system=made.system)

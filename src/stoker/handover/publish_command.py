@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker import messages
 from stoker.api.figures import size
-from stoker.artifacts import model_hubs, publishing
+from stoker.artifacts import exclusive, model_hubs, publishing
 from stoker.artifacts.model_hubs import ModelHub, Repository
 from stoker.artifacts.publishing import Staged
 from stoker.errors import StokerError
@@ -35,11 +35,13 @@ def publish(name: str, to: str, what: str | None, *, public: bool, yes: bool, as
     there = hub.look()
     if there is not None and not there.private and not public:
         raise StokerError("STK534", address=hub.address)
-    try:
-        staged = _staged(run_dir, what or "export")
-        private = _send(hub, there, staged, run_dir, public=public, yes=yes).private
-    finally:
-        publishing.discard(run_dir)
+    with exclusive.publishing(run_dir):
+        try:
+            with exclusive.making(run_dir):
+                staged = _staged(run_dir, what or "export")
+            private = _send(hub, there, staged, run_dir, public=public, yes=yes).private
+        finally:
+            publishing.discard(run_dir)
     with closing(EventLog(run_dir.events_file)) as log:
         log.write("published", to=hub.address, what=what or "export", private=private, bytes=staged.total_bytes)
     shown = {"address": hub.address, "url": hub.page, "private": private, "what": what or "export"}

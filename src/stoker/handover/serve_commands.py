@@ -52,7 +52,7 @@ def serve(name: str, port: int, overrides: list[str], *, stop: bool, as_json: bo
         _hand_over(run_dir, server, plan, reference, as_json=as_json)
     except BaseException:
         # Not compared, or nobody was told of it: a terminal or a pipe that is closed would leave a server behind.
-        model_server.stop(run_dir)
+        model_server.stop(run_dir, server)
         raise
 
 

@@ -23,6 +23,8 @@ from stoker.rundir.layout import RunDir
 from stoker.supervise import starting
 
 _NEEDED = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
+_TRAINING = {"train", "supervisor"}
+"""Who writes the errors of a training."""
 _LOOK_SECONDS = 0.1
 _NO_ROOM_BYTES = 1 << 16
 
@@ -97,13 +99,17 @@ def run_on_folder(program: str, folder: Path) -> None:
         raise StokerError("STK222", program=program, exit_code=done.returncode, reason=reason)
 
 
-def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int = 0) -> NoReturn:
-    """Raise the errors a program recorded before it ended: the last events since it was started."""
+def raise_engine_error(program: str, run_dir: RunDir, code: int, since_byte: int) -> NoReturn:
+    """Raise the errors that a program recorded since it was started; of a training, those since its last restart.
+
+    Other programs write events of the run meanwhile: a training that goes on, copies to a store.
+    """
     problems: list[StokerError] = []
+    writers = _TRAINING if program in _TRAINING else {program}
     for event, _ in events.follow(run_dir.events_file, since_byte):
-        if event["event"] == "error":
+        if event["event"] == "error" and event.get("program") in writers:
             problems.append(StokerError.from_json(event["error"]))
-        elif event["event"] != "store":  # written by a process of its own
+        elif event["event"] == "restart" and program in _TRAINING:
             problems.clear()
     if code == EXIT_USER and problems:
         raise StokerErrors(problems)
@@ -162,7 +168,8 @@ def _ended(process: subprocess.Popen[Any]) -> Iterator[None]:
         yield
     finally:
         if process.stdin:
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended before it read what it was sent
+                process.stdin.close()
         if process.poll() is None:
             process.terminate()
             process.wait()

@@ -188,7 +188,10 @@ def translate(draft: Draft) -> None:
     _too_long(draft, objective)
     _tune(draft, objective)
     if asked:
-        draft.carry("rl" if draft.has("rl") else "reward_model", "train.objective", asked)
+        key = "rl" if draft.value("rl") else "reward_model"
+        draft.carry(key, "train.objective", asked)
+        if key == "rl":
+            draft.left("reward_model", "migrate.left.reward_model", objective=asked)
         _preference(draft, asked)
     else:
         draft.write("train.objective", objective, "migrate.from.datasets")
@@ -214,9 +217,10 @@ def _refuse(draft: Draft) -> None:
     for key in ("rl", "process_reward_model"):
         if draft.value(key) not in (None, False, *(_OBJECTIVES if key == "rl" else ())):
             raise StokerError("STK182", draft.theirs.where((key,)), asked=f"{key}: {draft.text(key)}", dialect=NAME)
-    for key in ("rl", "reward_model", "process_reward_model"):
         if draft.value(key) in (None, False):
             draft.equal(key)
+    if not draft.truth("reward_model"):
+        draft.equal("reward_model")
     adapter = draft.text("adapter")
     if adapter not in ("", "lora", "qlora"):
         raise StokerError("STK185", draft.theirs.where(("adapter",)), asked=f"adapter: {adapter}")
@@ -257,7 +261,10 @@ def _preference(draft: Draft, objective: str) -> None:
 
 def _data(draft: Draft, asked: str) -> str:
     """The data section; what is trained: what is asked, else `sft`, or `pretrain` where every row is plain text."""
-    key = "datasets" if draft.has("datasets") else "pretraining_dataset"
+    # Theirs reads one of the two: by `rl` the first, else the second where it is there.
+    keys = ("datasets", "pretraining_dataset") if draft.value("rl") else ("pretraining_dataset", "datasets")
+    key, other = keys if draft.value(keys[0]) else reversed(keys)
+    draft.left(other, "migrate.left.unread", read=key)
     kinds: set[str] = {_ANSWERS} if asked else set()
     train = [_source(draft, path, kinds) for path in _entries(draft, key)]
     share = draft.number("val_set_size", 0)

@@ -222,7 +222,9 @@ class Draft:
         for key in self.theirs.values:
             if (key,) in self._seen:
                 continue
-            if key not in options:
+            if key in known and not self.has(key):
+                self.own(key, "migrate.own.no_effect")
+            elif key not in options:
                 self._unknown((key,), {*known, *options})
             elif owned.get(key) == native.PLAN or owned.get(key, "").startswith("where."):
                 self.decided(key, owned[key])

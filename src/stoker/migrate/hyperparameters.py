@@ -185,7 +185,7 @@ def trackers(draft: Draft, key: str = "report_to") -> None:
 
 def is_offline(draft: Draft, tracker: str) -> bool:
     """Whether a mode keeps a tracker off the network; no word of a run file says so, and there it would go online."""
-    return draft.text(f"{tracker}_mode", _ONLINE[0]).lower() not in _ONLINE
+    return str(draft.value(f"{tracker}_mode") or _ONLINE[0]).lower() not in _ONLINE
 
 
 def leave_offline(draft: Draft, key: str, tracker: str) -> None:

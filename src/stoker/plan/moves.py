@@ -1,6 +1,6 @@
 """Resuming an earlier attempt, perhaps on another machine: what decides the bits of a step, and the tier.
 
-The trainer compares whole fingerprints and decides (`engine.train`). A plan predicts it as far as possible without
+The trainer compares whole fingerprints and decides (`engine.resume`). A plan predicts it as far as possible without
 torch.
 """
 
@@ -19,7 +19,10 @@ from stoker.rows import order
 
 LIBRARIES = ("transformers", "accelerate", "peft", "bitsandbytes", "flash_attn")
 """Packages whose versions are part of the fingerprint; DeepSpeed's, Liger's, torchao's only where they are used."""
-_UNSEEN = ("instructions", "driver", "cuda", "nccl", "base", "teacher", "rewards", "reference", "sampler")
+_UNSEEN = (
+    *("instructions", "driver", "cuda", "nccl", "base", "teacher", "reference", "sampler"),
+    *("rewards", "reward_packages"),
+)
 """Parts of the fingerprint that only the trainer knows."""
 _CUDA = ("driver", "cuda", "nccl")
 """Those of them that only a machine with CUDA has."""

@@ -120,18 +120,25 @@ def supervise(run_dir: RunDir, kill: Killer | None = None) -> bool:
         nonlocal done
         done = done or (kill is not None and kill(run_dir))
 
-    _await(training.start(run_dir), run_dir, "train", look)
+    start = events.end(run_dir.events_file)
+    _await(training.start(run_dir), run_dir, "train", start, look)
     return done
 
 
 def run_program(run_dir: RunDir, program: str, look: Callable[[int], None] = lambda _: None) -> None:
     """Run a program of the engine as the run's trainer, without a supervisor, calling `look` with its pid meanwhile."""
     plan = {**files.read_object(run_dir.plan_file), "argv": ["-m", f"stoker.engine.{program}"]}
-    _await(processes.start_trainer(run_dir.path.resolve(), plan, 1, None), run_dir, program, look)
+    start = events.end(run_dir.events_file)
+    _await(processes.start_trainer(run_dir.path.resolve(), plan, 1, None), run_dir, program, start, look)
 
 
-def _await(process: "subprocess.Popen[bytes]", run_dir: RunDir, program: str, look: Callable[[int], None]) -> None:
-    """Wait for a process, calling `look` with its pid meanwhile; a failure, or taking too long, is an error."""
+def _await(
+    process: "subprocess.Popen[bytes]", run_dir: RunDir, program: str, since_byte: int, look: Callable[[int], None]
+) -> None:
+    """Wait for a process, calling `look` with its pid meanwhile; a failure, or taking too long, is an error.
+
+    What it says of a failure is among the events from `since_byte` on, where they ended before it was started.
+    """
     until = time.monotonic() + _LONGEST_SECONDS
     try:
         while process.poll() is None:
@@ -142,7 +149,7 @@ def _await(process: "subprocess.Popen[bytes]", run_dir: RunDir, program: str, lo
     finally:
         _end(process, run_dir)
     if process.returncode != EXIT_DONE:
-        programs.raise_engine_error(program, run_dir, process.returncode)
+        programs.raise_engine_error(program, run_dir, process.returncode, since_byte)
 
 
 def _end(process: "subprocess.Popen[bytes]", run_dir: RunDir) -> None:

@@ -90,6 +90,8 @@ class RunHistory:
             self._take_measurement(kind, event)
 
     def _take_step(self, event: dict[str, Any]) -> None:
+        for of_other_weights in (self.evaluated, self.tasks, self.judged):
+            of_other_weights.clear()
         step, seconds, tokens = event["step"], event["seconds"], event["tokens"]
         self._steps, self._tokens, self._seconds = self._steps + 1, self._tokens + tokens, self._seconds + seconds
         if (rate := finite(event.get("learning_rate"))) is not None:

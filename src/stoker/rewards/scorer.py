@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stoker import tools
 from stoker.config.rewards import OWN_CODE, Reward
 from stoker.errors import StokerError
 from stoker.rewards import sandbox, verifiers_package
@@ -139,12 +140,25 @@ def _is_isolated(reward: Reward) -> bool:
 
 
 def files_digest(rewards: Sequence[Reward], folder: Path) -> str:
-    """Of files of functions and environments, for a fingerprint: another text is another reward. Empty without any."""
+    """Of files of functions and environments, for a fingerprint: another text is another reward. Empty without any.
+
+    Raises:
+        StokerError: the tool that an environment needs is not installed: what it has is not known.
+    """
     found = sorted({one.file for one in rewards if one.file})
     texts = [path.read_bytes() for name in found if (path := folder / name).is_file()]
+    for place, one in enumerate(rewards):
+        if one.verifiers:
+            tools.require(tools.VERIFIERS, f"{PLACE}[{place}]")
     for environment in sorted({one.verifiers.environment for one in rewards if one.verifiers}):
-        texts += verifiers_package.contents(environment)
+        texts += [b"", *verifiers_package.contents(environment)]
     return hashlib.sha256(b"\0".join(texts)).hexdigest() if texts else ""
+
+
+def packages_digest(rewards: Sequence[Reward]) -> str:
+    """Of the versions beside the environments; empty without any."""
+    found = verifiers_package.versions() if any(one.verifiers for one in rewards) else []
+    return hashlib.sha256("\0".join(found).encode()).hexdigest() if found else ""
 
 
 def names(rewards: Sequence[Reward]) -> list[str]:

@@ -9,17 +9,20 @@ _NOT_ASKED = ("pip", "setuptools", "wheel", "uv", "stoker")
 
 
 def contents(environment: str) -> list[bytes]:
-    """What scores with it follow from: the versions of all packages there, and the environment's own files.
+    """The environment's own files; of one that is not here none.
 
     Args:
         environment: Its id; as verifiers reads it, `owner/name@version` is the module `name`.
     """
     library = tools.package_folder(tools.VERIFIERS)
-    if library is None:
-        return [b""]  # on a machine of the run that computes no rewards
-    names = sorted(one.name for one in library.parent.glob("*.dist-info"))
-    versions = [name.encode() for name in names if name.partition("-")[0] not in _NOT_ASKED]
-    return [b"".join(versions), *(one.read_bytes() for one in _files(library, environment))]
+    return [one.read_bytes() for one in _files(library, environment)] if library else []
+
+
+def versions() -> list[str]:
+    """The packages that stand beside it, each with its version: scores may depend on them, and need not."""
+    library = tools.package_folder(tools.VERIFIERS)
+    names = sorted(one.name for one in library.parent.glob("*.dist-info")) if library else []
+    return [name for name in names if name.partition("-")[0] not in _NOT_ASKED]
 
 
 def is_elsewhere(environment: str) -> bool:

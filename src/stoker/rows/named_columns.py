@@ -49,6 +49,11 @@ _TAKEN = {
     "prompts": ("rows.prompts", {"prompt": _PROMPT}),
 }
 """By what an objective takes: the sentence of what its rows need, and how the column of each role may be called."""
+_SURE_PROMPT = re.compile(r"q|(prompt|question|query|instruction)s?(_?text)?|问题|提问|题目|指令", re.IGNORECASE)
+_SURE_ANSWER = re.compile(r"a|(answer|reply|response|completion)s?(_?text)?|回答|答案|答复|回复", re.IGNORECASE)
+"""Names of columns that leave no doubt; those above are for examples that somebody looks at."""
+_LONGEST_ID = 20
+"""Bytes."""
 _PLAIN = re.compile(r"[^\W\d][\w-]*")
 
 
@@ -69,11 +74,18 @@ def suggested(row: Row) -> str:
     return f"{{prompt: {_scalar(prompt)}, answer: {_scalar(answer)}}}"
 
 
-def guessed(keys: Sequence[str]) -> dict[str, str] | None:
-    """The columns of a prompt and an answer, where one name alone speaks of each."""
-    answers = [key for key in keys if _ANSWER.search(key)]
-    prompts = [key for key in keys if _PROMPT.search(key) and key not in answers]
-    return {"prompt": prompts[0], "answer": answers[0]} if len(prompts) == len(answers) == 1 else None
+def guessed(rows: Sequence[Row]) -> list[str]:
+    """The columns of a prompt and an answer; none where another name may mean one, or another text belong to them."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    prompts, answers = ([key for key in keys if name.fullmatch(key)] for name in (_SURE_PROMPT, _SURE_ANSWER))
+    beside = [row[key] for row in rows for key in row if key not in (*prompts, *answers)]
+    sure = len(prompts) == len(answers) == 1 and all(map(_is_short, beside))
+    return [*prompts, *answers] if sure else []
+
+
+def _is_short(given: Any) -> bool:
+    """Whether a value is an id, a class or a number rather than words that an answer may rest on."""
+    return given is None or isinstance(given, int | float) or len(str(given).encode("utf-8", "replace")) <= _LONGEST_ID
 
 
 def lacking(rows: Sequence[Row], asked: ObjectiveFacts, where: str) -> StokerError:

@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -129,17 +129,19 @@ def layout(run: Run, file: File, rows: Iterable[Numbered]) -> Layout | None:
     found = formats.layout([row for _, row in first], columns, asked)
     if first and not found:
         where, seen = place(file.label, first[0][0]), [row for _, row in first]
-        raise named_columns.lacking(seen, asked, where) if asked.takes else _unrecognised(seen[0], where)
+        raise named_columns.lacking(seen, asked, where) if asked.takes else _unrecognised(seen, where)
     return found
 
 
-def _unrecognised(row: Row, where: str) -> StokerError:
+def _unrecognised(first: Sequence[Row], where: str) -> StokerError:
+    row = first[0]
     try:
         row_values.refuse_preferences(row)
     except BadRow as bad:
         return StokerError("STK317", where, reason=bad.text)
-    example = named_columns.suggested(row)
-    return StokerError("STK303", where, keys=list(row) or "-", example=example, known=layouts.recognised_keys())
+    example, guessed = named_columns.suggested(row), named_columns.guessed(first)
+    known = layouts.recognised_keys()
+    return StokerError("STK303", where, keys=list(row) or "-", example=example, guessed=guessed, known=known)
 
 
 def unusable(where: str, reason: str, text: str) -> StokerError:

@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Keys of what is no text."""
-_ANSWERS = {"completion", "answer", "response", "output"}
+_ANSWERS = {"completion", "answer", "response", "output", "messages", "conversations"}
 _DEEPEST = 100
 """Levels of a call's arguments or a tool's schema."""
 
@@ -46,9 +46,11 @@ def refuse_preferences(row: Row) -> None:
         if row.get(key):
             raise BadRow("row.preference", key=key)
     given = row.get("label")
-    if not _ANSWERS.isdisjoint(row) and layouts.verdict(given) is not None:
+    if _ANSWERS.isdisjoint(row):
+        return
+    if layouts.verdict(given) is not None:
         raise BadRow("row.preference", key="label")
-    if "completion" in row and layouts.is_verdict(given):
+    if layouts.is_verdict(given, numbers="completion" in row):
         raise BadRow("row.label_word", label=json.dumps(given, ensure_ascii=False))
 
 

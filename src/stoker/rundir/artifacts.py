@@ -41,6 +41,7 @@ def begin(run_dir: RunDir, name: str) -> Path:
 def accept(run_dir: RunDir, name: str) -> Path:
     """Sync what was made and put it in its place, instead of an earlier one."""
     made, place = aside(run_dir, name), folder(run_dir, name)
+    made.stat()  # where nothing was made, the earlier one stays in its place
     for path in made.rglob("*"):
         if path.is_file():
             files.sync_file(path)

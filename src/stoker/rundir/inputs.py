@@ -96,12 +96,20 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
     found = _matches(path, folder, kinds) if not found and set("*?[") & set(path) else found
     if not found:
         in_gbk = folder / path.encode("gbk", "replace").decode("utf-8", "surrogateescape")
-        checked_name(in_gbk if in_gbk.exists() else full)
+        checked_name(in_gbk if _exists(in_gbk) else full)
         nearest = "" if full.exists() else closest(path, _beside(path, folder))
         raise StokerError("STK301", path=path, folder=folder, nearest=nearest)
     if kinds != dataset_info.KINDS and (listed := [one for one in found if one.name == dataset_info.NAME]):
         raise dataset_info.not_named(label(listed[0], folder), dataset_info.sets(listed[0]))
     return [checked_name(one) for one in found]
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file; a name that this file system refuses, as macOS' does what is not UTF-8, is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _unsupported(where: str, path: Path, kinds: tuple[str, ...]) -> StokerError:

@@ -21,7 +21,7 @@ from stoker.facts.shapes import ModelShape
 from stoker.launch import data_look, own_tokenizer, starter_choices
 from stoker.launch.data_look import DataLook
 from stoker.launch.starter_choices import EVAL, Proposal, Remark, StarterQuestion
-from stoker.rows import named_columns, token_rates
+from stoker.rows import token_rates
 from stoker.rundir import inputs
 
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
@@ -87,6 +87,14 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class GuessedColumns:
+    """The columns of a prompt and an answer, guessed from their names."""
+
+    named: dict[str, str]
+    reason: Remark
+
+
+@dataclass(frozen=True)
 class Guess:
     """What was chosen for the user, and why."""
 
@@ -102,8 +110,7 @@ class Guess:
     """None if the data is not on this machine, or could not be read."""
     unseen: Remark | None
     """Why not."""
-    columns: dict[str, str] | None
-    """Of a prompt and an answer, where they were guessed from the names."""
+    columns: GuessedColumns | None
     notes: list[Remark]
     """What else should be known about the data."""
 
@@ -173,12 +180,19 @@ def _tokenizer(model: str | Size, folder: Path) -> Path | None:
 
 def _seen(
     data: str, folder: Path, rates: token_rates.TokenRates, tokenizer: Path | None
-) -> tuple[DataLook | None, Remark | None, dict[str, str] | None]:
+) -> tuple[DataLook | None, Remark | None, GuessedColumns | None]:
     """What is in the data, or why that is not known; where its columns have names of their own, by those guessed."""
     seen, unseen = _look(data, folder, rates, tokenizer)
-    columns = named_columns.guessed(unseen.fields.get("keys", ())) if unseen else None
-    again = _look(data, folder, rates, tokenizer, columns)[0] if columns else None
+    columns = _guessed_columns(unseen.fields) if unseen and unseen.fields.get("guessed") else None
+    again = _look(data, folder, rates, tokenizer, columns.named)[0] if columns else None
     return (again, None, columns) if again and again.lengths else (seen, unseen, None)
+
+
+def _guessed_columns(fields: dict[str, Any]) -> GuessedColumns:
+    """The columns that leave no doubt, with a reason that names those beside them, which are not read."""
+    beside = [scalar(key) for key in fields["keys"] if key not in fields["guessed"]]
+    reason = Remark("init.file.guessed_beside", {"keys": beside}) if beside else Remark("init.file.guessed", {})
+    return GuessedColumns(dict(zip(("prompt", "answer"), fields["guessed"], strict=True)), reason)
 
 
 def _look(
@@ -197,7 +211,7 @@ def _look(
         if error.code == "STK301":
             return None, _absent(data, folder)
         if error.code == "STK303":
-            return None, Remark(_UNKNOWN, {key: error.fields[key] for key in ("keys", "example")})
+            return None, Remark(_UNKNOWN, {key: error.fields[key] for key in ("keys", "example", "guessed")})
         if error.code == "STK206":
             return None, Remark("init.why.parquet", {"path": data})
         return None, Remark("init.why.unread", {"path": data, "problem": error.what, "code": error.code})
@@ -405,7 +419,7 @@ def _data(answers: Answers, guessed: Guess) -> list[str]:
 def _columns(guessed: Guess) -> list[str]:
     """The columns that were guessed, or a line that is still to be looked at."""
     if guessed.columns:
-        return [_line("  columns", _mapping(guessed.columns), "init.file.guessed")]
+        return [_said("  columns", _mapping(guessed.columns.named), guessed.columns.reason)]
     example = guessed.unseen.fields.get("example") if guessed.unseen else None
     return [_line("  # columns", example, "init.file.columns")] if example else []
 
@@ -457,9 +471,9 @@ def chosen(guessed: Guess) -> list[tuple[str, Remark]]:
         "train.epochs": proposal.epochs,
         "train.steps": proposal.steps,
     }
-    columns = {"data.columns": _mapping(guessed.columns)} if guessed.columns else {}
+    columns = guessed.columns
     return [
-        *((f"{word}: {value}", Remark("init.file.guessed", {})) for word, value in columns.items()),
+        *([(f"data.columns: {_mapping(columns.named)}", columns.reason)] if columns else []),
         ("objective: " + guessed.objective, guessed.objective_reason),
         ("tune: " + guessed.method, guessed.method_reason),
         *((f"{word}: {values[word]}", why) for word, why in proposal.why.items()),

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import is_held
 
-from stoker.artifacts import model_server, ports
+from stoker.artifacts import benchmark, exclusive, model_server, ports
 from stoker.artifacts.endpoint import Endpoint
 from stoker.artifacts.model_server import Model, Server
 from stoker.artifacts.serving_choices import Serving
@@ -296,6 +297,82 @@ def test_ending_leaves_no_process_of_the_group_however_stubborn(
     assert processes.group_members(process.pid) == []
     process.wait()
     process.stdout.close()
+
+
+WAITS = ["-c", "import time; time.sleep(60)", "/m"]
+"""The arguments of a server that answers nobody."""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without a model."""
+    monkeypatch.setattr(model_server, "find_engine", lambda: ("vllm", Path(sys.executable)))
+    monkeypatch.setattr(model_server, "find_model", lambda *_: Model("export", Path("/m")))
+    monkeypatch.setattr(model_server, "plan", lambda *_: planned())
+    monkeypatch.setattr(model_server, "run_as_asked", lambda *_: None)
+    monkeypatch.setattr(model_server, "command", lambda *words: [*WAITS, str(words[-1])])
+
+
+def test_a_server_is_looked_for_and_recorded_under_one_lock(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def watch(name: str) -> None:
+        was: Any = getattr(model_server, name)
+        lock = exclusive.serving_lock(run_dir)
+        monkeypatch.setattr(model_server, name, lambda *words: (seen.append((name, is_held(lock))), was(*words))[1])
+
+    stand_in(monkeypatch)
+    for name in ("find", "find_model", "launch"):
+        watch(name)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def ready(process: "subprocess.Popen[bytes]", *_: Any) -> None:
+        started.append(process)
+        seen.append(("ready", run_dir.serving_file.exists()))
+
+    monkeypatch.setattr(model_server, "wait_until_ready", ready)
+    server, _ = model_server.start(run_dir, free_port(), [], lambda _: None)
+    assert model_server.stop(run_dir) == server
+    started[0].wait()
+    expected = [("find", True), ("find_model", True), ("launch", True), ("ready", True)]
+    assert seen == expected
+
+
+def ends_beside_another(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
+    """A server fails to start while another one has taken its place in the record."""
+    stand_in(monkeypatch)
+    another = {**vars(Server(1, 8000, "vllm", "export", "/m", "night", "x.log", "now"))}
+
+    def replaced(*_: Any) -> None:
+        run_dir.serving_file.write_text(json.dumps(another))
+        raise StokerError("STK626", minutes=60, log="x.log")
+
+    monkeypatch.setattr(model_server, "wait_until_ready", replaced)
+    with pytest.raises(StokerError, match="STK626"):
+        start()
+    assert json.loads(run_dir.serving_file.read_text()) == another
+
+
+def test_a_failed_start_leaves_the_record_of_another_server(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_beside_another(run_dir, monkeypatch, lambda: model_server.start(run_dir, free_port(), [], lambda _: None))
+
+
+def test_a_failed_measurement_leaves_the_record_of_another_server(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure() -> None:
+        with benchmark._server(run_dir, Model("export", Path("/m")), planned(), Path(sys.executable)):
+            pass
+
+    ends_beside_another(run_dir, monkeypatch, measure)
+
+
+def test_who_started_a_server_ends_no_other(run_dir: RunDir) -> None:
+    with subprocess.Popen([sys.executable, *WAITS, "8000"], start_new_session=True) as process:
+        server = recorded(run_dir, process.pid)
+        earlier = Server(**{**vars(server), "pid": 1, "started": "before"})
+        assert model_server.stop(run_dir, earlier) is None
+        assert model_server.find(run_dir) == server
+        process.kill()
 
 
 def test_a_second_server_of_a_run_is_refused(run_dir: RunDir) -> None:

@@ -157,3 +157,39 @@ def test_an_export_goes_into_a_folder_that_is_named_by_dots(
     assert (target / "model.safetensors").read_bytes() == WEIGHTS
     assert json.loads(capsys.readouterr().out)["path"] == str(target)
     assert not list(tmp_path.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("command", "replaced"),
+    [(export, ("Modelfile", "other-q8_0.gguf")), (export_for_ollama, ("other-q8_0.gguf", "chat_template.jinja"))],
+)
+def test_an_export_leaves_no_file_of_an_earlier_one_and_every_file_of_the_user(
+    run_dir: RunDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[[RunDir, str, pytest.MonkeyPatch], None],
+    replaced: tuple[str, ...],
+) -> None:
+    target = tmp_path / "shared"
+    target.mkdir()
+    (target / model_card.FILE_NAME).write_text(CARD)
+    earlier = {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "added_tokens.json", *replaced}
+    users = {"notes.md", "mine-q8_0.gguf", "model-card.png", "adapter_model.safetensors", "images"}
+    for name in earlier | users - {"images"}:
+        (target / name).write_text("of another model")
+    (target / "images").mkdir()
+    facts = ollama.OllamaFacts(plain=False, samples=[], trims=False, clock=False, start="", stops=[], system=None,
+                               settings={}, context=None, licence={})  # fmt: skip
+    (target / "Modelfile").write_text(ollama.modelfile(run_dir, "other-q8_0.gguf", None, None, facts))
+    command(run_dir, str(target), monkeypatch)
+    assert {path.name for path in target.iterdir()} == {"model.safetensors", model_card.FILE_NAME, *users}
+
+
+def test_a_modelfile_of_the_user_stays(run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "shared"
+    target.mkdir()
+    (target / model_card.FILE_NAME).write_text(CARD)
+    for name, text in {"Modelfile": "FROM ./mine.gguf\n", "mine.gguf": "gguf"}.items():
+        (target / name).write_text(text)
+    export(run_dir, str(target), monkeypatch)
+    assert {"Modelfile", "mine.gguf"} < {path.name for path in target.iterdir()}

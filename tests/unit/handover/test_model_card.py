@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+import reported_run
 from made_runs import make_run
 
 from stoker.config import load
 from stoker.handover import model_card, publish_command
+from stoker.report import run_history
+from stoker.rundir import events, files
 from stoker.rundir.layout import RunDir
 
 
@@ -76,6 +79,33 @@ def test_only_a_model_of_the_hub_is_the_base_model_of_a_card(
     (runs / "models" / "qwen").mkdir(parents=True)
     (runs / "secret").mkdir()
     assert said(trained_on(runs, "one", model), model_card.WHOLE) == shown
+
+
+def test_a_folder_that_is_gone_is_not_the_hub_s_model_of_that_name(runs: Path) -> None:
+    run_dir = trained_on(runs, "one", "models/qwen")
+    plan = reported_run.planned()
+    local = plan.model_copy(update={"model": plan.model.model_copy(update={"origin": "local"})})
+    files.write_json(run_dir.plan_file, local.model_dump())
+    assert said(run_dir, model_card.WHOLE) == (None, "qwen")
+
+
+def test_names_that_were_used_again_lead_to_no_base(runs: Path) -> None:
+    trained_on(runs, "sft", "run:dpo")
+    assert said(trained_on(runs, "dpo", "run:sft"), model_card.WHOLE)[0] is None
+
+
+def test_what_was_measured_before_the_last_step_is_not_of_the_finished_model(runs: Path) -> None:
+    run_dir = reported_run.make(runs, "measured")
+    task = {"event": "task", "task": "a.jsonl", "artifact": None, "rows": 10, "measure": "exact_match", "answers": "a"}
+    evaluated = {"event": "evaluated", "artifact": None, "eval_loss": 0.5}
+    step = next(one for one in events.read(run_dir.events_file) if one["event"] == "step")
+    reported_run.write_events(run_dir, [{**task, "right": 1}, evaluated, {**step, "step": 121}])
+    assert model_card._scores(run_dir) == []
+    assert model_card.losses(run_dir)["eval"] > 1
+    assert run_history.read(run_dir).tasks == run_history.read(run_dir).evaluated == {}
+    reported_run.write_events(run_dir, [{**task, "right": 9}, evaluated])
+    assert model_card._scores(run_dir) == ["`a.jsonl` 9 / 10"]
+    assert model_card.losses(run_dir)["eval"] == 0.5
 
 
 def test_a_run_on_a_run_has_the_base_of_the_first_and_only_its_adapter_has_not(runs: Path) -> None:

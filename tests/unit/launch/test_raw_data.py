@@ -102,6 +102,17 @@ def test_rows_that_are_stated_for_a_sample_are_not_ignored_in_silence(tmp_path: 
     assert "why.data.stated" not in [one.key for one in (*once.reasons, *same.reasons)]
 
 
+@pytest.mark.parametrize(("stated", "is_said"), [(1601, False), (1500, False), (1200, True), (2000, True)])
+def test_a_sample_contradicts_only_a_number_of_rows_that_is_far_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int, *, is_said: bool
+) -> None:
+    write(tmp_path / "a.jsonl", [alpaca("Tell me.", SENTENCE * (1 + i * 7 % 40)) for i in range(1601)])
+    monkeypatch.setattr(raw_data, "_READ_BYTES", 1 << 18)
+    reasons = [one.key for one in size(tmp_path, f"train: a.jsonl, pack: false, rows: {stated}").reasons]
+    assert "why.data.sampled" in reasons
+    assert ("why.data.stated" in reasons) == is_said
+
+
 def test_a_file_that_is_missing_is_named_also_where_a_tokenizer_is_to_be_trained(tmp_path: Path) -> None:
     model = "{shape: llama, layers: 2, width: 64, heads: 2}\ntokenizer: {train: bpe, vocab: 300}"
     run = load.parse(f"model: {model}\ndata: {{train: a.txt}}\ntrain: {{objective: pretrain}}\n", "run.yaml")

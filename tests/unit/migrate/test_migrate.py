@@ -540,6 +540,8 @@ def test_a_tracker_of_axolotl_is_carried(tmp_path: Path, keys: Values) -> None:
         ({"wandb_project": "p", "wandb_mode": "offline"}, None, "`WANDB_MODE=offline`"),
         ({"wandb_project": "p", "wandb_mode": "disabled"}, None, "`WANDB_MODE=disabled`"),
         ({"wandb_project": "p", "wandb_mode": "online"}, ["wandb"], ""),
+        ({"wandb_project": "p", "wandb_mode": ""}, ["wandb"], ""),
+        ({"wandb_project": "p", "wandb_mode": False}, ["wandb"], ""),
         (
             {"wandb_project": "p", "wandb_mode": "offline", "mlflow_tracking_uri": "u"},
             ["mlflow"],
@@ -647,17 +649,47 @@ def test_a_number_that_is_not_finite_cannot_be_read(tmp_path: Path, key: str, va
     assert (refused.value.code, refused.value.where) == ("STK184", f"theirs.yaml:4: {key}")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*_*.yaml")))
-def test_every_key_of_their_file_is_counted_once(name: str, tmp_path: Path) -> None:
-    try:
-        read = dialects.read(EXAMPLES / f"{name}.yaml", tmp_path / "run.yaml", 1)
-    except StokerError:  # one that is refused
-        return
+@pytest.mark.parametrize("name", sorted(RIGHT))
+def test_every_key_of_their_file_is_counted_once(name: str) -> None:
+    read = _translated(name)
     counted = sum(len(read.of(outcome)) for outcome in ("carried", "equal", "decided", "own"))
     assert counted + len(read.not_carried) == read.keys
     assert [*read.not_carried, *read.beside] == sorted(
         read.of("left", "unknown"), key=lambda one: (one in read.beside, one.line)
     )
+
+
+@pytest.mark.parametrize(("made", "known"), [(_llamafactory, llamafactory.KNOWN), (_axolotl, axolotl.KNOWN)])
+def test_a_key_that_is_known_and_has_no_value_is_not_called_unknown(
+    tmp_path: Path, made: Any, known: tuple[str, ...]
+) -> None:
+    needed = {"base_model", "datasets", "learning_rate", "model_name_or_path", "stage", "dataset"}
+    read = made(tmp_path, **dict.fromkeys({*known} - needed), lerning_rate=1)
+    assert [one.key for one in read.of("unknown")] == ["lerning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "left", "reason"),
+    [
+        ({"pretraining_dataset": [{"path": "b.jsonl"}]}, "datasets", "migrate.left.unread"),
+        ({"pretraining_dataset": [{"path": "b.jsonl"}], "rl": "dpo"}, "pretraining_dataset", "migrate.left.unread"),
+        ({"reward_model": True, "rl": "dpo"}, "reward_model", "migrate.left.reward_model"),
+        ({"pretraining_dataset": []}, "pretraining_dataset", "migrate.left.unread"),
+    ],
+)
+def test_what_is_not_trained_beside_another_key_is_named(tmp_path: Path, keys: Values, left: str, reason: str) -> None:
+    read = _axolotl(tmp_path, **keys)
+    assert _left(read, left) == [reason]
+    assert read.of("unknown") == []
+    data = load.parse(read.text, "run.yaml").data
+    assert mixing.sources(data)[0].path == ("b.jsonl" if left == "datasets" else "a.jsonl")
+
+
+@pytest.mark.parametrize("keys", [{"rl": False, "reward_model": True}, {"reward_model": "yes"}])
+def test_a_reward_model_without_preferences_is_carried(tmp_path: Path, keys: Values) -> None:
+    read = _axolotl(tmp_path, **keys)
+    assert load.parse(read.text, "run.yaml").train.objective == "reward"
+    assert read.of("unknown") == []
 
 
 @pytest.mark.parametrize("made", [_llamafactory, _axolotl])

@@ -44,21 +44,24 @@ def test_a_package_is_found_as_verifiers_finds_it(packages: Path, name: str) -> 
     (packages / "my_env" / "words.txt").write_bytes(b"what it asks")
     (packages / "my_env" / "__pycache__").mkdir(exist_ok=True)
     (packages / "my_env" / "__pycache__" / "x.pyc").touch()
-    versions = b"my_env-1.0.dist-infoverifiers-0.4.0.dist-info"  # of all that is there
-    assert verifiers_package.contents(name) == [versions, b"first", b"what it asks"]
-    assert verifiers_package.contents("one-file") == [versions, b"second"]
-    assert verifiers_package.contents("none") == [versions]
+    assert verifiers_package.versions() == ["my_env-1.0.dist-info", "verifiers-0.4.0.dist-info"]
+    assert verifiers_package.contents(name) == [b"first", b"what it asks"]
+    assert verifiers_package.contents("one-file") == [b"second"]
+    assert verifiers_package.contents("none") == []
 
 
-def test_the_digest_follows_the_version_and_the_texts(packages: Path, tmp_path: Path) -> None:
+def test_the_digest_follows_the_texts_and_another_one_the_versions(packages: Path, tmp_path: Path) -> None:
     first = scorer.files_digest([REWARD], tmp_path)
     assert scorer.files_digest([REWARD], tmp_path) == first
     (packages / "one_file.py").write_bytes(b"of another environment")
     assert scorer.files_digest([REWARD], tmp_path) == first
     (packages / "my_env" / "more.py").write_bytes(b"third")
-    second = scorer.files_digest([REWARD], tmp_path)
+    second, before = scorer.files_digest([REWARD], tmp_path), scorer.packages_digest([REWARD])
+    assert second != first
     (packages / "verifiers-0.4.0.dist-info").rename(packages / "verifiers-0.4.1.dist-info")
-    assert len({first, second, scorer.files_digest([REWARD], tmp_path)}) == 3
+    assert scorer.files_digest([REWARD], tmp_path) == second, "a newer package is not another reward"
+    assert scorer.packages_digest([REWARD]) != before
+    assert scorer.packages_digest([]) == ""
 
 
 def test_one_whose_files_are_not_among_the_packages_is_elsewhere(
@@ -70,9 +73,11 @@ def test_one_whose_files_are_not_among_the_packages_is_elsewhere(
     assert not verifiers_package.is_elsewhere("none")  # the packages themselves are somewhere else
 
 
-def test_every_rank_has_a_digest_where_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_is_gone_is_said_and_is_no_other_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_TOOLS", str(tmp_path))
-    assert scorer.files_digest([REWARD], tmp_path)
+    with pytest.raises(StokerError) as caught:
+        scorer.files_digest([REWARD], tmp_path)
+    assert (caught.value.code, caught.value.where) == ("STK601", "train.grpo.rewards[0]")
     assert not scorer.files_digest([Reward.model_validate({"regex": {"pattern": "."}})], tmp_path)
 
 

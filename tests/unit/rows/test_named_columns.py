@@ -12,7 +12,7 @@ from stoker.config.columns import Columns, Roles
 from stoker.config.objectives import ObjectiveFacts
 from stoker.errors import StokerError
 from stoker.launch import raw_data
-from stoker.rows import formats, row_files, token_rates
+from stoker.rows import formats, named_columns, row_files, token_rates
 from stoker.rows.formats import Document
 from stoker.rows.row_values import BadRow
 from stoker.rundir import inputs, prepared
@@ -230,6 +230,33 @@ def test_unknown_keys_are_answered_with_columns_of_the_row_itself(tmp_path: Path
         look(tmp_path, "{train: a.jsonl}")
     assert (caught.value.code, f"`data.columns: {columns}`" in caught.value.hint) == ("STK303", True)
     load.parse(f"model: m\ndata: {{train: a.jsonl, columns: {columns}}}\n", "run.yaml")
+
+
+LONG = "the engine keeps the fire going"
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"问题": LONG, "回答": LONG}, ["问题", "回答"]),
+        ({"回答": LONG, "问题": LONG, "类别": "呼吸内科", "id": 7}, ["问题", "回答"]),
+        ({"Question": LONG, "Answer": LONG, "split": None}, ["Question", "Answer"]),
+        ({"id": "row-0017", "question_text": LONG, "reply": LONG}, ["question_text", "reply"]),
+        ({"问题": LONG, "背景": "患者三天前开始发烧", "回答": LONG}, []),
+        ({"question_text": LONG, "reply": LONG, "history": [[LONG, LONG]]}, []),
+        ({"sentence": LONG, "label": "good", "source": "web"}, []),
+        ({"review": LONG, "user_id": "u17", "target": LONG}, []),
+        ({"question_id": "17", "passage": LONG, "reply": LONG}, []),
+        ({"title": LONG, "ask": LONG, "answer": LONG}, []),
+        ({"query": LONG, "question_text": LONG, "reply": LONG}, []),
+        ({"标题": LONG, "回复": LONG}, []),
+    ],
+)
+def test_columns_are_guessed_only_where_names_and_values_leave_no_doubt(
+    row: dict[str, Any], columns: list[str]
+) -> None:
+    assert named_columns.guessed([row]) == columns
+    assert named_columns.guessed([row, {**row, "more": LONG}]) == []
 
 
 TAKEN: list[tuple[str, dict[str, Any], str, tuple[str, str]]] = [

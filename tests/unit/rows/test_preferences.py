@@ -208,16 +208,34 @@ def test_a_table_has_its_verdicts_as_text(label: str, good: bool) -> None:
     assert read.good is good
 
 
-@pytest.mark.parametrize("keys", [("question", "answer"), ("query", "response"), ("instruction", "output")])
-def test_no_spelling_of_a_judged_answer_is_trained_as_a_good_one(keys: tuple[str, str]) -> None:
-    row = dict(zip(keys, (ASKED, BAD), strict=True))
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": ASKED, "answer": BAD},
+        {"query": ASKED, "response": BAD},
+        {"prompt": ASKED, "response": BAD},
+        {"instruction": ASKED, "output": BAD},
+        {"messages": [USER, said(BAD)]},
+        {"conversations": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": BAD}]},
+    ],
+    ids=lambda row: "-".join(row),
+)
+def test_no_spelling_of_a_judged_answer_is_trained_as_a_good_one(row: dict[str, Any]) -> None:
     layout = formats.detect([row])
     assert layout is not None
-    formats.parse({**row, "label": "greeting"}, layout.format, has_template=True)
+    for label in ("greeting", 0, 1, 2, "1", None):
+        assert formats.detect([{**row, "label": label}]) == layout
+        formats.parse({**row, "label": label}, layout.format, has_template=True)
     for label in (True, False, "false"):
         with pytest.raises(BadRow) as bad:
             formats.parse({**row, "label": label}, layout.format, has_template=True)
         assert (bad.value.reason, bad.value.fields) == ("row.preference", {"key": "label"})
+    for label in ("bad", "Good ", "no", "rejected", "坏"):
+        assert formats.detect([{**row, "label": label}]) == layout
+        with pytest.raises(BadRow) as bad:
+            formats.parse({**row, "label": label}, layout.format, has_template=True)
+        assert bad.value.reason == "row.label_word"
+        assert json.dumps(label, ensure_ascii=False) in bad.value.text
 
 
 def test_a_label_that_is_not_true_or_false_is_another_column() -> None:

@@ -1,6 +1,9 @@
 """What a run reads: sources expanded to files, without looking into them."""
 
+import errno
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,7 @@ def test_a_glob_gives_what_it_matches_in_order(folder: Path, pattern: str, found
     assert names(pattern, folder) == found
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no file can have such a name")
 def test_a_name_that_is_not_utf8_is_refused_in_words_that_can_be_written(tmp_path: Path) -> None:
     other = os.fsdecode("b训练".encode("gbk"))
     for name in (f"data/a/{other}.jsonl", f"{other}/a.jsonl", f"mixed/{other}.jsonl"):
@@ -82,6 +86,37 @@ def test_a_name_that_is_not_utf8_is_refused_in_words_that_can_be_written(tmp_pat
         inputs.expand("mixed/b训.jsonl", tmp_path)
     assert caught.value.code == "STK301"
     assert r"mixed/bѵ\udcc1\udcb7.jsonl" in caught.value.hint
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no file can have such a name")
+def test_the_command_that_renames_is_whole_where_the_folder_has_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    (folder / os.fsdecode("训练.jsonl".encode("gbk"))).write_text("x", encoding="utf-8")
+    for language in ("en", "zh"):
+        monkeypatch.setenv("STOKER_LANG", language)
+        with pytest.raises(StokerError) as caught:
+            inputs.expand("my data", tmp_path)
+        command = caught.value.hint.split("`")[1]
+        assert shlex.split(command)[-1] == f"{folder}/*"
+
+
+def test_a_name_that_the_file_system_refuses_is_a_file_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def of_macos(path: str | Path, **options: bool) -> os.stat_result:
+        if not str(path).isprintable():
+            raise OSError(errno.EILSEQ, "Illegal byte sequence", path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", of_macos)
+    with pytest.raises(StokerError) as caught:
+        inputs.expand("训练.jsonl", tmp_path)
+    assert caught.value.code == "STK301"
 
 
 @pytest.fixture
