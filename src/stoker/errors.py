@@ -149,9 +149,10 @@ def is_utf8(name: str) -> bool:
     return name == _written(name)
 
 
-def closest(name: str, known: Sequence[str], count: int = 3) -> ClosestNames:
-    """The names that are spelt alike."""
-    return ClosestNames([_written(one) for one in difflib.get_close_matches(name[:200], known, n=count)])
+def closest(name: str, known: Sequence[str], count: int = 3, first: Sequence[str] = ()) -> ClosestNames:
+    """The names that are spelt alike, after those that are known to be meant more likely."""
+    alike = dict.fromkeys([*first, *difflib.get_close_matches(name[:200], known, n=count)])
+    return ClosestNames([_written(one) for one in list(alike)[:count]])
 
 
 def _written(name: str) -> str:

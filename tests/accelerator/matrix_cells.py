@@ -36,8 +36,9 @@ FAULTY_SETTING = "lora_qwen3_4b"
 """Of the cells in which they are planted."""
 KILLED_AFTER = MEMORY_ENDS_AFTER = SAVED_EVERY + 1
 """Steps: the last save is committed by then."""
-FIRST_SCALE = 2.0**24
-"""Of the loss in fp16: the gradients of the first steps are not finite, so that a scale that is lost is seen."""
+_FIRST_SCALE, _FIRST_SCALE_OF_SCORES = 2.0**24, 2.0**18
+"""Of the loss in fp16: the gradients of the first steps are not finite, so that a scale that is lost is seen; a score's
+are larger than those of tokens."""
 _LOST_EACH_OTHER = "STK423"
 """What ranks say whose neighbour ran out of memory before they did."""
 _ROUNDING = {"fp32": 2.0**-18, "fp16": 2.0**-10, "bf16": 2.0**-7}
@@ -113,7 +114,8 @@ class _Trial:
         self._folder, self._base, self._setting, self._device, self._patch = folder, base, setting, device, patch
         self._passed: list[str] = []
         patch.setenv("STOKER_RUNS", str(folder / "runs"))
-        more = {"FIRST_SCALE": str(FIRST_SCALE)} if device.precision == "fp16" else {}
+        self._first_scale = _FIRST_SCALE_OF_SCORES if setting.scores else _FIRST_SCALE
+        more = {"FIRST_SCALE": str(self._first_scale)} if device.precision == "fp16" else {}
         pretended_devices.use(patch, device, **more)
 
     def cell(self, fault: str) -> Cell:
@@ -188,7 +190,7 @@ class _Trial:
         if self._device.precision == "fp16":
             scale = files.read_json(found[-1].path / "state.json")["scaler"]["scale"]
             _same(
-                FIRST_SCALE * pretend_cuda.BACKOFF**STEPS < scale < FIRST_SCALE,
+                self._first_scale * pretend_cuda.BACKOFF**STEPS < scale < self._first_scale,
                 True,
                 f"some steps skipped, not all: scale {scale}",
             )

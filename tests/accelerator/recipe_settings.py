@@ -38,10 +38,14 @@ class Setting:
         return objectives.facts(self.words["train"]["objective"]).prompts
 
     @property
+    def scores(self) -> bool:
+        """Whether it leaves a model with one output."""
+        return objectives.facts(self.words["train"]["objective"]).scores
+
+    @property
     def adapts(self) -> bool:
         """Whether it leaves an adapter that can be merged."""
-        scores = objectives.facts(self.words["train"]["objective"]).scores
-        return self.words["tune"]["method"] != "full" and not scores
+        return self.words["tune"]["method"] != "full" and not self.scores
 
     def text(self, base: Path, where: dict[str, Any]) -> str:
         """A run file on a base model, or with its tokenizer only; JSON is YAML."""

@@ -7,6 +7,7 @@ exact formula is never counted like another: its record is read or made, else it
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -243,8 +244,14 @@ def require_folder(model: str, folder: Path, word: str) -> None:
 
 
 def nearest(model: str, folder: Path) -> ClosestNames:
-    """Models that may be meant: next to the folder that is named, or shipped ones."""
-    return closest(model, [*_models_beside(model, folder), *shipped()])
+    """Models that may be meant: next to the folder that is named, or shipped ones; first those with another ending."""
+    known = [*_models_beside(model, folder), *shipped()]
+    return closest(model, known, first=[one for one in known if _without_ending(one) == _without_ending(model)])
+
+
+def _without_ending(model: str) -> str:
+    """A name without what some makers write and others do not: Qwen2.5 has `-Instruct`, Qwen3 has not."""
+    return re.sub(r"-(instruct|chat|it|base)$", "", model.lower())
 
 
 def _models_beside(model: str, folder: Path) -> list[str]:

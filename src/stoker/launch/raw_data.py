@@ -80,6 +80,8 @@ def size(run: Run, folder: Path, shape: ModelShape) -> DataFacts:
         raise StokerError("STK206")
     rates = token_rates.of(shape.family, shape.vocab)
     samples = list(_samples(run, folder))
+    if (held := inputs.eval_source(run)) and not inputs.is_remote(held.path):
+        inputs.expand(held.path, folder)
     has_template = _has_template(run, folder)
     for sample in samples:
         _read(run, sample, max(_READ_BYTES // _MOST_FILES, _READ_BYTES // len(samples)), has_template=has_template)

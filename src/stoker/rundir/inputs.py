@@ -90,9 +90,10 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
     path = dataset_info.resolve(Source(path=path), folder).path
     kinds = (*kinds, MARKDOWN) if ".txt" in kinds else kinds
     full = folder / path
-    if full.is_file() and kind(full) not in kinds:
-        raise _unsupported(path, full, kinds)
-    found = [full] if full.is_file() else _known(_below(full), kinds) if full.is_dir() else []
+    below = [full] if full.is_file() else _below(full) if full.is_dir() else []
+    found = _known(below, kinds)
+    if below and not found:
+        raise _unsupported(path, below[0], kinds)
     found = _matches(path, folder, kinds) if not found and set("*?[") & set(path) else found
     if not found:
         in_gbk = folder / path.encode("gbk", "replace").decode("utf-8", "surrogateescape")
@@ -106,10 +107,9 @@ def expand(path: str, folder: Path, kinds: tuple[str, ...] = SUFFIXES) -> list[P
 
 def _exists(path: Path) -> bool:
     """Whether there is such a file; a name that this file system refuses, as macOS' does what is not UTF-8, is none."""
-    try:
+    with contextlib.suppress(OSError):
         return path.exists()
-    except OSError:
-        return False
+    return False
 
 
 def _unsupported(where: str, path: Path, kinds: tuple[str, ...]) -> StokerError:

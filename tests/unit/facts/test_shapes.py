@@ -353,3 +353,12 @@ def test_a_path_without_a_folder_is_refused_and_a_name_that_a_hub_may_have_is_no
         shapes.require_folder(model, folder, "model")
     assert caught.value.code == "STK465"
     assert ("`smollm2`" in caught.value.hint) == (model == "./smolm2")
+
+
+def test_a_name_with_another_ending_is_named_first(tmp_path: Path) -> None:
+    for asked, meant in (
+        ("Qwen/Qwen3-0.6B-Instruct", "Qwen/Qwen3-0.6B"),
+        ("Qwen/Qwen2.5-7B-Chat", "Qwen/Qwen2.5-7B"),
+        ("qwen/qwen3-0.6b", "Qwen/Qwen3-0.6B"),
+    ):
+        assert shapes.nearest(asked, tmp_path).names[0] == meant

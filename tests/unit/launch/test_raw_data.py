@@ -59,6 +59,14 @@ def test_the_same_rows_in_any_file_have_the_same_size(tmp_path: Path) -> None:
     assert all(one.estimated for one in sizes)
 
 
+def test_eval_rows_that_are_not_there_are_named_before_anything_is_paid(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [alpaca(f"Question {i}?", SENTENCE) for i in range(30)])
+    with pytest.raises(StokerError) as caught:
+        size(tmp_path, "train: a.jsonl, eval: held.jsonl")
+    assert (caught.value.code, caught.value.fields["path"]) == ("STK301", "held.jsonl")
+    assert size(tmp_path, "train: a.jsonl, eval: a.jsonl").sequences == size(tmp_path, "train: a.jsonl").sequences
+
+
 def test_rows_are_cut_at_the_length_and_text_is_split(tmp_path: Path) -> None:
     write(tmp_path / "long.jsonl", [alpaca("Tell me.", SENTENCE * 100)] * 10)
     write(tmp_path / "text.jsonl", [{"text": SENTENCE * 100}] * 10)

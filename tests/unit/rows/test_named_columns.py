@@ -282,7 +282,7 @@ TAKEN: list[tuple[str, dict[str, Any], str, tuple[str, str]]] = [
         "grpo, grpo: {rewards: [{exact: {column: solution}}]}",
         {"q": "a", "solution": "b"},
         "{prompt: q}",
-        ("need a prompt: `prompt`", "需要提示：`prompt`"),
+        ("need a prompt: `prompt`", "需要提示词：`prompt`"),
     ),
 ]
 

@@ -160,10 +160,13 @@ def test_an_absolute_path_or_glob_is_taken_as_it_is(folder: Path, tmp_path_facto
         ("nothing/*.jsonl", "STK301"),
         ("data/notes.rst", "STK308"),
         ("data/*.rst", "STK308"),
+        ("papers", "STK308"),
         (" ", "STK315"),
     ],
 )
 def test_a_source_that_gives_no_file_is_an_error(folder: Path, path: str, code: str) -> None:
+    (folder / "papers").mkdir()
+    (folder / "papers" / "a.pdf").touch()
     with pytest.raises(StokerError) as caught:
         inputs.expand(path, folder)
     assert caught.value.code == code
