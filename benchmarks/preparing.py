@@ -98,7 +98,11 @@ def main() -> None:
     if asked.rounds:
         report["speed"] = speed(work, tokenizer, asked.rounds, asked.megabytes * 1_000_000)
     if asked.memory:
-        report["memory"] = [memory(work, tokenizer, float(size)) for size in asked.memory.split(",")]
+        report["memory"] = []
+        for size in asked.memory.split(","):
+            report["memory"].append(memory(work, tokenizer, float(size)))
+            OUT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # the next one takes longer
+            print(json.dumps(report["memory"][-1]), flush=True)
     if asked.kills:
         report["kills"] = kills(work, tokenizer, asked.kills)
     if asked.plan:

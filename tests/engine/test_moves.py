@@ -80,7 +80,9 @@ def test_the_plan_says_what_the_trainer_finds(
     plan = files.read_record(run_dir.plan_file, Plan)
     used = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
-    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, {"base": "", "teacher": "", "rewards": ""})
+    fingerprint = engine_opened._fingerprint(
+        run_dir, run_dir.run(), plan, {"base": "", "teacher": "", "rewards": "", "reward_packages": ""}
+    )
     torch.set_num_threads(used)
     report = prepared.read_report(run_dir.data)
     words = training_words.of(run_dir.run(), run_dir.manifest().forked_from)
@@ -118,5 +120,7 @@ def test_nccl_s_version_is_in_the_fingerprint_where_it_adds_gradients_stand_in(
     plan = files.read_record(run_dir.plan_file, Plan)
     split = plan.batch.model_copy(update={"devices": devices})
     plan = plan.model_copy(update={"device": "cuda", "exact": exact, "batch": split})
-    fingerprint = engine_opened._fingerprint(run_dir, run_dir.run(), plan, {"base": "", "teacher": "", "rewards": ""})
+    fingerprint = engine_opened._fingerprint(
+        run_dir, run_dir.run(), plan, {"base": "", "teacher": "", "rewards": "", "reward_packages": ""}
+    )
     assert fingerprint.get("nccl") == ("2.28.9" if there else None)
