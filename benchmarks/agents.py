@@ -442,7 +442,7 @@ async def stop_and_resume_past_a_damaged_checkpoint(agent: Agent) -> None:
 
 @heavy
 async def training_that_fails(agent: Agent) -> None:
-    wild = {"train.learning_rate": 9, "train.spike": 1.05, "train.steps": 60}
+    wild = {"train.learning_rate": 1, "train.spike": 1.05, "train.steps": 60}
     await agent.started(**wild)
     seen = await agent.until("failed", "done")
     assert (seen["state"], seen["error"]["code"]) == ("failed", "STK672")
