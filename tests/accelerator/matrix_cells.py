@@ -23,7 +23,6 @@ from pretended_devices import DEVICES, TYPES, PretendedDevice
 from recipe_settings import ANSWER, BATCH, LENGTH, SAVED_EVERY, STEPS, Setting
 from safetensors.torch import load_file
 
-from stoker.config import objectives
 from stoker.engine import generate
 from stoker.errors import StokerError
 from stoker.rundir import artifacts, checkpoints, events, files
@@ -92,7 +91,7 @@ def run(folder: Path, base: Path, setting: Setting, device_name: str, fault: str
 def planned(folder: Path, base: Path, setting: Setting, where: dict[str, Any]) -> RunDir:
     """A run directory with prepared rows and a plan for the devices of this process; raises what planning refuses."""
     data = setting.words["data"]
-    asked = objectives.facts(setting.words["train"]["objective"])
+    asked = setting.objective
     several = data["pack"] or asked.pairs
     rows, held_out = (
         _rows(2 * BATCH, several=several, seed=5),
@@ -114,7 +113,7 @@ class _Trial:
         self._folder, self._base, self._setting, self._device, self._patch = folder, base, setting, device, patch
         self._passed: list[str] = []
         patch.setenv("STOKER_RUNS", str(folder / "runs"))
-        self._first_scale = _FIRST_SCALE_OF_SCORES if setting.scores else _FIRST_SCALE
+        self._first_scale = _FIRST_SCALE_OF_SCORES if setting.objective.scores else _FIRST_SCALE
         more = {"FIRST_SCALE": str(self._first_scale)} if device.precision == "fp16" else {}
         pretended_devices.use(patch, device, **more)
 
@@ -133,7 +132,7 @@ class _Trial:
 
     def _take(self, part: str, fault: str) -> None:
         # Answers are generated as many at once as the plan has room for; the pretended limit is one of tokens.
-        beyond = {"merge": not self._setting.adapts, "out of memory": self._setting.generates}
+        beyond = {"merge": not self._setting.adapts, "out of memory": self._setting.objective.prompts}
         if beyond.get(part):
             return
         # A scale is lost by whoever resumes; every other fault is there from the start.
@@ -183,7 +182,7 @@ class _Trial:
         _same(tiny_run.sequences(self._short), tiny_run.sequences(self._whole), "sequences of each step")
 
     def _save(self) -> None:
-        for run_dir in (self._whole, self._killed, *([] if self._setting.generates else [self._short])):
+        for run_dir in (self._whole, self._killed, *([] if self._setting.objective.prompts else [self._short])):
             found = checkpoints.committed(run_dir.checkpoints)
             _same([one.step for one in found], list(range(SAVED_EVERY, STEPS + 1, SAVED_EVERY)), "checkpoints")
             _same([checkpoints.verify(one) for one in found], [""] * len(found), "digests")

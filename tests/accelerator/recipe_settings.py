@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config import load, objectives
+from stoker.config.objectives import ObjectiveFacts
 from stoker.config.run import Run, Shape
 
 RANK, LENGTH, BATCH, STEPS, SAVED_EVERY = 4, 48, 8, 4, 2
@@ -33,19 +34,14 @@ class Setting:
         return "pretrain" if self.words["train"]["objective"] == "pretrain" else str(self.words["tune"]["method"])
 
     @property
-    def generates(self) -> bool:
-        """Whether it trains on answers of its own."""
-        return objectives.facts(self.words["train"]["objective"]).prompts
-
-    @property
-    def scores(self) -> bool:
-        """Whether it leaves a model with one output."""
-        return objectives.facts(self.words["train"]["objective"]).scores
+    def objective(self) -> ObjectiveFacts:
+        """What its objective asks for."""
+        return objectives.facts(self.words["train"]["objective"])
 
     @property
     def adapts(self) -> bool:
         """Whether it leaves an adapter that can be merged."""
-        return self.words["tune"]["method"] != "full" and not self.scores
+        return self.words["tune"]["method"] != "full" and not self.objective.scores
 
     def text(self, base: Path, where: dict[str, Any]) -> str:
         """A run file on a base model, or with its tokenizer only; JSON is YAML."""

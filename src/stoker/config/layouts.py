@@ -14,7 +14,7 @@ from stoker import plugins
 
 AUTO = "auto"
 _VERDICTS = {"true": True, "false": False}
-_OTHER_WORDS = {"good", "bad", "yes", "no", "chosen", "rejected", "好", "坏"}
+_WORDS = {*_VERDICTS, "good", "bad", "yes", "no", "chosen", "rejected", "好", "坏"}
 _NUMBERS = {"1", "1.0", "0", "0.0", "-1", "-1.0"}
 
 
@@ -25,7 +25,7 @@ def verdict(label: Any) -> bool | None:
 
 def is_verdict(label: Any, *, numbers: bool = True) -> bool:
     """Whether a `label` judges an answer, whether or not as it must be written; numbers may be classes instead."""
-    return str(label).strip().lower() in {*_VERDICTS, *_OTHER_WORDS, *(_NUMBERS if numbers else ())}
+    return (word := str(label).strip().lower()) in _WORDS or (numbers and word in _NUMBERS)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class _Sample:
 def size(run: Run, folder: Path, shape: ModelShape) -> DataFacts:
     """Facts of the training files as they are on this machine, estimated."""
     if isinstance(run.tokenizer, TrainTokenizer) or run.data.pipeline:
-        for path, kinds in inputs.pipeline_reads(run):
+        for path, kinds in inputs.named(run):
             if not inputs.is_remote(path):
                 inputs.expand(path, folder, kinds)  # refuses what is not here
         raise StokerError("STK206")

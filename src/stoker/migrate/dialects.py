@@ -25,7 +25,8 @@ class Migration:
     @property
     def not_carried(self) -> list[KeyOutcome]:
         """Keys of the file that were not carried over or are not known."""
-        return [one for one in self.of("left", "unknown") if one not in self.beside]
+        besides = self.beside
+        return [one for one in self.of("left", "unknown") if one not in besides]
 
     @property
     def beside(self) -> list[KeyOutcome]:

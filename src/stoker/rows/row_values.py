@@ -46,7 +46,7 @@ def refuse_preferences(row: Row) -> None:
         if row.get(key):
             raise BadRow("row.preference", key=key)
     given = row.get("label")
-    if _ANSWERS.isdisjoint(row):
+    if given is None or _ANSWERS.isdisjoint(row):
         return
     if layouts.verdict(given) is not None:
         raise BadRow("row.preference", key="label")

@@ -64,6 +64,10 @@ def test_eval_rows_that_are_not_there_are_named_before_anything_is_paid(tmp_path
     with pytest.raises(StokerError) as caught:
         size(tmp_path, "train: a.jsonl, eval: held.jsonl")
     assert (caught.value.code, caught.value.fields["path"]) == ("STK301", "held.jsonl")
+    scratch = load.load("scratch_tiny", ["data.eval=held.txt"]).run  # its tokenizer is trained first
+    with pytest.raises(StokerError) as caught:
+        raw_data.size(scratch, tmp_path, shapes.resolve(QWEN, tmp_path).shape)
+    assert (caught.value.code, caught.value.fields["path"]) == ("STK301", "held.txt")
     assert size(tmp_path, "train: a.jsonl, eval: a.jsonl").sequences == size(tmp_path, "train: a.jsonl").sequences
 
 
