@@ -193,6 +193,11 @@ ATTEMPT = Variable(
     "Set by Stoker: the number of this attempt, for the names of the ranks' logs.",
     "由 Stoker 设置：本次尝试的编号，用于各进程日志的文件名。",
 )
+EARLY = Variable(
+    "STOKER_EARLY",
+    "Set by Stoker: this program was started before its plan was made, and waits until it is told to go on.",
+    "由 Stoker 设置：本程序在计划制定之前启动，等待继续执行的通知。",
+)
 RANK = Variable(
     "RANK", "Set by torchrun: which process of a training this is.", "由 torchrun 设置：当前是第几个训练进程。"
 )
@@ -394,6 +399,7 @@ VARIABLES: tuple[Variable, ...] = (
     MEETING,
     SLURM_JOB_NUM_NODES,
     ATTEMPT,
+    EARLY,
     RANK,
     WORLD_SIZE,
     LOCAL_RANK,
@@ -483,16 +489,6 @@ def put(variable: Variable, value: str) -> None:
 def home() -> Path:
     """The folder for what belongs to this user, not to a run."""
     return Path(read(HOME, str(Path.home() / ".stoker")))
-
-
-def of_machine() -> dict[str, str]:
-    """This process' environment, over the one of the container's first process where that may be read."""
-    try:
-        raw = Path("/proc/1/environ").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        raw = ""
-    first = dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
-    return {**first, **os.environ}
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

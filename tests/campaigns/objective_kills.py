@@ -269,8 +269,12 @@ def _other_draws() -> None:
 def _killed_between_write_and_count() -> None:
     from stoker.engine import reference
 
-    def ended(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    count = reference._count
+
+    def ended(path: Path, rows: int) -> None:
+        if path.stat().st_size:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count(path, rows)
 
     reference._count, reference._COMMIT_SECONDS = ended, 0.0
 

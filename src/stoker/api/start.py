@@ -20,7 +20,8 @@ from stoker.cluster import assemble
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.launch import answer_needs, plan_inputs, trackers, training
+from stoker.launch import answer_needs, early_start, plan_inputs, trackers, training
+from stoker.launch.early_start import EarlyStart
 from stoker.messages import MessageCallback
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan
@@ -83,13 +84,20 @@ def begin(run_file: RunFile, listener: Listener) -> Started:
             answer_needs.check(run, run_file.folder)
         last_place.bring(Move(run_dir, run_file, listener.tell, listener.agree), "local")
         with last_place.unless_refused(run_dir), store_return.leased(layout.create(run_file), run, listener.tell):
-            plan = _ready(run_dir, run_file, listener)
-            if _is_finished(run_dir, run, plan):
-                return Started(run_dir, None, _past(run_dir))
-            listener.planned(plan)
-            run_dir.place_file.unlink(missing_ok=True)  # only now: until then its last place is asked about it
-            with listener.during("train.launching"):
-                return _start(run_dir)
+            return _prepared_and_started(run_dir, run_file, listener)
+
+
+def _prepared_and_started(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Started:
+    with listener.during("train.planning"):
+        early = early_start.begin(run_file, run_dir)
+    with contextlib.closing(early) if early else contextlib.nullcontext():
+        plan = _ready(run_dir, run_file, listener, early)
+        if _is_finished(run_dir, run_file.run, plan):
+            return Started(run_dir, None, _past(run_dir))
+        listener.planned(plan)
+        run_dir.place_file.unlink(missing_ok=True)  # only now: until then its last place is asked about it
+        with listener.during("train.launching"):
+            return _start(run_dir, early)
 
 
 def _forget_request(run_dir: RunDir) -> None:
@@ -101,13 +109,13 @@ def _forget_request(run_dir: RunDir) -> None:
     run_dir.stop_file.unlink(missing_ok=True)
 
 
-def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener) -> Plan:
+def _ready(run_dir: RunDir, run_file: RunFile, listener: Listener, early: EarlyStart | None) -> Plan:
     """Prepare the data, bring what the store has, and write the plan for this machine."""
     _say_changes(run_dir, listener.prepare(run_dir), listener)
     store_return.bring(run_dir, run_file.run, listener.tell)
     assemble.gathered(run_dir, run_file.run, listener.tell)
     with listener.during("train.planning"):
-        machine = plan_inputs.machine(None, run_file.run, run_dir)
+        machine = early.machine if early else plan_inputs.machine(None, run_file.run, run_dir)
         plan = make_plan(plan_inputs.inputs(run_file, run_dir, machine))
     require_possible(run_file.run, plan)
     files.write_json(run_dir.plan_file, plan.model_dump())
@@ -133,9 +141,9 @@ def _is_finished(run_dir: RunDir, run: Run, plan: Plan) -> bool:
     return done and plan.after == "stay" and not plan.nodes and not env.read(env.LAUNCHED)
 
 
-def _start(run_dir: RunDir) -> Started:
+def _start(run_dir: RunDir, early: EarlyStart | None = None) -> Started:
     progress = _past(run_dir)
-    process = training.start(run_dir)
+    process = training.start(run_dir, early.go_on) if early else training.start(run_dir)
     training.keep_lease(run_dir)
     return Started(run_dir, process, progress)
 

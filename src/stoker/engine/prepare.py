@@ -30,7 +30,7 @@ from stoker.engine.surveyed import PassSurvey
 from stoker.engine.tokenise import Rows, Tokenised, Tokeniser, Unit
 from stoker.engine.tokenizer import Tokenizer
 from stoker.errors import EXIT_DONE, StokerError
-from stoker.facts import machine
+from stoker.facts import machine, setup_times
 from stoker.rows import formats, row_files
 from stoker.rows.formats import Layout
 from stoker.rows.row_files import File
@@ -43,9 +43,6 @@ from stoker.survey import survey_page
 
 SHARD_TOKENS = 1 << 26
 """A shard is closed at this many tokens: bounds memory, and the work a kill can lose."""
-
-_SEVERAL_BYTES = 4 << 20
-"""Sources from which on several processes are worth starting."""
 
 _TOKENIZER_CHARACTERS = 1 << 30
 """Largest text a tokenizer is trained on; a larger corpus is sampled evenly with a seed."""
@@ -186,7 +183,7 @@ def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> Prep
     }
     size_bytes = sum(file.size_bytes for one in inputs_ for file in one.files)
     remote = any(file.path is None for one in inputs_ for file in one.files)
-    workers = machine.cpu_count() if remote or size_bytes >= _SEVERAL_BYTES else 1
+    workers = machine.cpu_count() if remote or size_bytes >= setup_times.SEVERAL_BYTES else 1
     has_template = made.template is not None
     done = (state.rows_read, state.last_count)
     progress = PassProgress(events, size_bytes)

@@ -47,6 +47,7 @@ from stoker.plan.plan import Plan
 from stoker.rundir import artifacts, checkpoints, events, files, filesystem, in_place, lock, prepared
 from stoker.rundir.checkpoints import Checkpoint
 from stoker.rundir.layout import RunDir
+from stoker.supervise import early_trainer
 
 
 def main(path: Path) -> int:
@@ -401,4 +402,5 @@ def _result(opened: Opened, best: int | None) -> Checkpoint:
 
 
 if __name__ == "__main__":
+    early_trainer.await_order()
     sys.exit(program.run(main))

@@ -188,6 +188,16 @@ def detect(
     return next(itertools.chain(by_variable, by_host, by_path, by_command), None)
 
 
+def environment() -> dict[str, str]:
+    """This process' environment, over the one of the container's first process where that may be read."""
+    try:
+        raw = Path("/proc/1/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        raw = ""
+    first = dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
+    return {**first, **env.child_environment({})}
+
+
 def here() -> Platform | None:
     """The platform this process is on; a shell over SSH may miss the variables its machine was started with."""
-    return detect(env.of_machine(), socket.gethostname(), lambda path: Path(path).exists())
+    return detect(environment(), socket.gethostname(), lambda path: Path(path).exists())

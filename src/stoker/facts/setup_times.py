@@ -9,8 +9,10 @@ from stoker.facts.fact import Fact
 
 Rented = Literal["boot", "environment", "download", "start", "load", "save"]
 Part = Rented | Literal["prepare", "prepare_start", "pipeline", "pipeline_start", "evaluation", "eval_share"]
+SEVERAL_BYTES = 4 << 20
+"""Of sources from which on all processors tokenise: for fewer, other processes are not worth their start."""
 _SEVERAL_TOKENS = 1_000_000
-"""About the 4 MiB from which on all processors tokenise."""
+"""What so much text has, about."""
 LOCAL = "local"
 """A machine that is already on, as a provider."""
 

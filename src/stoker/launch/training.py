@@ -1,11 +1,11 @@
-"""Starts the supervisor of a training on this machine, and reads its files: never through a pipe (law 9)."""
+"""Starts the supervisor of a training on this machine, and reads its files: nothing it says needs a reader (law 9)."""
 
 import datetime
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from stoker.launch import programs
 from stoker.plan import ending
 from stoker.rundir import files, in_place, lock
 from stoker.rundir.layout import RunDir
-from stoker.supervise import limits, processes, starting
+from stoker.supervise import early_trainer, limits, processes, starting
 
+Supervisor = subprocess.Popen[bytes]
 _SUPERVISOR_SECONDS = 60.0
 """A busy machine with a slow disk takes this long to start a Python."""
 _LOOK_SECONDS = 0.05
@@ -30,11 +31,10 @@ _SILENT_SECONDS = 60.0
 """A supervisor writes its heartbeat every few seconds; clocks of two machines may differ."""
 
 
-def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
-    """Start the supervisor, which starts the trainer, detached from the terminal."""
+def start(run_dir: RunDir, early: Callable[[], Supervisor | None] = lambda: None) -> Supervisor:
+    """Start the supervisor, which starts the trainer, detached from the terminal, or have an early one go on."""
     programs.check_engine()
-    command = starting.command("stoker.supervise.supervisor", run_dir.path.resolve())
-    process = starting.start(command, run_dir.logs / "supervisor.log", detached=True)
+    process = early() or start_supervisor(run_dir)
     # Until it holds its lock: between ours and its own, another run's end could switch the machine off.
     until = time.monotonic() + _SUPERVISOR_SECONDS
     try:
@@ -44,6 +44,13 @@ def start(run_dir: RunDir) -> subprocess.Popen[bytes]:
         processes.terminate(process.pid)
         raise
     return process
+
+
+def start_supervisor(run_dir: RunDir, *, early: bool = False) -> Supervisor:
+    """The program itself; an early one waits to be told to go on (`early_trainer`)."""
+    command = starting.command("stoker.supervise.supervisor", run_dir.path.resolve())
+    variables = early_trainer.ENVIRONMENT if early else {}
+    return starting.start(command, run_dir.logs / "supervisor.log", variables, detached=True, is_told=early)
 
 
 def keep_lease(run_dir: RunDir) -> None:

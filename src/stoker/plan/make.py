@@ -422,6 +422,14 @@ def _estimated(data: DataFacts) -> list[str]:
     return [*physics, "data", "steps"] if data.estimated else physics
 
 
+def single_program(run: Run, found: Machine, network: Network) -> tuple[list[str], dict[str, str]] | None:
+    """What a plan would start, and with which variables, where one process trains: so much is certain before it."""
+    trains = choices.machine(run, found).value
+    if choices.processes(run, trains) != 1:
+        return None
+    return _program("single", 1), {**_environment(run, trains, "single"), **network.environment}
+
+
 def _program(chosen: str, here: int) -> list[str]:
     """The training program; several processes of one machine are started by torchrun, with a file rendezvous."""
     program = ["-m", "stoker.engine.train"]

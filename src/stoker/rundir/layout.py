@@ -120,7 +120,7 @@ class RunDir:
 
     @property
     def supervisor_lock(self) -> Path:
-        """Held by the supervisor as long as it lives."""
+        """Held by the supervisor as long as it supervises."""
         return self.path / "supervisor.lock"
 
     @property
@@ -140,7 +140,7 @@ class RunDir:
 
     @property
     def lock_file(self) -> Path:
-        """Held by the trainer as long as it lives."""
+        """Held by the trainer as long as it trains."""
         return self.path / "train.lock"
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from stoker import env, messages
 from stoker.errors import StokerError
+from stoker.facts import platforms
 from stoker.facts.platforms import Platform, Verb
 from stoker.launch import training
 from stoker.rundir import events, files, lock
@@ -211,7 +212,7 @@ class Settling:
     def _stop(self, outcome: Outcome) -> str:
         """Run the command; how that ended, or nothing where another run needs the machine by now."""
         word, verb = self._verb(outcome)
-        expanded = verb.expanded(env.of_machine()) if verb else None
+        expanded = verb.expanded(platforms.environment()) if verb else None
         if verb is None or expanded is None:
             names = list(verb.variables) if verb else ""
             self._say("trouble", "settle.variable" if verb else "settle.no_verb", names=names)

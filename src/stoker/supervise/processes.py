@@ -101,12 +101,7 @@ def start_trainer(
         here: The variables of `place` for the ranks of a node.
     """
     here = here or {}
-    variables = {
-        **plan["env"],
-        env.TENSORBOARD_LOGGING_DIR.name: str(run_dir / "logs" / "tensorboard"),
-        env.ATTEMPT.name: str(attempt),
-        **here,
-    }
+    variables = {**_trainer_variables(run_dir, plan["env"]), env.ATTEMPT.name: str(attempt), **here}
     if meeting:
         variables[env.RENDEZVOUS.name] = meeting
     log = log_file(run_dir, attempt, int(here.get(env.FIRST_RANK.name, 0)))
@@ -115,6 +110,18 @@ def start_trainer(
     except OSError:
         shutil.rmtree(meeting or "", ignore_errors=True)
         raise
+
+
+def start_early(
+    run_dir: Path, words: list[object], environment: dict[str, str], log: Path
+) -> "subprocess.Popen[bytes]":
+    """Start a trainer that has no plan yet (`early_trainer`): one process, which needs no number of its attempt."""
+    variables = _trainer_variables(run_dir, environment)
+    return starting.start(starting.python(*words), log, variables, detached=True, is_told=True)
+
+
+def _trainer_variables(run_dir: Path, environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, env.TENSORBOARD_LOGGING_DIR.name: str(run_dir / "logs" / "tensorboard")}
 
 
 def trains(words: list[str], run_dir: Path) -> bool:

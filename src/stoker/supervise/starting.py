@@ -1,6 +1,7 @@
 """How a program of ours is started: `python -X utf8 -m MODULE ...`, with its output in a file or nowhere.
 
-Never through a pipe that somebody has to keep reading; programs that are talked with are in `launch/programs.py`.
+Its output never goes through a pipe that somebody has to keep reading; programs that are talked with are in
+`launch/programs.py`.
 """
 
 import contextlib
@@ -32,15 +33,21 @@ def python(*words: object) -> list[str]:
 
 
 def start(
-    words: list[str], log: Path | None, variables: Mapping[str, str] | None = None, *, detached: bool
+    words: list[str],
+    log: Path | None,
+    variables: Mapping[str, str] | None = None,
+    *,
+    detached: bool,
+    is_told: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program without input.
+    """Start a program.
 
     Args:
         words: The command line.
         log: Where its output is appended, in the `logs` of a run directory; None for nowhere.
         variables: Environment variables on top of ours.
         detached: Whether it outlives this process and its terminal.
+        is_told: Whether it reads what to do from a pipe of ours; all others have no input.
     """
     with contextlib.ExitStack() as stack:
         output: Any = subprocess.DEVNULL
@@ -48,7 +55,7 @@ def start(
             output = stack.enter_context(in_place.appending(log, log.parent.parent))
         return subprocess.Popen(  # noqa: S603  # our own program, no shell
             words,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if is_told else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=env.child_environment(variables or {}),

@@ -7,6 +7,7 @@ Whatever needs more than files and processes it starts as a `stoker` subcommand:
 """
 
 import contextlib
+import functools
 import shutil
 import signal
 import sys
@@ -18,8 +19,9 @@ from typing import Any
 from stoker import env
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_SURPRISE, EXIT_USER
 from stoker.rundir import files, in_place, lock
-from stoker.supervise import judge, limit_watch, limits, processes
+from stoker.supervise import early_trainer, judge, limit_watch, limits, processes
 from stoker.supervise.copying import StoreCopies
+from stoker.supervise.early_trainer import EarlyTrainer
 from stoker.supervise.judge import Ruling
 from stoker.supervise.limit_watch import LimitWatch
 from stoker.supervise.limits import Clock
@@ -61,7 +63,7 @@ class Supervisor:
         self._limits = LimitWatch(self._run, self._events, self._life, self._copies)
         self._nodes = OtherNodes(self._run)
         self._ranks = SeveralRanks(self._run, self._events, self._nodes)
-        self._start = start or Supervisor._start_trainer
+        self._start = start or Supervisor.start_trainer
         self._asked = ""
 
     @property
@@ -157,7 +159,8 @@ class Supervisor:
         self._run.say("running", self.status.reason)
         return trainer
 
-    def _start_trainer(self) -> Trainer:
+    def start_trainer(self) -> Trainer:
+        """Start what the plan says, here and on the other nodes."""
         here = self._nodes.place()
         text = (self.run_dir / "plan.json").read_text(encoding="utf-8")
         meeting = self._ranks.meeting = processes.meeting_place(self.plan)
@@ -337,8 +340,21 @@ class Supervisor:
 def main() -> int:
     """Supervise the run directory named on the command line, alone."""
     run_dir = Path(sys.argv[1])
-    with lock.held(run_dir / "supervisor.lock", _LOCK_TRIES) as is_alone:
-        return supervised(run_dir) if is_alone else EXIT_USER
+    early = early_trainer.await_plan()
+    make = functools.partial(_begun_with, early) if early else Supervisor
+    waiting = contextlib.closing(early) if early else contextlib.nullcontext()
+    with lock.held(run_dir / "supervisor.lock", _LOCK_TRIES) as is_alone, waiting:
+        return supervised(run_dir, make) if is_alone else EXIT_USER
+
+
+def _begun_with(early: EarlyTrainer, run_dir: Path) -> Supervisor:
+    """A supervisor whose first attempt takes the trainer that was started early, if the plan starts the same."""
+
+    def start(supervisor: Supervisor) -> Trainer:
+        taken = early.take(supervisor.run_dir, supervisor.plan, supervisor.status.attempt)
+        return taken or supervisor.start_trainer()
+
+    return Supervisor(run_dir, start=start)
 
 
 def supervised(run_dir: Path, make: Callable[[Path], Supervisor] = Supervisor) -> int:

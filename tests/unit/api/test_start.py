@@ -60,7 +60,7 @@ def test_only_a_stop_of_this_launch_reaches_its_supervisor(
         training.ask_to_stop(run_dir)
 
     monkeypatch.setattr(start, "_ready", ready)
-    monkeypatch.setattr(start, "_start", lambda run_dir: found.append(run_dir.stop_file.exists()))
+    monkeypatch.setattr(start, "_start", lambda run_dir, _: found.append(run_dir.stop_file.exists()))
     run_dir.stop_file.touch()
     os.utime(run_dir.stop_file, (at, at))
     start.begin(run_file, Listener())
@@ -82,7 +82,7 @@ def test_a_finished_run_starts_no_process(tmp_path: Path, monkeypatch: pytest.Mo
     started: list[RunDir] = []
     shown: list[object] = []
     monkeypatch.setattr(start, "_ready", lambda *_: made)
-    monkeypatch.setattr(start, "_start", started.append)
+    monkeypatch.setattr(start, "_start", lambda run_dir, _: started.append(run_dir))
     found = start.begin(run_file, Listener(planned=shown.append))
     if missing:
         assert (len(started), len(shown)) == (1, 1)
