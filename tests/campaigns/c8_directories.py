@@ -214,7 +214,7 @@ def _programs_in_this_process() -> None:
     from stoker.artifacts import model_server
     from stoker.engine import program
     from stoker.errors import EXIT_DONE, EXIT_STOPPED
-    from stoker.launch import programs, training
+    from stoker.launch import early_start, programs, training
 
     def run_engine(name: str, run_dir: RunDir, on_event: Any, *arguments: str) -> int:
         start, kept = programs._end(run_dir), sys.argv
@@ -239,6 +239,7 @@ def _programs_in_this_process() -> None:
 
     programs.run_engine, programs.open_engine = run_engine, open_engine  # type: ignore[assignment]
     training.start = model_server.launch = started  # type: ignore[assignment]
+    early_start.begin = lambda *_: None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import pytest
 from made_runs import CommandLine, make_run, training
 
 from stoker.cli import runs_commands
+from stoker.terminal import plain_text
 
 
 def write_log(folder: Path, attempt: int, text: bytes) -> Path:
@@ -114,3 +115,10 @@ def test_run_without_a_log_and_unknown_run_are_told_apart(stoker: CommandLine, r
     assert (without.code, unknown.code) == (1, 1)
     assert "STK505" in without.err
     assert "STK501" in unknown.err
+
+
+def test_every_character_that_a_terminal_obeys_is_shown_by_another() -> None:
+    every = "".join(map(chr, range(0x3000)))
+    shown = plain_text.plain(every)
+    assert not plain_text._OBEYED.search(shown)
+    assert [a for a, b in zip(every, shown, strict=True) if a != b] == plain_text._OBEYED.findall(every)

@@ -8,14 +8,18 @@ import re
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """C0 and C1 controls, and those that turn the direction of text."""
-_DELETE = 0x7F
+_PICTURES = {
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd"),
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: "␡",
+}
 
 
 def plain(text: str) -> str:
     """The text without anything that moves a cursor, sets a title, asks the terminal or runs backwards."""
     if not _OBEYED.search(text):
         return text
-    return _OBEYED.sub(_picture, _COLOUR.sub("", text.replace("\r\n", "\n")))
+    return _COLOUR.sub("", text.replace("\r\n", "\n")).translate(_PICTURES)
 
 
 def json_plain(text: str) -> str:
@@ -27,10 +31,3 @@ def last_state(line: str) -> str:
     """What a terminal would show in the end of a line that a progress bar has rewritten."""
     body = line.rstrip("\r\n")
     return body.rpartition("\r")[2] + ("\n" if line.endswith("\n") else "")
-
-
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < ord(" "):
-        return chr(0x2400 + code)
-    return "␡" if code == _DELETE else "\ufffd"
