@@ -435,7 +435,7 @@ class Case:
         if code == 2:
             self.wrong.append(f"a surprise: {_end_of(output, errors)}")
         if self._words[0] == "train":
-            self.is_started = code == 0
+            self.is_started = code == 0 and self.is_known  # what began on a box that was replaced meanwhile is gone
         elif code == 0:
             self.is_home = True
         if code:

@@ -15,7 +15,7 @@ from prepare_case import CORPUS, Case, Prepared, make_tokenizer, write_jsonl
 from stoker.config.run import Run, Shape
 from stoker.engine import prepare, show, tokenizer
 from stoker.errors import StokerError
-from stoker.rundir import events, files, layout, prepared
+from stoker.rundir import events, files, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -437,7 +437,10 @@ def test_a_run_is_frozen_enough_for_a_key(case: Case) -> None:
     run = case.make().run()
 
     def key(**words: Any) -> str:
-        return prepared.key(Run.model_validate({**run.model_dump(), **words}), case.folder)
+        return prepared.key_of(
+            Run.model_validate({**run.model_dump(), **words}),
+            inputs.facts(Run.model_validate({**run.model_dump(), **words}), case.folder),
+        )
 
     assert key(save={"keep": 9}) == key(train={**run.train.model_dump(), "epochs": 9}) == key()
     assert key(train={**run.train.model_dump(), "seed": 9}) != key()

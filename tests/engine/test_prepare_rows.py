@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -437,8 +438,22 @@ def test_a_json_file_that_is_not_a_list_says_so(case: Case) -> None:
 @pytest.mark.parametrize("name", ["data.parquet", "data.jsonl.gz"])
 def test_a_broken_container_is_named(case: Case, name: str) -> None:
     (case.folder / name).write_bytes(b"neither parquet nor gzip")
-    (problem,) = case.errors(data={"train": name})
-    assert problem.startswith(f"{name}:1: no row of the file can be used: the file cannot be read")
+    error = raised(case, data={"train": name})
+    assert (error.code, error.where) == ("STK353", name)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize(("name", "how"), [("a.jsonl.gz", "cut"), ("a.jsonl.gz", "changed"), ("a.parquet", "changed")])
+def test_no_part_of_a_damaged_file_is_used(case: Case, name: str, how: str, policy: str) -> None:
+    rows = [{"text": hashlib.sha256(str(number).encode()).hexdigest()} for number in range(20_000)]
+    path = case.folder / name
+    KINDS[f"data.{name.partition('.')[2]}"](path, rows)
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 500] = bytes(500)
+    path.write_bytes(whole[:middle] if how == "cut" else whole)
+    error = raised(case, data={"train": name, "on_bad_row": policy})
+    assert (error.code, error.where) == ("STK353", name)
 
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.csv", "data.txt", "data.json"])

@@ -14,7 +14,7 @@ from prepare_case import Case, Prepared, make_tokenizer, write_jsonl
 
 from stoker.engine import prepare, sources, tokenise
 from stoker.errors import StokerError
-from stoker.facts import machine
+from stoker.facts import machine, setup_times
 from stoker.rundir.layout import RunDir
 
 pytestmark = [
@@ -43,7 +43,7 @@ SOURCES = [{"path": "rows.jsonl", "weight": 1.5}, {"path": "chats.jsonl"}, {"pat
 
 def small_parts(workers: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(machine, "cpu_count", lambda: workers)
-    patch.setattr(prepare, "_SEVERAL_BYTES", 0)
+    patch.setattr(setup_times, "SEVERAL_BYTES", 0)
     patch.setattr(prepare, "SHARD_TOKENS", 300)
     patch.setattr(sources, "BATCH_ROWS", 8)
     patch.setattr(sources, "_TEXT_CHARACTERS", 3000)

@@ -9,8 +9,8 @@ from prepare_case import Case, Prepared, make_tokenizer, prepare_killed, write_j
 
 from stoker.engine import prepare, sources, survey_pass
 from stoker.errors import StokerError
-from stoker.facts import machine
-from stoker.rundir import prepared
+from stoker.facts import machine, setup_times
+from stoker.rundir import inputs, prepared
 from stoker.survey import findings, survey_lines, survey_page
 from stoker.survey.findings import Survey
 
@@ -124,7 +124,7 @@ def test_an_eval_share_takes_its_copies_out_of_train(case: Case) -> None:
 
 @pytest.mark.parametrize("policy", ["keep", "drop"])
 def test_any_number_of_processes_makes_the_same_set(case: Case, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_SEVERAL_BYTES", 0)
+    monkeypatch.setattr(setup_times, "SEVERAL_BYTES", 0)
     monkeypatch.setattr(sources, "BATCH_ROWS", 8)
     write_jsonl(case.folder / "train.jsonl", TRAIN)
     made = []
@@ -138,8 +138,8 @@ def test_a_set_that_drops_is_another_one_and_keep_is_what_was_always_prepared(ca
     write_jsonl(case.folder / "train.jsonl", TRAIN)
     runs = {policy: case.make(policy, data={"duplicates": policy}).run() for policy in ("keep", "drop")}
     unsaid = case.make("unsaid").run()
-    keys = {policy: prepared.key(run, case.folder) for policy, run in runs.items()}
-    assert keys["keep"] == prepared.key(unsaid, case.folder)
+    keys = {policy: prepared.key_of(run, inputs.facts(run, case.folder)) for policy, run in runs.items()}
+    assert keys["keep"] == prepared.key_of(unsaid, inputs.facts(unsaid, case.folder))
     assert keys["keep"] != keys["drop"]
     assert "duplicates" not in prepared._asked_data(unsaid), "no set of an earlier version is prepared again"
 

@@ -23,6 +23,11 @@ def train_files(run_dir: RunDir) -> Callable[[int, Source], list[File]]:
     return of_source
 
 
+def digests(run_dir: RunDir) -> list[str]:
+    """SHA-256 of the output's files."""
+    return [digest for _, digest in _finished(run_dir)[1].files.values()]
+
+
 def statistics(run_dir: RunDir) -> list[dict[str, Any]]:
     """Counts of every stage, for the report."""
     return _finished(run_dir)[1].stages

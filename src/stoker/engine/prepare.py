@@ -6,8 +6,9 @@ were finished; with everything prepared it returns at once.
 """
 
 import functools
-import shutil
+import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,25 +18,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from stoker import messages
 from stoker.config import mixing, objectives
 from stoker.config.run import Run
-from stoker.engine import _compat, pipelined, program, sampling, shards, sources, splits, surveyed, tokenise, tokenizer
+from stoker.engine import (
+    _compat,
+    pass_state,
+    pipelined,
+    program,
+    sampling,
+    shards,
+    sources,
+    splits,
+    surveyed,
+    tokenise,
+    tokenizer,
+)
 from stoker.engine.bad_rows import BadRows
+from stoker.engine.pass_state import PassState
 from stoker.engine.shards import ShardWriter
 from stoker.engine.sources import Batch, Input
 from stoker.engine.surveyed import PassSurvey
 from stoker.engine.tokenise import Rows, Tokenised, Tokeniser, Unit
 from stoker.engine.tokenizer import Tokenizer
-from stoker.errors import EXIT_DONE, StokerError
+from stoker.errors import EXIT_DONE, EXIT_STOPPED, StokerError
 from stoker.facts import machine, setup_times
 from stoker.rows import formats, row_files
 from stoker.rows.formats import Layout
 from stoker.rows.row_files import File
 from stoker.rows.row_values import BadRow
-from stoker.rundir import files, inputs, prepared, set_list
+from stoker.rundir import files, inputs, lock, prepared, set_list
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -50,43 +63,9 @@ _TOKENIZER_CHARACTERS = 1 << 30
 _REPORT_EVERY_SECONDS = 0.5
 _WEIGHT, _TEXT = 2, 3
 """Seeds of the random draws."""
-
-
-class PassState(BaseModel):
-    """The position of a pass at the end of a shard, from which it resumes."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    key: str
-    sources: list[list[Any]] = []
-    """Name, size and SHA-256 of every local file."""
-    source: int = 0
-    file: int = 0
-    rows: int = 0
-    """Rows of the file that are processed."""
-    unit: int = 0
-    """Rows (of plain text: pieces) of the source that are processed; seeds the draws."""
-    layout: dict[str, Any] | None = None
-    """Of the file."""
-    rows_read: int = 0
-    bad_rows: int = 0
-    bad_bytes: int = 0
-    bad_reasons: dict[str, int] = {}
-    counts_rows: bool = False
-    """Not the state of an earlier version, which counted no rows for the survey."""
-    last_count: int = 0
-    """Of the newest row, what `row_counts.bin` has."""
-    truncated_rows: int = 0
-    context_answers: int = 0
-    detected: list[dict[str, Any]] = []
-    train: list[dict[str, Any]] = []
-    eval: list[dict[str, Any]] = []
-    ends: list[int] = []
-    """Of a mixture: training shards at the end of each source."""
-    least: list[tuple[int, int, int]] = []
-    """Of usable units that are not drawn, those with the smallest draws: a tiny set's eval rows."""
-    forced: list[tuple[int, int]] = []
-    """Sources and units that go to eval regardless of the draw."""
+_LOCK_TRIES = 25
+"""Five seconds: a process whose command was killed ends soon."""
+_LOOK_SECONDS = 0.5
 
 
 @dataclass
@@ -113,12 +92,26 @@ class PreparePass:
         self.state.bad_bytes = self.bad.sync()
         self.survey.commit()
         self.state.last_count = self.survey.last
-        files.write_json(_state_file(self.data), self.state.model_dump())
+        files.write_json(pass_state.state_file(self.data), self.state.model_dump())
 
 
 def main(path: Path) -> int:
     """Prepare the run's data, unless already prepared."""
     run_dir = RunDir(path)
+    with lock.held(path / "prepare.lock", _LOCK_TRIES) as is_alone:
+        if not is_alone:
+            raise StokerError("STK367", name=run_dir.name)
+        return _prepare(run_dir)
+
+
+def _end_with(parent: int) -> None:
+    """End with the command that waits for this program, however that one ends; nobody sees what it says then."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(EXIT_STOPPED)
+
+
+def _prepare(run_dir: RunDir) -> int:
     run, folder = run_dir.run(), run_dir.folder()
     if run.data.set is not None:
         tokenizer.require_same(run, folder, run_dir.data / "tokenizer", mixing.set_address(run.data))
@@ -129,47 +122,29 @@ def main(path: Path) -> int:
     if prepared.current_report(run_dir, run, folder):
         return EXIT_DONE
     read = inputs.facts(run, folder)
-    state = _resume(run_dir.data, PassState(key=prepared.key_of(run, read), sources=read, counts_rows=True))
+    begun = PassState(key=prepared.key_of(run, read), sources=read, others=_others(run_dir, run))
+    state = pass_state.resume(run_dir.data, begun)
     with closing(EventLog(run_dir.events_file)) as events:
         job = _open(run_dir, run, state, events)
         _read_all(job)
         if not state.forced and (missing := splits.num_missing(run, *_rows(job))):
             forced = [draw[1:] for draw in state.least[:missing]]
-            fresh = PassState(key=state.key, sources=state.sources, counts_rows=True, forced=forced)
-            state = _restart(run_dir.data, fresh)
+            fresh = PassState(key=state.key, sources=state.sources, others=state.others, forced=forced)
+            state = pass_state.restart(run_dir.data, fresh)
             job = _open(run_dir, run, state, events)
             _read_all(job)
     _finish(job)
     return EXIT_DONE
 
 
+def _others(run_dir: RunDir, run: Run) -> list[str]:
+    """Fingerprints of what is read and is no file of the sources."""
+    made, own = pipelined.digests(run_dir) if run.data.pipeline else [], inputs.eval_source(run)
+    read = [*([] if run.data.pipeline else inputs.train_sources(run)), *([own] if own else [])]
+    return [*made, *(sources.hub_fingerprint(one) for one in read if inputs.is_remote(one.path))]
+
+
 # ---- open
-
-
-def _resume(data: Path, fresh: PassState) -> PassState:
-    """The state of a killed pass; with another key, or none, the folder is cleared."""
-    try:
-        state = PassState.model_validate(files.read_json(_state_file(data)))
-    except (OSError, ValueError):
-        state = PassState(key="")
-    if state.key == fresh.key and state.counts_rows:
-        return state
-    shutil.rmtree(data / "tokenizer", ignore_errors=True)
-    return _restart(data, fresh)
-
-
-def _restart(data: Path, state: PassState) -> PassState:
-    for name in ("train", "eval"):
-        shutil.rmtree(data / name, ignore_errors=True)
-    for path in (
-        prepared.report_file(data),
-        data / survey_page.PAGE_NAME,
-        _bad_rows_file(data),
-        set_list.list_file(data),
-    ):
-        path.unlink(missing_ok=True)
-    files.write_json(_state_file(data), state.model_dump())
-    return state
 
 
 def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
@@ -199,7 +174,7 @@ def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> Prep
         tokeniser=Tokeniser(made, facts, run.data.length - (run.train.answers.max_new_tokens if facts.prompts else 0)),
         workers=workers,
         writers=writers,
-        bad=BadRows(_bad_rows_file(data), state.bad_bytes, stop=run.data.on_bad_row == "stop"),
+        bad=BadRows(pass_state.bad_rows_file(data), state.bad_bytes, stop=run.data.on_bad_row == "stop"),
         survey=survey,
         progress=progress,
     )
@@ -407,7 +382,19 @@ def _rows(job: PreparePass) -> tuple[int, int]:
     return job.writers["train"].num_segments, job.writers["eval"].num_segments
 
 
+def _require_same_sources(job: PreparePass) -> None:
+    """The files are as they were when the pass began: what was read is what the report will name."""
+    try:
+        now = inputs.facts(job.run, RunDir(job.data.parent).folder())
+    except StokerError:
+        return  # one that is gone by now had been read, or is missed where it is opened
+    before, after = ({tuple(one) for one in listed} for listed in (job.state.sources, now))
+    if changed := sorted({one[0] for one in before ^ after}):
+        raise StokerError("STK366", changed[0], changed=changed)
+
+
 def _finish(job: PreparePass) -> None:
+    _require_same_sources(job)
     _check_splits(job)
     for writer in job.writers.values():
         writer.flush()
@@ -444,7 +431,7 @@ def _finish(job: PreparePass) -> None:
     files.write_text(
         job.data / survey_page.PAGE_NAME, survey_page.page(report.model_dump(), RunDir(job.data.parent).name)
     )
-    _state_file(job.data).unlink()
+    pass_state.state_file(job.data).unlink()
 
 
 def _ends(state: PassState, count: int) -> list[int]:
@@ -479,17 +466,12 @@ def _no_rows(job: PreparePass, where: str = "") -> StokerError:
     if not job.state.bad_rows:
         split = "eval" if where and where == job.run.data.eval else "train"
         return sources.empty([one for one in job.inputs if one.split == split])
-    return StokerError("STK304", where, advice=messages.text("advice.bad_rows", path=_bad_rows_file(job.data)))
-
-
-def _state_file(data: Path) -> Path:
-    return data / "progress.json"
-
-
-def _bad_rows_file(data: Path) -> Path:
-    return data / "bad_rows.jsonl"
+    return StokerError(
+        "STK304", where, advice=messages.text("advice.bad_rows", path=pass_state.bad_rows_file(job.data))
+    )
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _compat.hide_torch()
     sys.exit(program.run(main))

@@ -13,7 +13,7 @@ class RowCounts:
 
     def __init__(self, data: Path, rows: int, last: int) -> None:
         self._path = data / "row_counts.bin"
-        self._counts = array("i")
+        self._counts = array("q")
         """Of a row of eval the complement."""
         if rows:
             self._counts.frombytes(self._path.read_bytes()[: rows * self._counts.itemsize])

@@ -15,7 +15,6 @@ from stoker.errors import StokerError
 from stoker.rows import row_files
 from stoker.rows.formats import Text
 from stoker.rows.row_files import File, Numbered, OpenedFile, Record
-from stoker.rows.row_values import BadRow
 from stoker.rundir import inputs
 
 BATCH_ROWS = 2048
@@ -80,11 +79,10 @@ def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
         raise StokerError("STK309", path=label, package="pyarrow") from error
     try:
         file = parquet.ParquetFile(raw)
-    except ArrowInvalid as error:
-        yield 1, BadRow("row.unreadable", problem=error)
-        return
-    rows = (row for batch in file.iter_batches(batch_size=BATCH_ROWS) for row in batch.to_pylist())
-    yield from row_files.records(map(as_written, rows))
+        rows = (row for batch in file.iter_batches(batch_size=BATCH_ROWS) for row in batch.to_pylist())
+        yield from row_files.records(map(as_written, rows))
+    except (ArrowInvalid, OSError) as error:
+        raise row_files.damaged(label, error) from error
 
 
 def as_written(row: dict[str, Any]) -> dict[str, Any]:
@@ -102,13 +100,21 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _hub_rows(source: Source) -> Iterator[Numbered]:
-    hub, _, name = source.path.partition(":")
-    dataset = _from_modelscope(name, source) if hub == "modelscope" else _from_hub(name, source)
     number = 0
-    for columns in dataset.iter(batch_size=BATCH_ROWS):
+    for columns in _hub_dataset(source).iter(batch_size=BATCH_ROWS):
         for values in zip(*columns.values(), strict=True):
             number += 1
             yield Record(number), as_written(dict(zip(columns, values, strict=True)))
+
+
+def hub_fingerprint(source: Source) -> str:
+    """Of the revision that is read."""
+    return str(_hub_dataset(source)._fingerprint)  # `info.download_checksums` is empty where files are local
+
+
+def _hub_dataset(source: Source) -> Any:
+    hub, _, name = source.path.partition(":")
+    return _from_modelscope(name, source) if hub == "modelscope" else _from_hub(name, source)
 
 
 def _from_hub(name: str, source: Source) -> Any:

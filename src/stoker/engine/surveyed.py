@@ -51,8 +51,8 @@ class PassSurvey:
         self._left_out = survey_findings.relations(self._found, held).superfluous & ~held
 
     def leaves_out(self, row: int) -> bool:
-        """Whether a row, by its number in the pass, is left out."""
-        return self._left_out is not None and bool(self._left_out[row])
+        """Whether a row, by its number in the pass, is left out; one that was added since is refused at the end."""
+        return self._left_out is not None and row < len(self._left_out) and bool(self._left_out[row])
 
     def count(self, tokens: int, *, held: bool, is_row: bool) -> None:
         """Count the tokens of a row, or of more of a text."""

@@ -12,13 +12,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from stoker import tools
+from stoker import messages, tools
 from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Block, Decontamination
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rows import pipeline_output
+from stoker.rows import pipeline_output, row_files
 from stoker.rows.pipeline_output import PipelineJob
+from stoker.rows.row_values import BadRow
 from stoker.rundir import files, inputs
 from stoker.rundir.events import EventCallback
 from stoker.rundir.layout import RunDir
@@ -28,6 +29,7 @@ MOST_TASKS = 1000
 """A task has some files; datatrove does not divide a file."""
 _HUB_TASKS = 16
 _LOOK_SECONDS = 0.5
+_LINES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
 def run(run_dir: RunDir, on_event: EventCallback) -> None:
@@ -48,13 +50,32 @@ def run(run_dir: RunDir, on_event: EventCallback) -> None:
         shutil.rmtree(place, ignore_errors=True)  # of another datatrove, or finished and damaged since
     place.mkdir(parents=True, exist_ok=True)
     files.write_json(place / "job.json", job.model_dump())
+    refused = place / "refused.json"
+    refused.unlink(missing_ok=True)
     log = run_dir.logs / "pipeline.log"
     foreign = resources.files("stoker.engine.foreign")
     with resources.as_file(foreign.joinpath("stoker_pipeline.py")) as script:
         words = [str(python), "-I", "-X", "utf8", str(script), str(place / "job.json")]
         code = _watch(starting.start(words, log, detached=False), place, on_event)
+    if refused.exists():
+        raise _refused(files.read_object(refused), run_dir.folder())
     if code or not pipeline_output.read(place):
         raise StokerError("STK409", program="pipeline", exit_code=code, log=log)
+
+
+def _refused(said: dict[str, Any], folder: Path) -> StokerError:
+    """The error of what ended a pipeline, as `prepare` would say it of the same file."""
+    label, row, reason, values = said["file"], said["row"], said["reason"], said["values"]
+    if reason == "damaged":
+        return StokerError("STK353", label, **values)
+    if reason == "encoding":
+        return row_files.not_utf8(row_files.File(label, folder / label, Source(path=label), 0))
+    if reason == "row.not_json":
+        values["problem"] = row_files.json_fault(values["problem"])
+    if reason == "row.wrong_type":
+        values["expected"] = messages.text(f"type.{values['expected']}")
+    where = row_files.place(label, row if label.endswith(_LINES) else row_files.Record(row)) if row else label
+    return row_files.unusable(where, reason, BadRow(reason, **values).text)
 
 
 def _version(place: Path) -> str:
@@ -98,6 +119,7 @@ def _job(run_dir: RunDir, place: Path, version: str) -> PipelineJob:
         shares=_shares(run, folder),
         steps=[_step(step, folder) for step in run.data.pipeline or ()],
         executor=run.native.datatrove,
+        on_bad_row=run.data.on_bad_row,
     )
 
 

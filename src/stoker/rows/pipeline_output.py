@@ -3,6 +3,8 @@
     pipeline/<key>/job.json        what datatrove is asked for
     pipeline/<key>/stages/         a folder for each stage, with datatrove's logs, marks of completion and statistics
     pipeline/<key>/output/         00000.jsonl for each task: what `prepare` reads
+    pipeline/<key>/refused.json    the row or file that ended it
+    pipeline/<key>/bad_rows/       rows that could not be used, for each task, where `data.on_bad_row` is `skip`
     pipeline/<key>/dropped/        what each step removed, and why
     pipeline/<key>/done.json       written last: sizes, digests and counts
 The key is a digest of the steps and of the content of sources and eval sets.
@@ -37,6 +39,8 @@ class PipelineJob(BaseModel):
     steps: list[dict[str, Any]]
     executor: dict[str, Any]
     """Options of datatrove's executor."""
+    on_bad_row: str
+    """Whether a row that cannot be used ends it (`stop`) or is counted (`skip`)."""
 
 
 class PipelineResult(BaseModel):

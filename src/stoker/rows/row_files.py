@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ _JSON_FAULTS = {
     "Illegal trailing comma": "json.trailing",
 }
 """How the standard library's complaints begin, and the sentence we say."""
+
+_DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
+"""What a compressed file that is cut or changed raises."""
 
 _SEPARATORS = {";": "`;`", "\t": "Tab"}
 
@@ -103,7 +107,7 @@ def is_blank(file: File) -> bool:
     try:
         with _binary(file.path) as raw:
             return not raw.read().strip()
-    except (gzip.BadGzipFile, EOFError):
+    except _DAMAGED:
         return False
 
 
@@ -185,9 +189,19 @@ def _readable(rows: Iterator[Numbered], file: File) -> Iterator[Numbered]:
     try:
         yield from rows
     except UnicodeDecodeError as error:
-        raise StokerError("STK314", file.label, byte=_first_bad_byte(file), advice=_advice(file)) from error
-    except (gzip.BadGzipFile, EOFError) as error:
-        yield 1, BadRow("row.unreadable", problem=error)
+        raise not_utf8(file) from error
+    except _DAMAGED as error:
+        raise damaged(file.label, error) from error
+
+
+def damaged(label: str, problem: Exception) -> StokerError:
+    """The error of a file whose end cannot be read: it is not used in part, whatever `data.on_bad_row` says."""
+    return StokerError("STK353", label, problem=problem)
+
+
+def not_utf8(file: File) -> StokerError:
+    """The error of a file in another encoding."""
+    return StokerError("STK314", file.label, byte=_first_bad_byte(file), advice=_advice(file))
 
 
 def _advice(file: File) -> str:
@@ -243,8 +257,14 @@ def _json(line: str) -> Any:
 
 
 def _not_json(error: json.JSONDecodeError, reason: str = "row.not_json") -> BadRow:
-    key = next((key for start, key in _JSON_FAULTS.items() if error.msg.startswith(start)), "json.other")
-    return BadRow(reason, problem=messages.text(key), column=error.colno)
+    return BadRow(reason, problem=json_fault(error.msg), column=error.colno)
+
+
+def json_fault(complaint: str) -> str:
+    """What the standard library's complaint means."""
+    return messages.text(
+        next((key for start, key in _JSON_FAULTS.items() if complaint.startswith(start)), "json.other")
+    )
 
 
 def _beyond_json(reason: str = "row.not_json") -> BadRow:

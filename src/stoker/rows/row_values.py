@@ -15,7 +15,7 @@ _DEEPEST = 100
 """Levels of a call's arguments or a tool's schema."""
 
 
-WHOLE_FILE = ("row.json_file", "row.json_layout", "row.unreadable", "row.header", "row.separator")
+WHOLE_FILE = ("row.json_file", "row.json_layout", "row.header", "row.separator")
 """Reasons that are a file's: none of its rows can be read."""
 
 

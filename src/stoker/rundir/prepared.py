@@ -23,7 +23,7 @@ from stoker import messages, plugins
 from stoker.config import layouts, mixing, objectives
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, files, inputs, layout, set_list
+from stoker.rundir import checkpoints, digests, files, inputs, layout, set_list
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
@@ -164,18 +164,13 @@ def digest(train: Split, held: Split | None, tokenizer: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def key(run: Run, folder: Path) -> str:
-    """Digest of what `prepare` was asked and of its sources' content: equal key, nothing to do."""
-    return key_of(run, inputs.facts(run, folder))
-
-
 def words(run: Run) -> str:
     """Digest of what `prepare` was asked, whatever its sources hold."""
     return _digest({**_asked(run), "sources": []})
 
 
 def key_of(run: Run, sources: list[list[Any]]) -> str:
-    """The key, of the facts about the sources (`inputs.facts`)."""
+    """Digest of what `prepare` was asked and of its sources' content (`inputs.facts`): equal key, nothing to do."""
     return _digest({**_asked(run), "sources": sources, "rows": ROWS})
 
 
@@ -223,8 +218,8 @@ def _other_formats(run: Run) -> list[str]:
 def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
     """The report of a whole set that was prepared for this run, or None where there is something to prepare.
 
-    A set whose sources are not on this machine (it was prepared elsewhere) counts: nothing else can be had. Once a step
-    was done on it the set is sealed: it counts whatever became of its sources (`changed_sources`).
+    A set whose sources are not on this machine (it was prepared elsewhere) counts, unless one that is here changed.
+    Once a step was done on it the set is sealed: it counts whatever became of its sources (`changed_sources`).
     """
     report = read_report(run_dir.data)
     if report is None:
@@ -241,13 +236,20 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
         return report if run.data.stream or not listed.streamed else None
     if listed is not None:
         return None  # a set that this run file does not name
-    try:
-        wanted = key(run, folder)
-    except StokerError:
-        wanted = ""
     same = report.words in ("", words(run))
-    sealed = same and (not wanted or (layout.was_trained(run_dir) and is_trained_on(run_dir, report)))
-    return report if report.key == wanted or sealed else None
+    now = _facts(report, run, folder)
+    sealed = same and (now is None or (layout.was_trained(run_dir) and is_trained_on(run_dir, report)))
+    return report if sealed or report.key == key_of(run, now or []) else None
+
+
+def _facts(report: Report, run: Run, folder: Path) -> list[list[Any]] | None:
+    """The sources as they are here, what is not here as the report has it; None of one that does not name them."""
+    try:
+        return inputs.facts(run, folder)
+    except StokerError:
+        known = digests.of_all([path for name, *_ in report.sources if (path := folder / name).is_file()])
+    here = {path: [path.stat().st_size, digest] for path, digest in known.items()}
+    return [[name, *here.get(folder / name, rest)] for name, *rest in report.sources] or None
 
 
 def require_fits(report: Report, run: Run, where: str) -> None:
@@ -285,13 +287,8 @@ def is_trained_on(run_dir: RunDir, report: Report) -> bool:
 
 def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
     """Files that are not what the set was prepared from: changed, new or gone; none where they are not here at all."""
-    if run.data.set is not None:
-        return []  # they are where it was prepared
-    try:
-        now = inputs.facts(run, folder)
-    except StokerError:
-        return []
-    if report.key == key_of(run, now):
+    now = None if run.data.set is not None else _facts(report, run, folder)  # of a set they are where it was prepared
+    if now is None or report.key == key_of(run, now):
         return []
     before, after = ({name: rest for name, *rest in one} for one in (report.sources, now))
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))

@@ -8,6 +8,7 @@ import json
 import mmap
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -165,14 +166,12 @@ def _look_all(run: Run, folder: Path, digests: dict[str, str]) -> list[Report]:
 def _look(where: str, folder: Path, digest: str | None) -> Report:
     if local := local_data(where, folder):
         return _report_of(local, where)
-    with reached(where):
+    with reached(where), tempfile.TemporaryDirectory() as aside:
         store = opening.open_store(where, folder)
-        listed = _meant(store, where, digest)
-        entry = listed.files["report.json"]
-        text = store.read(set_list.object_name(entry))
-    if sha256(text).hexdigest() != entry.sha256:
-        raise StokerError("STK658", file="report.json", reason=messages.text("damage.other"))
-    return Report.model_validate_json(text)
+        entry = _meant(store, where, digest).files["report.json"]
+        report = Path(aside, "report.json")  # of many sources it is larger than a record may be
+        fetch.fetch_named(store, set_list.object_name(entry), report, entry)
+        return Report.model_validate_json(report.read_bytes())
 
 
 def bring(run_dir: RunDir, run: Run, folder: Path, progress: Progress = lambda *_: None) -> Report:

@@ -50,8 +50,10 @@ def _detected(entry: dict[str, Any]) -> str:
 
 
 def _pipeline(report: Report) -> list[str]:
-    """What each step of `data.pipeline` kept; blocks that only read or write say nothing new."""
-    return [
+    """What `data.pipeline` could not read, and what each step kept; blocks that only read or write say nothing new."""
+    bad = [block["counts"].get("bad_rows", 0) for stage in (report.pipeline or [])[:1] for block in stage["blocks"]]
+    lines = [messages.text("prepare.pipeline_bad", count=f"{sum(bad):,}")] if any(bad) else []
+    return lines + [
         messages.text(
             "prepare.pipeline_step",
             step=block["block"],

@@ -144,12 +144,12 @@ DATA_CASES: dict[str, DataCase] = {
         "train: a.json", {"a.json": b'{"text": "a"}'}, [err("STK466", "a.json:1", "list of rows")]
     ),
     "a parquet file that is none": DataCase(
-        "train: a.parquet", {"a.parquet": b"hello"}, [err("STK466", "a.parquet:1", "cannot be read")]
+        "train: a.parquet", {"a.parquet": b"hello"}, [err("STK353", "a.parquet", "damaged")]
     ),
     "a zip that is cut": DataCase(
         "train: a.jsonl.gz",
         {"a.jsonl.gz": gzip.compress(jsonl(GOOD))[:-9]},
-        [err("STK466", "a.jsonl.gz:1", "cannot be read")],
+        [err("STK353", "a.jsonl.gz", "damaged")],
     ),
     "conversations without a template": DataCase(
         "train: a.jsonl", {"a.jsonl": jsonl(GOOD)}, [err("STK306", "a.jsonl", "`prompt`")], "plain"

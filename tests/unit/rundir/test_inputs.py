@@ -31,6 +31,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def key(asked: Run, folder: Path) -> str:
+    return prepared.key_of(asked, inputs.facts(asked, folder))
+
+
 def names(path: str, folder: Path) -> list[str]:
     return [inputs.label(file, folder) for file in inputs.expand(path, folder)]
 
@@ -189,15 +193,15 @@ def test_an_eval_share_is_told_from_a_source_of_its_own() -> None:
 
 def test_the_key_follows_the_files_and_hub_sources_need_none(folder: Path) -> None:
     asked = run("{train: data/*.jsonl}")
-    first = prepared.key(asked, folder)
-    assert prepared.key(asked, folder) == first
+    first = key(asked, folder)
+    assert key(asked, folder) == first
     os.utime(folder / "data/b.jsonl", ns=(1, 1))
-    assert prepared.key(asked, folder) == first, "copied files have other times and the same content"
+    assert key(asked, folder) == first, "copied files have other times and the same content"
     (folder / "data/b.jsonl").write_text("y", encoding="utf-8")
-    changed = prepared.key(asked, folder)
+    changed = key(asked, folder)
     (folder / "data/g.jsonl").write_text("x", encoding="utf-8")
-    assert len({first, changed, prepared.key(asked, folder)}) == 3
-    hub = [prepared.key(run(f"{{train: {{path: 'hub:a/b', split: {split}}}}}"), folder) for split in ("train", "test")]
+    assert len({first, changed, key(asked, folder)}) == 3
+    hub = [key(run(f"{{train: {{path: 'hub:a/b', split: {split}}}}}"), folder) for split in ("train", "test")]
     assert len(set(hub)) == 2
 
 
@@ -205,14 +209,14 @@ def test_the_key_follows_a_local_models_tokenizer(folder: Path) -> None:
     (folder / "model").mkdir()
     (folder / "model/tokenizer.json").write_text("{}", encoding="utf-8")
     asked = load.parse("model: model\ndata: {train: data/b.jsonl}", "run.yaml")
-    before = prepared.key(asked, folder)
+    before = key(asked, folder)
     (folder / "model/tokenizer.json").write_text("{ }", encoding="utf-8")
-    assert prepared.key(asked, folder) != before
+    assert key(asked, folder) != before
 
 
 def test_declared_sizes_do_not_change_the_key(folder: Path) -> None:
     plain, declared = run("{train: data/b.jsonl}"), run("{train: data/b.jsonl, rows: 5, tokens: 9}")
-    assert prepared.key(plain, folder) == prepared.key(declared, folder)
+    assert key(plain, folder) == key(declared, folder)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +229,9 @@ def test_every_file_a_tokenizer_may_read_is_in_the_key(folder: Path, changed: st
     for name in ("tokenizer_config.json", changed, "model.safetensors", "README.md"):
         (base / name).write_text("{}", encoding="utf-8")
     asked = load.parse("model: base\ndata: {train: data/b.jsonl}\n", "run.yaml")
-    before = prepared.key(asked, folder)
+    before = key(asked, folder)
     for name in ("model.safetensors", "README.md"):
         (base / name).write_text("other", encoding="utf-8")
-    assert prepared.key(asked, folder) == before
+    assert key(asked, folder) == before
     (base / changed).write_text("other", encoding="utf-8")
-    assert prepared.key(asked, folder) != before
+    assert key(asked, folder) != before

@@ -7,6 +7,7 @@ folder of its own; a step that must see all documents first (a deduplication) be
 marked as completed is not run again, so that a killed pipeline goes on where it was. `done.json` is written last.
 """
 
+import contextlib
 import copy
 import ctypes
 import fcntl
@@ -51,8 +52,11 @@ from datatrove.pipeline.filters import (
     LanguageFilter,
 )
 from datatrove.pipeline.formatters import PIIFormatter
-from datatrove.pipeline.readers import CSVReader, HuggingFaceDatasetReader, JsonlReader, ParquetReader, WarcReader
+from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.writers import JsonlWriter
+
+sys.path.append(str(Path(__file__).parent))  # for the module beside, and for Slurm's jobs, which unpickle the blocks
+from stoker_readers import READERS, Hub, refusing
 
 _FILTERS = {
     one.__name__: one
@@ -65,7 +69,6 @@ _FILTERS = {
     )
 }
 _OTHERS = {"PIIFormatter": PIIFormatter, "Trafilatura": Trafilatura}
-_READERS = {".csv": CSVReader, ".jsonl": JsonlReader, ".parquet": ParquetReader, ".warc": WarcReader}
 _ATTEMPTS = 3
 """How often a stage is given to Slurm while some of its tasks do not complete."""
 _LOOK_SECONDS = 5.0
@@ -81,22 +84,32 @@ class ReadShare(PipelineStep):
 
     type, name = "📖 - READER", "Share of the sources"
 
-    def __init__(self, root: str, shares: list[dict[str, Any]]) -> None:
+    def __init__(self, job: dict[str, Any]) -> None:
         super().__init__()
-        self.root, self.shares = root, shares
+        self.root, self.shares, self.folder = job["root"], job["shares"], job["folder"]
+        self.skips = job["on_bad_row"] == "skip"
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """The documents of a task."""
         share = self.shares[rank]
         if share["kind"] == "hub":
             options = {"name": share["config"], "split": share["split"]}
-            reader = HuggingFaceDatasetReader(share["files"][0], dataset_options=options)
+            reader: Any = Hub(share["files"][0], dataset_options=options)
             documents = reader.run(None, share["part"], share["parts"])
         else:
-            documents = _READERS[share["kind"]](self.root).read_files_shard(share["files"])
-        for document in documents:
-            self.stat_update("total")
-            yield document
+            reader = READERS[share["kind"]](self.root)
+            documents = reader.read_files_shard(share["files"])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(refusing(self.folder))
+            if self.skips:
+                listing = Path(self.folder, "bad_rows", f"{rank:05d}.jsonl")
+                listing.parent.mkdir(exist_ok=True)
+                reader.listing = stack.enter_context(listing.open("w", encoding="utf-8"))
+            for document in documents:
+                self.stat_update("total")
+                yield document
+        if bad := getattr(reader, "num_bad", 0):
+            self.stat_update("bad_rows", value=bad)
 
 
 class ReadStage(PipelineStep):
@@ -120,14 +133,16 @@ class ReadEvalSets(PipelineStep):
 
     type, name = "📖 - READER", "Eval sets"
 
-    def __init__(self, readers: list[Any], files: list[list[str]]) -> None:
+    def __init__(self, readers: list[Any], files: list[list[str]], folder: str) -> None:
         super().__init__()
-        self.readers, self.files = readers, files
+        self.readers, self.files, self.folder = readers, files, folder
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """All documents."""
         for reader, files in zip(self.readers, self.files, strict=True):
-            yield from reader.read_files_shard(files)
+            reader.needs_text = False  # a row without words gives nothing away
+            with refusing(self.folder):
+                yield from reader.read_files_shard(files)
 
 
 class EvalIndex(NGramsDecontIndexer):
@@ -207,7 +222,7 @@ class Stages:
         self._job = job
         self._folder = Path(job["folder"])
         self._tasks = len(job["shares"])
-        self._reader: PipelineStep = ReadShare(job["root"], job["shares"])
+        self._reader: PipelineStep = ReadShare(job)
         self._blocks: list[PipelineStep] = []
         """What is still to be done to the documents that the reader gives."""
         self._count = 0
@@ -236,9 +251,9 @@ class Stages:
     def _decontaminate(self, step: dict[str, Any], options: dict[str, Any], name: str) -> None:
         language = {"language": options.pop("language")} if "language" in options else {}
         config, index = NGramsDecontConfig(**options), self._path(name, "index")
-        readers = [_READERS[one["kind"]](self._job["root"], adapter=all_text) for one in step["against"]]
+        readers = [READERS[one["kind"]](self._job["root"], adapter=all_text) for one in step["against"]]
         shares = [one["files"] for one in step["against"]]
-        documents = [ReadEvalSets(readers, shares), EvalIndex(index, config=config, **language)]
+        documents = [ReadEvalSets(readers, shares, self._job["folder"]), EvalIndex(index, config=config, **language)]
         self._execute(f"{name}-index", documents, 1)
         self._blocks.append(NGramsDecontFilter(index, config, self._dropped(name), **language))
 
@@ -394,5 +409,4 @@ def _sha256(path: Path) -> str:
 
 if __name__ == "__main__":
     # As a module of that name: Slurm's jobs unpickle the blocks above and must find what those use.
-    sys.path.append(str(Path(__file__).parent))
     importlib.import_module(Path(__file__).stem).main(Path(sys.argv[1]))

@@ -1,0 +1,170 @@
+"""datatrove's readers, passing over nothing in silence: what cannot be used ends the pipeline, or is listed.
+
+datatrove itself leaves out a row it cannot use, and the rest of a file from where it is not UTF-8.
+"""
+
+import csv
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+import pyarrow
+from datatrove.data import Document
+from datatrove.pipeline.readers import CSVReader, HuggingFaceDatasetReader, JsonlReader, ParquetReader, WarcReader
+
+_REFUSED = "refused.json"
+
+
+class Refused(Exception):
+    """A row, or a file, that cannot be used; in the words of `stoker.rows`. It goes from process to process."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        super().__init__(
+            said
+        )  # all that it needs to be made again: a pool waits for ever for an error it cannot unpickle
+        self.said = said
+
+
+def refused(file: str, row: int | None, reason: str, **values: Any) -> Refused:
+    """Of a row, or where there is no number, of a file."""
+    return Refused({"file": file, "row": row, "reason": reason, "values": values})
+
+
+class Told:
+    """In front of a reader of datatrove: what that one would pass over ends the pipeline, or is listed."""
+
+    damaged: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+    needs_text = True
+    listing: TextIO | None = None
+    """Where bad rows are skipped, the list of them."""
+    num_bad = 0
+
+    def bad(self, file: str, row: int | None, reason: str, **values: Any) -> None:
+        """List a row, or end."""
+        found = refused(file, row, reason, **values)
+        if self.listing is None:
+            raise found
+        self.listing.write(json.dumps(found.said, ensure_ascii=False) + "\n")
+        self.num_bad += 1
+
+    def documents(self, path: str) -> Iterator[Document]:
+        """Those of a file."""
+        yield from super().read_file(path)  # type: ignore[misc]
+
+    def read_file(self, filepath: str) -> Iterator[Document]:
+        """Those of a file, unless it cannot be read to its end."""
+        try:
+            yield from self.documents(filepath)
+        except UnicodeDecodeError as error:
+            raise refused(filepath, None, "encoding") from error
+        except self.damaged as error:
+            raise refused(filepath, None, "damaged", problem=str(error)) from error
+
+    def get_document_from_dict(self, data: Any, source_file: str, id_in_file: int | str) -> Document | None:
+        """A document of a row."""
+        if fault := self._fault(data):
+            reason, values = fault
+            self.bad(source_file, id_in_file + 1 if isinstance(id_in_file, int) else None, reason, **values)
+            return None
+        document: Document | None = super().get_document_from_dict(data, source_file, id_in_file)  # type: ignore[misc]
+        return document
+
+    def _fault(self, row: Any) -> tuple[str, dict[str, str]] | None:
+        """Why a row is no document."""
+        if not isinstance(row, dict):
+            return "row.not_object", {"kind": type(row).__name__}
+        text = row.get("text", "")
+        if not self.needs_text or (text and isinstance(text, str)):
+            return None
+        if text:
+            return "row.wrong_type", {"key": "text", "expected": "text"}
+        return "row.empty" if "text" in row else "row.missing_key", {"key": "text"}
+
+    def opened(self, path: str, newline: str) -> Any:
+        """A file as text, as `prepare` opens it."""
+        folder: Any = self.data_folder  # type: ignore[attr-defined]
+        return folder.open(path, "r", compression="infer", encoding="utf-8-sig", newline=newline)
+
+
+class Jsonl(Told, JsonlReader):
+    """Lines of JSON."""
+
+    def documents(self, path: str) -> Iterator[Document]:
+        """Those of a file."""
+        with self.opened(path, "\n") as file:
+            for number, line in enumerate(file):
+                if line.isspace():
+                    continue
+                try:
+                    row = value(line)
+                except json.JSONDecodeError as error:
+                    self.bad(path, number + 1, "row.not_json", problem=error.msg, column=error.colno)
+                    continue
+                if document := self.get_document_from_dict(row, path, number):
+                    yield document
+
+
+def value(line: str) -> Any:
+    """A line of JSON; the slower parser takes what `prepare` takes, as NaN."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return json.loads(line)
+
+
+class Csv(Told, CSVReader):
+    """A table whose first line names its columns."""
+
+    def documents(self, path: str) -> Iterator[Document]:
+        """Those of a file."""
+        csv.field_size_limit(1 << 30)
+        with self.opened(path, "") as file:
+            table, number = csv.reader(file, strict=True), 0
+            header = next(table, [])
+            while True:
+                line = table.line_num + 1
+                try:
+                    values = next(table)
+                except StopIteration:
+                    return
+                except csv.Error:
+                    self.bad(path, line, "row.csv", last=table.line_num)
+                    continue
+                row = dict(zip(header, values, strict=False))
+                if values and len(values) != len(header):
+                    self.bad(path, line, "row.columns", found=len(values), expected=len(header))
+                elif values and (document := self.get_document_from_dict(row, path, number)):
+                    yield document
+                number += bool(values)
+
+
+class Parquet(Told, ParquetReader):
+    """A table of Arrow."""
+
+    damaged = (pyarrow.ArrowInvalid, OSError)
+
+
+class Hub(Told, HuggingFaceDatasetReader):
+    """A dataset of the Hugging Face Hub."""
+
+
+READERS = {".csv": Csv, ".jsonl": Jsonl, ".parquet": Parquet, ".warc": WarcReader}
+"""Of a WARC file's records most have no text; which do is datatrove's to know."""
+
+
+@contextmanager
+def refusing(folder: str) -> Iterator[None]:
+    """Keep what was refused, for the program that waits."""
+    try:
+        yield
+    except Refused as found:
+        aside = Path(folder, f"{_REFUSED}.{os.getpid()}")
+        aside.write_text(json.dumps(found.said, ensure_ascii=False), encoding="utf-8")
+        aside.replace(Path(folder, _REFUSED))
+        raise

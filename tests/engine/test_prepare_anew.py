@@ -1,0 +1,212 @@
+"""What becomes of a pass when its sources, its folder or its command change beside it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepare_case import Case, Prepared, make_tokenizer, write_jsonl
+
+from stoker.engine import prepare, sources
+from stoker.engine.row_counts import RowCounts
+from stoker.errors import StokerError
+from stoker.rundir import lock, prepared
+from stoker.rundir.layout import RunDir
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    case = Case(tmp_path, monkeypatch)
+    make_tokenizer(case.tokenizer)
+    return case
+
+
+def rows(count: int, name: str = "wagon") -> list[dict[str, str]]:
+    return [{"text": f"{name} {number}"} for number in range(count)]
+
+
+def raised(run_dir: RunDir) -> StokerError:
+    with pytest.raises(StokerError) as caught:
+        prepare.main(run_dir.path)
+    return caught.value
+
+
+def texts(run_dir: RunDir) -> list[str]:
+    return [text.removesuffix("<|im_end|>") for text in Prepared(run_dir).texts()]
+
+
+def in_small_shards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(prepare, "SHARD_TOKENS", 300)
+    patch.setattr(sources, "BATCH_ROWS", 8)
+
+
+class Cut(Exception):
+    pass
+
+
+def cut_after(commits: int, run_dir: RunDir, patch: pytest.MonkeyPatch) -> None:
+    """Prepare until so many shards are committed."""
+    left, plain = [commits], prepare.PreparePass.commit
+
+    def commit(job: prepare.PreparePass) -> None:
+        plain(job)
+        left[0] -= 1
+        if not left[0]:
+            raise Cut
+
+    with patch.context() as inner:
+        inner.setattr(prepare.PreparePass, "commit", commit)
+        with pytest.raises(Cut):
+            prepare.main(run_dir.path)
+
+
+# ---- sources that change
+
+
+@pytest.mark.parametrize("policy", ["keep", "drop"])
+@pytest.mark.parametrize("how", ["appended", "replaced"])
+def test_a_source_that_is_written_meanwhile_is_refused(
+    case: Case, policy: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(case.folder / "train.jsonl", rows(100))
+    run_dir = case.make(data={"duplicates": policy})
+    plain, calls = sources.batches, []
+
+    def batches(*words: Any) -> Iterator[sources.Batch]:
+        calls.append(1)
+        if len(calls) == 2:  # the first reading was the survey's
+            write_jsonl(source, rows(140) if how == "appended" else rows(100, "train"))
+        return plain(*words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "batches", batches)
+        error = raised(run_dir)
+    assert (error.code, error.where) == ("STK366", "train.jsonl")
+    assert len(calls) == 2
+    assert prepared.read_report(run_dir.data) is None
+    prepare.main(run_dir.path)
+    assert len(texts(run_dir)) == (140 if how == "appended" else 100)
+
+
+def test_a_source_that_is_gone_hides_no_change_of_another(case: Case) -> None:
+    first, second = (write_jsonl(case.folder / name, rows(5, name)) for name in ("a.jsonl", "b.jsonl"))
+    run_dir = case.make(data={"train": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]})
+    prepare.main(run_dir.path)
+    run = run_dir.run()
+    report = prepared.read_report(run_dir.data)
+    assert report is not None
+    second.unlink()
+    assert prepared.current_report(run_dir, run, case.folder) == report, "the rest is as it was"
+    assert prepared.changed_sources(report, run, case.folder) == []
+    write_jsonl(first, rows(5, "mended"))
+    assert prepared.current_report(run_dir, run, case.folder) is None
+    assert prepared.changed_sources(report, run, case.folder) == ["a.jsonl"]
+    assert raised(run_dir).code == "STK301"
+
+
+def test_a_hub_dataset_of_another_revision_is_read_from_its_beginning(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_shards(monkeypatch)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(case.folder / "cache"))
+    hub = case.folder / "hub"
+    hub.mkdir()
+    write_jsonl(hub / "train.jsonl", rows(200))
+    run_dir = case.make(data={"train": {"path": f"hub:{hub}", "split": "train"}})
+    cut_after(2, run_dir, monkeypatch)
+    prepare.main(run_dir.path)
+    assert texts(run_dir) == [row["text"] for row in rows(200)]
+    again = case.make("again", data={"train": {"path": f"hub:{hub}", "split": "train"}})
+    cut_after(2, again, monkeypatch)
+    newer = [*rows(7, "train"), *rows(200)]
+    write_jsonl(hub / "train.jsonl", newer)
+    prepare.main(again.path)
+    assert texts(again) == [row["text"] for row in newer]
+
+
+# ---- a folder that was changed
+
+
+def test_a_new_beginning_that_was_cut_is_not_taken_for_the_old_pass(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_shards(monkeypatch)
+    write_jsonl(case.folder / "train.jsonl", rows(200))
+    run_dir = case.make()
+    cut_after(2, run_dir, monkeypatch)
+
+    plain, other = shutil.rmtree, case.make(data={"length": 64})
+
+    def cut(path: Path, **words: Any) -> None:
+        plain(path, **words)
+        if path.name == "train":
+            raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut)
+        with pytest.raises(Cut):
+            prepare.main(other.path)
+    prepare.main(case.make().path)
+    assert texts(run_dir) == [row["text"] for row in rows(200)]
+
+
+def test_a_pass_without_its_shards_begins_anew(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_small_shards(monkeypatch)
+    write_jsonl(case.folder / "train.jsonl", rows(200))
+    run_dir = case.make()
+    cut_after(3, run_dir, monkeypatch)
+    shutil.rmtree(run_dir.data / "train" / "shard-00001")
+    prepare.main(run_dir.path)
+    assert texts(run_dir) == [row["text"] for row in rows(200)]
+
+
+def test_a_text_may_have_more_tokens_than_32_bits_count(tmp_path: Path) -> None:
+    counts = RowCounts(tmp_path, 0, 0)
+    counts.add(2**31 - 1, held=True, is_row=True)
+    counts.add(2**31, held=True, is_row=False)
+    counts.commit()
+    again = RowCounts(tmp_path, 1, counts.last)
+    assert [array.tolist() for array in again.arrays()] == [[2**32 - 1], [True]]
+
+
+# ---- a command that is killed
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from stoker.launch import programs
+from stoker.rundir.layout import RunDir
+programs.run_engine("prepare", RunDir(Path(sys.argv[1])), lambda _: None)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there a process has no parent once that one has ended")
+def test_the_program_ends_with_its_command_and_only_one_prepares(case: Case) -> None:
+    write_jsonl(case.folder / "train.jsonl", [{"text": f"wagon {number} " * 300} for number in range(60_000)])
+    run_dir = case.make()
+    place = run_dir.path / "prepare.lock"
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(run_dir.path)]) as launcher:
+        until(lambda: lock.is_held(place), "no program began")
+        done = subprocess.run(
+            [sys.executable, "-m", "stoker.engine.prepare", str(run_dir.path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, "STK367" in done.stderr) == (1, True), done.stderr[-2000:]
+        launcher.send_signal(signal.SIGKILL)
+    until(lambda: not lock.is_held(place), "the program outlived its command")
+    assert prepared.read_report(run_dir.data) is None, "it was cut in its work"
+
+
+def until(is_so: Any, otherwise: str) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)

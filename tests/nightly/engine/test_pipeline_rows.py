@@ -1,0 +1,131 @@
+"""What `data.pipeline` cannot read, through the real datatrove: named as `prepare` names it, never just left out."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import tools
+from stoker.rundir import prepared
+from stoker.rundir.layout import RunDir
+from stoker.rundir.prepared import Report
+
+pytestmark = pytest.mark.skipif(tools.find(tools.DATATROVE) is None, reason="no datatrove environment")
+TEXTS = [f"wagon {number} of a long goods train" for number in range(40)]
+
+
+def jsonl(*rows: Any) -> str:
+    return "".join((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+
+
+def table(rows: list[list[str]]) -> str:
+    written = io.StringIO(newline="")
+    csv.writer(written).writerows(rows)
+    return written.getvalue()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet as tables
+
+    written = io.BytesIO()
+    tables.write_table(pyarrow.Table.from_pylist(rows), written)
+    return written.getvalue()
+
+
+GOOD = [{"text": text} for text in TEXTS]
+NAMED = [["text"], *([text] for text in TEXTS)]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A file, and what is wrong in it: a code and a place, where it is one row."""
+
+    name: str
+    content: bytes
+    code: str = ""
+    where: str = ""
+
+
+RAW = {
+    "a mark of Windows": Raw("a.jsonl", jsonl(*GOOD).encode("utf-8-sig")),
+    "a mark of Excel": Raw("a.csv", table(NAMED).encode("utf-8-sig")),
+    "not a number": Raw("a.jsonl", jsonl('{"text": "x", "score": NaN}', *GOOD[1:]).encode()),
+    "a long field": Raw("a.csv", table([["text"], ["wagon " * 30_000], *NAMED[2:]]).encode()),
+    "empty lines": Raw("a.jsonl", jsonl(*GOOD, "", " ").encode()),
+    "a torn line": Raw("a.jsonl", jsonl(GOOD[0], '{"text": "wag', *GOOD[1:]).encode(), "STK302", "raw/a.jsonl:2"),
+    "no text": Raw("a.jsonl", jsonl({"content": "x"}, *GOOD).encode(), "STK302", "raw/a.jsonl:1"),
+    "an empty text": Raw("a.jsonl", jsonl(*GOOD, {"text": ""}).encode(), "STK302", "raw/a.jsonl:41"),
+    "a text that is a number": Raw("a.jsonl", jsonl(*GOOD, {"text": 7}).encode(), "STK302", "raw/a.jsonl:41"),
+    "a list": Raw("a.jsonl", jsonl([1], *GOOD).encode(), "STK302", "raw/a.jsonl:1"),
+    "a torn table": Raw("a.csv", table([*NAMED, ["a", "b"]]).encode(), "STK302", "raw/a.csv:42"),
+    "a table without it": Raw("a.parquet", parquet([*GOOD, {"text": None}]), "STK302", "raw/a.parquet: record 41"),
+    "another encoding": Raw("a.jsonl", (jsonl(*GOOD) + jsonl({"text": "列车"})).encode("gbk"), "STK314"),
+    "a cut archive": Raw("a.jsonl.gz", gzip.compress(jsonl(*GOOD).encode())[:-9], "STK353"),
+    "a changed archive": Raw("a.jsonl.gz", gzip.compress(jsonl(*GOOD).encode())[:60] + bytes(40), "STK353"),
+    "no parquet": Raw("a.parquet", b"PAR1 and nothing else", "STK353"),
+}
+
+
+def prepare(folder: Path, data: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
+    words = {
+        "model": {"shape": "llama", "layers": 1, "width": 64, "heads": 1},
+        "tokenizer": {"train": "bpe", "vocab": 300},
+        "data": {"train": "raw", "length": 128, **data},
+        "train": {"objective": "pretrain"},
+    }
+    (folder / "run.yaml").write_text(json.dumps(words), encoding="utf-8")
+    command = [sys.executable, "-m", "stoker", "prepare", "run.yaml", "--json"]
+    variables = {**os.environ, "STOKER_RUNS": str(folder / "runs"), "STOKER_LANG": "en"}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def report(folder: Path) -> Report | None:
+    return prepared.read_report(RunDir(folder / "runs" / "run").data)
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_what_cannot_be_read_is_named_or_listed(kind: str, tmp_path: Path) -> None:
+    raw = RAW[kind]
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "b.jsonl").write_text(jsonl(*GOOD), encoding="utf-8")
+    (tmp_path / "raw" / raw.name).write_bytes(raw.content)
+    steps = {"pipeline": [{"step": "PIIFormatter"}]}
+    done = prepare(tmp_path, steps)
+    if raw.code:
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["code"]) == (1, raw.code), done.stdout + done.stderr
+        assert error["where"] == (raw.where or f"raw/{raw.name}")
+        done = prepare(tmp_path, {**steps, "on_bad_row": "skip"})
+    if raw.code in ("STK314", "STK353"):
+        assert done.returncode == 1, "no part of a file is used"
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = report(tmp_path)
+    assert made is not None
+    lists = [path.read_text(encoding="utf-8").splitlines() for path in tmp_path.rglob("bad_rows/*.jsonl")]
+    listed = [json.loads(line) for lines in lists for line in lines]
+    assert [row["file"] for row in listed] == ([f"raw/{raw.name}"] if raw.code else [])
+    assert made.rows_read == 2 * len(TEXTS)
+
+
+def test_an_exam_that_cannot_be_read_leaks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "b.jsonl").write_text(jsonl(*GOOD), encoding="utf-8")
+    (tmp_path / "exam.jsonl").write_bytes(
+        (jsonl({"question": "a"}, {"question": ""}) + jsonl({"q": "列车"})).encode("gbk")
+    )
+    steps = {"pipeline": [{"step": "NGramsDecont", "against": "exam.jsonl"}], "on_bad_row": "skip"}
+    done = prepare(tmp_path, steps)
+    assert (done.returncode, "STK314" in done.stdout + done.stderr) == (1, True), done.stdout + done.stderr
+    assert "exam.jsonl" in done.stdout + done.stderr
+    (tmp_path / "exam.jsonl").write_text(jsonl({"question": "a"}, {"question": ""}), encoding="utf-8")
+    assert prepare(tmp_path, steps).returncode == 0
