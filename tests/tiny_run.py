@@ -32,7 +32,7 @@ from stoker.facts import own_code
 from stoker.launch import plan_inputs
 from stoker.plan.make import make_plan
 from stoker.rows import order
-from stoker.rundir import events, files, layout, prepared
+from stoker.rundir import events, files, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 VOCAB = 97
@@ -160,7 +160,7 @@ def write_prepared(
     digest = hashlib.sha256(json.dumps(train["files"], sort_keys=True).encode()).hexdigest()
     report = {
         "digest": digest,
-        "key": prepared.key(run_file.run, run_file.folder),
+        "key": prepared.key_of(run_file.run, inputs.facts(run_file.run, run_file.folder)),
         "length": run_file.run.data.length,
         "packed": run_file.run.data.pack,
         "vocab": VOCAB,

@@ -53,7 +53,7 @@ def _seal(run_dir: RunDir, digest: str = "d") -> None:
     )
     report = Report(
         digest=digest,
-        key=prepared.key(run, folder),
+        key=prepared.key_of(run, inputs.facts(run, folder)),
         words=prepared.words(run),
         sources=inputs.facts(run, folder),
         length=16,

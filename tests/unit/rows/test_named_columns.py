@@ -376,10 +376,10 @@ def test_a_set_of_a_list_is_read_with_its_list_and_an_edited_list_is_another_set
     assert [path.name for path in inputs.read_files(run, tmp_path)] == ["a.jsonl", "dataset_info.json"]
     (file,) = row_files.files(inputs.train_sources(run)[0], tmp_path)
     assert (file.label, file.source.columns) == ("a.jsonl", Columns(prompt="ask", answer="tell"))
-    before = prepared.key(run, tmp_path)
+    before = prepared.key_of(run, inputs.facts(run, tmp_path))
     entry["columns"] = {"prompt": "tell", "response": "ask"}
     listed.write_text(json.dumps({"mine": entry}), encoding="utf-8")
-    assert prepared.key(run, tmp_path) != before
+    assert prepared.key_of(run, inputs.facts(run, tmp_path)) != before
 
 
 PAIR = {"good": "yes", "bad": "no"}
