@@ -33,7 +33,27 @@ import token_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs/evidence/preparing.json"
-PACKAGES = ("rust-doc", "openjdk-17-doc", "linux-doc-6.1", "python3.11-doc", "libboost1.74-dev", "gnome-user-docs")
+PACKAGES = (
+    "rust-doc",
+    "openjdk-17-doc",
+    "linux-doc-6.1",
+    "python3.11-doc",
+    "libboost1.74-dev",
+    "gnome-user-docs",
+    "golang-1.19-src",
+    "rust-src",
+    "erlang-doc",
+    "racket-doc",
+    "cppreference-doc-en-html",
+    "ghc-doc",
+    "scala-doc",
+    "libstdc++-12-doc",
+    "qtbase5-doc-html",
+    "libreoffice-help-zh-cn",
+    "libreoffice-help-ja",
+    "libreoffice-help-de",
+    "libreoffice-help-fr",
+)
 ROUND_BYTES = 200_000_000
 ALONE = 5
 """One processor has so much less of a round's text than two."""
