@@ -1,10 +1,10 @@
 """Preparing against the bare encoder (`tokenizers.encode_batch`), on the same processors, tokenizer and text.
 
-Every round has 200 MB of its own for two processors, and a fifth of it for one, of documentation and sources that apt
-downloads, near-duplicates as they come; the bare side has its texts in memory and keeps no token, ours goes from files
-to a sealed set: hashes, JSON, packing, disk. `--memory` measures the peak of all processes for sets of several sizes;
-above 1 GB only by a vocabulary of whole words, which encodes several times faster. `--kills` ends the program at any
-moment, `--plan` compares seconds and disk with what a plan says before.
+Every round has 200 MB of its own for two processors, and a fifth of it for one and for what two gain, of documentation
+and sources that apt downloads, near-duplicates as they come. The bare side has its texts in memory and keeps no token,
+ours goes from files to a sealed set: hashes, JSON, packing, disk. `--memory` measures the peak of all processes for
+sets of several sizes; above 1 GB only by a vocabulary of whole words, which encodes several times faster. `--kills`
+ends the program at any moment, `--plan` compares seconds and disk with what a plan says before.
 Writes docs/evidence/preparing.json.
 Usage: python benchmarks/preparing.py [--rounds N] [--megabytes N] [--memory GB,...] [--kills N] [--plan]
 """
@@ -56,7 +56,7 @@ PACKAGES = (
 )
 ROUND_BYTES = 200_000_000
 ALONE = 5
-"""One processor has so much less of a round's text than two."""
+"""One processor has so much less of a round's text, and what two gain is measured on it."""
 WORDS = 150_000
 SLOW_GB = 1.0
 """More than this is not encoded with merges to see how much memory it takes."""
@@ -168,10 +168,10 @@ def part(work: Path, number: int) -> Path:
         aside.mkdir()
         sizes, at = [0], 0
         for text in texts(work):
-            line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
+            line = json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n"
             if sizes[at] + len(line) > ROUND_BYTES:
                 sizes, at = [*sizes, 0], at + 1
-            with (aside / f"{at}.jsonl").open("a", encoding="utf-8") as file:
+            with (aside / f"{at}.jsonl").open("ab") as file:
                 sizes[at] += file.write(line)
         aside.rename(folder)
     found = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
@@ -185,7 +185,7 @@ def cut(work: Path, number: int, size: int) -> Path:
     if size >= ROUND_BYTES:
         return whole
     source = work / "round.jsonl"
-    with whole.open(encoding="utf-8") as file, source.open("w", encoding="utf-8") as target:
+    with whole.open("rb") as file, source.open("wb") as target:
         for line in file:
             if target.tell() > size:
                 break
@@ -200,34 +200,34 @@ def speed(work: Path, tokenizer: Path, rounds: int, size: int) -> dict[str, Any]
     """Tokens/s of both sides on one and two processors, in turns; by processor seconds too, as machines are busy."""
     found: dict[str, list[float]] = {}
     spent: dict[str, list[float]] = {}
-    measured = {1: 0, 2: 0}
+    sizes: Counter[str] = Counter()
+    cases = {"1": (1, size // ALONE), "2": (2, size), "2 of the text of 1": (2, size // ALONE)}
     for number in range(rounds):
-        for cpus in (1, 2):
-            source = cut(work, number, size if cpus > 1 else size // ALONE)
-            measured[cpus] += source.stat().st_size
+        for name, (cpus, asked) in cases.items():
+            source = cut(work, number, asked)
+            sizes[name] += source.stat().st_size
             sides = [("bare", bare), ("ours", ours)]
-            for name, side in sides if (number + cpus) % 2 else sides[::-1]:
-                one = side(work, source, tokenizer, cpus)
-                found.setdefault(f"{name} {cpus}", []).append(one["tokens"] / one["seconds"])
-                spent.setdefault(f"{name} {cpus}", []).append(one["tokens"] / one["processor"])
-                print(number, name, cpus, round(found[f"{name} {cpus}"][-1]), flush=True)
-    ratios, by_processor = (
-        {cpus: [a / b for a, b in zip(each[f"ours {cpus}"], each[f"bare {cpus}"], strict=True)] for cpus in (1, 2)}
-        for each in (found, spent)
-    )
-    gain = {
-        name: [two / one for one, two in zip(found[f"{name} 1"], found[f"{name} 2"], strict=True)]
-        for name in ("bare", "ours")
-    }
+            for side, measured in sides if (number + cpus) % 2 else sides[::-1]:
+                one = measured(work, source, tokenizer, cpus)
+                found.setdefault(f"{side} {name}", []).append(one["tokens"] / one["seconds"])
+                spent.setdefault(f"{side} {name}", []).append(one["tokens"] / one["processor"])
+                print(number, side, name, round(found[f"{side} {name}"][-1]), flush=True)
     return {
-        "bytes": measured,
+        "bytes": dict(sizes),
         "rounds": rounds,
         "tokens_per_second": {name: [round(one) for one in values] for name, values in found.items()},
-        "ours_over_bare": {cpus: round(statistics.median(values), 3) for cpus, values in ratios.items()},
+        "ours_over_bare": {name: _ratio(found[f"ours {name}"], found[f"bare {name}"]) for name in cases},
         "tokens_per_processor_second": {name: [round(one) for one in values] for name, values in spent.items()},
-        "ours_over_bare_by_processor": {cpus: round(statistics.median(one), 3) for cpus, one in by_processor.items()},
-        "gain_by_two": {name: round(statistics.median(values), 3) for name, values in gain.items()},
+        "ours_over_bare_by_processor": {name: _ratio(spent[f"ours {name}"], spent[f"bare {name}"]) for name in cases},
+        "gain_by_two": {
+            side: _ratio(found[f"{side} 2 of the text of 1"], found[f"{side} 1"]) for side in ("bare", "ours")
+        },
     }
+
+
+def _ratio(values: list[float], others: list[float]) -> float:
+    """Median of the pairs' ratios."""
+    return round(statistics.median(a / b for a, b in zip(values, others, strict=True)), 3)
 
 
 def bare(_work: Path, source: Path, tokenizer: Path, cpus: int) -> dict[str, Any]:
