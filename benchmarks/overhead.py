@@ -6,6 +6,7 @@
     fsdp2      two processes against a plain loop around `fully_shard`, LoRA (exact)      (bar: >= 0.97)
     start      command to first step, ours against a bare script that packs the same rows (bar: <= 1.15);
                start_prepared: where `stoker prepare` has run before                      (bar: <= 1.1)
+               start_early: ours against itself with a trainer that starts after preparing (bar: < 1)
 
 Every run is a process of its own. `same` and `default` fork from one that has torch imported; their figures are real
 tokens per wall second and per processor second (with one thread, what a busy machine cannot blur), after the first
@@ -123,8 +124,15 @@ def planned(path: Path, data: Path | None = None) -> Any:
 
 
 SEVERAL = (("ddp", "ddp", "lora"), ("ddp_full", "ddp", "full"), ("fsdp2", "fsdp2", "lora"))
-STARTS = (("start", "ratio <= 1.15", False), ("start_prepared", "ratio <= 1.1", True))
-PARTS = ["same", "default", *(name for name, _, _ in STARTS), *(name for name, _, _ in SEVERAL)]
+EARLY = "start_early"
+STARTS = {"start": "ratio <= 1.15", "start_prepared": "ratio <= 1.1", EARLY: "ratio < 1"}
+PARTS = ["same", "default", *STARTS, *(name for name, _, _ in SEVERAL)]
+IN_TURN = """
+import runpy
+from stoker.launch import early_start
+early_start.begin = lambda *_: None
+runpy.run_module("stoker", run_name="__main__")
+"""
 
 Marks = list[tuple[float, float]]
 """Wall and processor seconds at the end of each step."""
@@ -323,10 +331,10 @@ def step_tokens(rows: list[Any]) -> list[int]:
     return [sum(len(s) for row in rows[i : i + BATCH] for s in row) for i in range(0, len(rows), BATCH)]
 
 
-def first_step_ours(folder: Path, name: str, *, is_prepared: bool) -> float:
-    """Seconds from the command to the end of the first step."""
+def first_step_ours(folder: Path, name: str, *, is_prepared: bool, in_turn: bool = False) -> float:
+    """Seconds from the command to the end of the first step; `in_turn`: the trainer starts after preparing."""
     path = run_file(folder, name, "true", "")
-    stoker = [sys.executable, "-m", "stoker"]
+    stoker = [sys.executable, *(["-c", IN_TURN] if in_turn else ["-m", "stoker"])]
     if is_prepared:
         subprocess.run([*stoker, "prepare", str(path)], stdout=-3, stderr=-3, check=True)
     started = time.time()
@@ -357,6 +365,18 @@ def first_step_bare(folder: Path) -> float:
         elapsed = time.time() - started
         process.terminate()
     return elapsed
+
+
+def first_steps(folder: Path, name: str, count: int) -> dict[str, Any]:
+    """Our command against the bare script, or against itself with a trainer that starts after preparing."""
+    early = functools.partial(first_step_ours, folder, is_prepared=name == "start_prepared")
+    in_turn = functools.partial(first_step_ours, folder, is_prepared=False, in_turn=True)
+    found = pairs(
+        count,
+        lambda n: (early(f"{name}-{n}"),),
+        lambda n: (in_turn(f"in-turn-{n}") if name == EARLY else first_step_bare(folder),),
+    )
+    return summary(found, STARTS[name], ("wall_seconds",))
 
 
 Figure = tuple[float, ...]
@@ -430,7 +450,7 @@ def main() -> None:
         folder = Path(temporary)
         os.environ["STOKER_RUNS"] = str(folder / "runs")
         make_inputs(folder)
-        if set(wanted) - {name for name, _, _ in STARTS}:
+        if set(wanted) - STARTS.keys():
             for module in ("peft", "transformers", "stoker.engine.train"):
                 importlib.import_module(module)  # once, before the children fork
         if "same" in wanted:
@@ -451,15 +471,9 @@ def main() -> None:
         for name, strategy, method in SEVERAL:
             if name in wanted:
                 keep(name, several(folder, name, strategy, method, options.pairs))
-        for name, bar, is_prepared in STARTS:
+        for name in STARTS:
             if name in wanted:
-                first_step = functools.partial(first_step_ours, folder, is_prepared=is_prepared)
-                found = pairs(
-                    options.pairs,
-                    lambda n, name=name, first=first_step: (first(f"{name}-{n}"),),
-                    lambda _: (first_step_bare(folder),),
-                )
-                keep(name, summary(found, bar, ("wall_seconds",)))
+                keep(name, first_steps(folder, name, options.pairs))
     tell(report["results"])
 
 

@@ -61,14 +61,20 @@ def resume(data: Path, fresh: PassState) -> PassState:
     shards_done = [(split, shard["name"]) for split in ("train", "eval") for shard in getattr(state, split)]
     if same and all((data / split / name).is_dir() for split, name in shards_done):
         return state
-    shutil.rmtree(data / "tokenizer", ignore_errors=True)
+    discard(data)
     return restart(data, fresh)
+
+
+def discard(data: Path) -> None:
+    """Let the next pass begin anew; the position goes first, for what is cut here must not go on with what is gone."""
+    state_file(data).unlink(missing_ok=True)
+    shutil.rmtree(data / "tokenizer", ignore_errors=True)
 
 
 def restart(data: Path, fresh: PassState) -> PassState:
     """Clear the folder, and put the position of a pass there that begins."""
     state = fresh.model_copy(update={"counts": _COUNTS})
-    state_file(data).unlink(missing_ok=True)  # first: a start that is cut here must not go on with what is deleted
+    state_file(data).unlink(missing_ok=True)  # first, as in `discard`
     for name in ("train", "eval"):
         shutil.rmtree(data / name, ignore_errors=True)
     for path in (

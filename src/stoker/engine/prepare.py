@@ -66,6 +66,8 @@ _WEIGHT, _TEXT = 2, 3
 _LOCK_TRIES = 25
 """Five seconds: a process whose command was killed ends soon."""
 _LOOK_SECONDS = 0.5
+_NAMED = 5
+"""So many of the files that changed."""
 
 
 @dataclass
@@ -129,8 +131,7 @@ def _prepare(run_dir: RunDir) -> int:
         _read_all(job)
         if not state.forced and (missing := splits.num_missing(run, *_rows(job))):
             forced = [draw[1:] for draw in state.least[:missing]]
-            fresh = PassState(key=state.key, sources=state.sources, others=state.others, forced=forced)
-            state = pass_state.restart(run_dir.data, fresh)
+            state = pass_state.restart(run_dir.data, begun.model_copy(update={"forced": forced}))
             job = _open(run_dir, run, state, events)
             _read_all(job)
     _finish(job)
@@ -138,10 +139,12 @@ def _prepare(run_dir: RunDir) -> int:
 
 
 def _others(run_dir: RunDir, run: Run) -> list[str]:
-    """Fingerprints of what is read and is no file of the sources."""
+    """Fingerprints of what is read and is no file of the sources: a pipeline's output, what is on a hub."""
     made, own = pipelined.digests(run_dir) if run.data.pipeline else [], inputs.eval_source(run)
     read = [*([] if run.data.pipeline else inputs.train_sources(run)), *([own] if own else [])]
-    return [*made, *(sources.hub_fingerprint(one) for one in read if inputs.is_remote(one.path))]
+    remote = [sources.hub_fingerprint(one) for one in read if inputs.is_remote(one.path)]
+    opened = tokenizer.hub_fingerprint(run, run_dir.folder())
+    return [*made, *remote, *([opened] if opened else [])]
 
 
 # ---- open
@@ -383,14 +386,17 @@ def _rows(job: PreparePass) -> tuple[int, int]:
 
 
 def _require_same_sources(job: PreparePass) -> None:
-    """The files are as they were when the pass began: what was read is what the report will name."""
-    try:
-        now = inputs.facts(job.run, RunDir(job.data.parent).folder())
-    except StokerError:
-        return  # one that is gone by now had been read, or is missed where it is opened
-    before, after = ({tuple(one) for one in listed} for listed in (job.state.sources, now))
-    if changed := sorted({one[0] for one in before ^ after}):
-        raise StokerError("STK366", changed[0], changed=changed)
+    """What was read is what the report will name: the files that were there when the pass began, as they were then."""
+    before = job.state.sources
+    now = inputs.as_now(before, RunDir(job.data.parent).folder())
+    changed = [one[0] for one, other in zip(before, now, strict=True) if one != other]
+    if not job.run.data.pipeline:
+        known = {one[0] for one in before}
+        changed += [one.label for each in job.inputs for one in each.files if one.path and one.label not in known]
+    if changed:
+        pass_state.discard(job.data)
+        more = [f"+ {len(changed) - _NAMED}"] if len(changed) > _NAMED else []
+        raise StokerError("STK366", changed[0], changed=[*changed[:_NAMED], *more])
 
 
 def _finish(job: PreparePass) -> None:
@@ -432,6 +438,7 @@ def _finish(job: PreparePass) -> None:
         job.data / survey_page.PAGE_NAME, survey_page.page(report.model_dump(), RunDir(job.data.parent).name)
     )
     pass_state.state_file(job.data).unlink()
+    job.survey.remove()
 
 
 def _ends(state: PassState, count: int) -> list[int]:
@@ -472,6 +479,7 @@ def _no_rows(job: PreparePass, where: str = "") -> StokerError:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    if len(sys.argv) > 2:  # after the run directory: the command that waits for this program
+        threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
     _compat.hide_torch()
     sys.exit(program.run(main))

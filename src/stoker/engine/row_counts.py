@@ -7,12 +7,20 @@ import numpy as np
 
 from stoker.rundir import files
 
+_NAME = "row_counts.bin"
+
+
+def has(data: Path, rows: int) -> bool:
+    """Whether so many rows were counted."""
+    path = data / _NAME
+    return not rows or (path.is_file() and path.stat().st_size >= rows * array("q").itemsize)
+
 
 class RowCounts:
     """Tokens by row; written beside the set whenever the pass commits, and gone when it ends."""
 
     def __init__(self, data: Path, rows: int, last: int) -> None:
-        self._path = data / "row_counts.bin"
+        self._path = data / _NAME
         self._counts = array("q")
         """Of a row of eval the complement."""
         if rows:

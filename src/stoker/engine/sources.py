@@ -3,6 +3,7 @@
 Rows of parquet and hubs are numbered by records. Knows nothing of what rows mean.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,8 @@ def _parquet_rows(raw: BinaryIO, label: str) -> Iterator[Numbered]:
         rows = (row for batch in file.iter_batches(batch_size=BATCH_ROWS) for row in batch.to_pylist())
         yield from row_files.records(map(as_written, rows))
     except (ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # of the disk; Arrow's own have none
         raise row_files.damaged(label, error) from error
 
 
@@ -109,12 +112,18 @@ def _hub_rows(source: Source) -> Iterator[Numbered]:
 
 def hub_fingerprint(source: Source) -> str:
     """Of the revision that is read."""
-    return str(_hub_dataset(source)._fingerprint)  # `info.download_checksums` is empty where files are local
+    return "\n".join(sorted(file["filename"] for file in _hub_dataset(source).cache_files))
 
 
 def _hub_dataset(source: Source) -> Any:
-    hub, _, name = source.path.partition(":")
-    return _from_modelscope(name, source) if hub == "modelscope" else _from_hub(name, source)
+    return load_hub_dataset(source.path, source.config, source.split)
+
+
+@functools.cache  # one revision in a program, which reads it twice
+def load_hub_dataset(path: str, config: str | None, split: str | None) -> Any:
+    """A dataset of a hub, as it is when it is first asked for."""
+    hub, _, name = path.partition(":")
+    return (_from_modelscope if hub == "modelscope" else _from_hub)(name, Source(path=path, config=config, split=split))
 
 
 def _from_hub(name: str, source: Source) -> Any:

@@ -94,6 +94,8 @@ def survey(
                 if rows > MOST_ROWS:
                     return Skipped("survey.skipped.rows", MOST_ROWS)
     except StokerError:
+        if run.data.duplicates == "drop":
+            raise  # a hub that answers again when the pass asks would leave nothing out
         return Skipped("survey.skipped.problem")
     return _compared(gathered) if rows else Skipped("survey.skipped.problem")
 

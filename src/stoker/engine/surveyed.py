@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker import messages
 from stoker.config.run import Run
-from stoker.engine import survey_findings, survey_pass
+from stoker.engine import row_counts, survey_findings, survey_pass
 from stoker.engine.bad_rows import BadRows
 from stoker.engine.row_counts import RowCounts
 from stoker.engine.sources import Input
@@ -27,7 +27,8 @@ class PassSurvey:
         self._run = run
         self._found = found
         self._left_out: np.ndarray | None = None
-        self._counts = RowCounts(data, *counts) if isinstance(found, SurveyedRows) else None
+        is_counted = isinstance(found, SurveyedRows) and row_counts.has(data, counts[0])
+        self._counts = RowCounts(data, *counts) if is_counted else None
 
     @property
     def last(self) -> int:
@@ -51,7 +52,7 @@ class PassSurvey:
         self._left_out = survey_findings.relations(self._found, held).superfluous & ~held
 
     def leaves_out(self, row: int) -> bool:
-        """Whether a row, by its number in the pass, is left out; one that was added since is refused at the end."""
+        """Whether a row, by its number in the pass, is left out."""
         return self._left_out is not None and row < len(self._left_out) and bool(self._left_out[row])
 
     def count(self, tokens: int, *, held: bool, is_row: bool) -> None:
@@ -70,14 +71,18 @@ class PassSurvey:
         return found.model_copy(update={"bad": bad.by_reason()}).model_dump()
 
     def _findings(self, rows: dict[str, int], cut_away: list[int]) -> Survey:
-        if isinstance(self._found, Skipped) or self._counts is None:
-            assert isinstance(self._found, Skipped)
+        if isinstance(self._found, Skipped):
             return survey_findings.skipped(self._found, rows)
+        if self._counts is None:  # the pass was begun by one that could not compare its rows
+            return survey_findings.skipped(Skipped("survey.skipped.problem"), rows)
         tokens, held = self._counts.arrays()
         cut_at = None if self._run.train.objective == "pretrain" else self._run.data.length
-        found = survey_findings.findings(self._found, tokens, held, self._left_out, cut_at=cut_at, cut_away=cut_away)
-        self._counts.remove()
-        return found
+        return survey_findings.findings(self._found, tokens, held, self._left_out, cut_at=cut_at, cut_away=cut_away)
+
+    def remove(self) -> None:
+        """Delete what was counted; only when nobody resumes the pass any more."""
+        if self._counts:
+            self._counts.remove()
 
 
 def of_pass(

@@ -4,6 +4,7 @@ What `prepare` needs of it, in one small type. Loading transformers takes second
 well, so a tokenizer trained here needs neither, and a plain folder only the former.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -98,6 +99,18 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
     if not target.exists():
         _save(target, lambda aside: write(opened, aside))
     return described(name, opened)
+
+
+def hub_fingerprint(run: Run, folder: Path) -> str | None:
+    """Of a tokenizer that is read from a hub; of others nothing else can change than files and rows."""
+    if isinstance(run.tokenizer, TrainTokenizer):
+        return None
+    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
+    if Path(inputs.model_path(name, folder)).is_absolute():
+        return None
+    made = described(name, _open(name, None))
+    facts = [made.backend.to_str(), made.bos, made.eos, made.template, sorted(map(str, made.template_fields.items()))]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def require_same(run: Run, folder: Path, prepared: Path, where: str) -> None:

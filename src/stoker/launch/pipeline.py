@@ -29,7 +29,6 @@ MOST_TASKS = 1000
 """A task has some files; datatrove does not divide a file."""
 _HUB_TASKS = 16
 _LOOK_SECONDS = 0.5
-_LINES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
 def run(run_dir: RunDir, on_event: EventCallback) -> None:
@@ -42,12 +41,14 @@ def run(run_dir: RunDir, on_event: EventCallback) -> None:
     if not run_dir.run().data.pipeline:
         return
     place = pipeline_output.place(run_dir)
-    if pipeline_output.read(place):
+    found = pipeline_output.read(place)
+    may_skip = run_dir.run().data.on_bad_row == "skip"
+    if found and (may_skip or not pipeline_output.num_bad(found[1].stages)):
         return
     python = tools.require(tools.DATATROVE)
     job = _job(run_dir, place, tools.version(python, "datatrove"))
-    if _version(place) != job.version or (place / "done.json").exists():
-        shutil.rmtree(place, ignore_errors=True)  # of another datatrove, or finished and damaged since
+    if not _goes_on(place, job):
+        shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
     files.write_json(place / "job.json", job.model_dump())
     refused = place / "refused.json"
@@ -55,12 +56,16 @@ def run(run_dir: RunDir, on_event: EventCallback) -> None:
     log = run_dir.logs / "pipeline.log"
     foreign = resources.files("stoker.engine.foreign")
     with resources.as_file(foreign.joinpath("stoker_pipeline.py")) as script:
-        words = [str(python), "-I", "-X", "utf8", str(script), str(place / "job.json")]
+        words = [str(python), "-I", "-X", "utf8", str(script), str(place / "job.json"), str(os.getpid())]
         code = _watch(starting.start(words, log, detached=False), place, on_event)
+    if pipeline_output.place(run_dir) != place:
+        shutil.rmtree(place, ignore_errors=True)
+        raise StokerError("STK366", changed=[one.path for one in inputs.train_sources(run_dir.run())])
+    if code == 0 and pipeline_output.read(place):
+        return
     if refused.exists():
         raise _refused(files.read_object(refused), run_dir.folder())
-    if code or not pipeline_output.read(place):
-        raise StokerError("STK409", program="pipeline", exit_code=code, log=log)
+    raise StokerError("STK409", program="pipeline", exit_code=code, log=log)
 
 
 def _refused(said: dict[str, Any], folder: Path) -> StokerError:
@@ -71,18 +76,27 @@ def _refused(said: dict[str, Any], folder: Path) -> StokerError:
     if reason == "encoding":
         return row_files.not_utf8(row_files.File(label, folder / label, Source(path=label), 0))
     if reason == "row.not_json":
-        values["problem"] = row_files.json_fault(values["problem"])
+        problem = values["problem"]
+        values["problem"] = messages.text("json.limit") if problem == "limit" else row_files.json_fault(problem)
     if reason == "row.wrong_type":
         values["expected"] = messages.text(f"type.{values['expected']}")
-    where = row_files.place(label, row if label.endswith(_LINES) else row_files.Record(row)) if row else label
+    in_lines = inputs.kind(Path(label)) in (".jsonl", ".csv")
+    where = row_files.place(label, row if in_lines else row_files.Record(row)) if row else label
     return row_files.unusable(where, reason, BadRow(reason, **values).text)
 
 
-def _version(place: Path) -> str:
+def _goes_on(place: Path, job: PipelineJob) -> bool:
+    """Whether a pipeline was begun there that this one can go on with.
+
+    None of another datatrove, none that leaves out what this one names, and none that has finished: its output is not
+    what it was.
+    """
     try:
-        return str(files.read_object(place / "job.json").get("version"))
+        begun = PipelineJob.model_validate(files.read_json(place / "job.json"))
     except (OSError, ValueError):
-        return ""
+        return False
+    same = begun.version == job.version and begun.on_bad_row in ("stop", job.on_bad_row)
+    return same and not (place / "done.json").exists()
 
 
 def _watch(process: "subprocess.Popen[bytes]", place: Path, on_event: EventCallback) -> int:

@@ -56,6 +56,11 @@ def run_engine(program: str, run_dir: RunDir, on_event: EventCallback, *argument
     return process.returncode
 
 
+def prepare(run_dir: RunDir, on_event: EventCallback) -> None:
+    """Prepare the data, by a program that ends with this one, however this one ends."""
+    run_engine("prepare", run_dir, on_event, str(os.getpid()))
+
+
 def ask_engine(program: str, run_dir: RunDir, *arguments: str) -> str:
     """Run `stoker.engine.<program>` and return what it writes to stdout."""
     start = _end(run_dir)

@@ -85,6 +85,11 @@ def read(place: Path) -> tuple[PipelineJob, PipelineResult] | None:
     return (job, result) if found == result.files else None
 
 
+def num_bad(stages: list[dict[str, Any]]) -> int:
+    """How many rows of the sources were left out; a step that sees all documents first reads them twice."""
+    return max((sum(block["counts"].get("bad_rows", 0) for block in one["blocks"]) for one in stages), default=0)
+
+
 def of_source(job: PipelineJob, result: PipelineResult, number: int) -> list[str]:
     """Names of the output's files of a source, in the order of its rows."""
     names = [f"{task:05d}.jsonl" for task, share in enumerate(job.shares) if share["source"] == number]

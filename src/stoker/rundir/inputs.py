@@ -136,6 +136,13 @@ def facts(run: Run, folder: Path) -> list[list[Any]]:
     return [[label(file, folder), file.stat().st_size, known[file]] for file in found]
 
 
+def as_now(known: list[list[Any]], folder: Path) -> list[list[Any]]:
+    """Facts of files as these are by now; what is not here stays as it is known."""
+    digest = digests.of_all([path for name, *_ in known if (path := folder / name).is_file()])
+    here = {path: [path.stat().st_size, one] for path, one in digest.items()}
+    return [[name, *here.get(folder / name, rest)] for name, *rest in known]
+
+
 def read_files(run: Run, folder: Path) -> list[Path]:
     """Every local file that `prepare` would read."""
     files = [file for path, kinds in named(run) if not is_remote(path) for file in expand(path, folder, kinds)]

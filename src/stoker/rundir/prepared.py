@@ -23,7 +23,7 @@ from stoker import messages, plugins
 from stoker.config import layouts, mixing, objectives
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, digests, files, inputs, layout, set_list
+from stoker.rundir import checkpoints, files, inputs, layout, set_list
 from stoker.rundir.layout import RunDir
 
 FORMAT = 1
@@ -243,13 +243,12 @@ def current_report(run_dir: RunDir, run: Run, folder: Path) -> Report | None:
 
 
 def _facts(report: Report, run: Run, folder: Path) -> list[list[Any]] | None:
-    """The sources as they are here, what is not here as the report has it; None of one that does not name them."""
+    """The sources as they are here; None where some are not, and what is here is as the report has it."""
     try:
         return inputs.facts(run, folder)
     except StokerError:
-        known = digests.of_all([path for name, *_ in report.sources if (path := folder / name).is_file()])
-    here = {path: [path.stat().st_size, digest] for path, digest in known.items()}
-    return [[name, *here.get(folder / name, rest)] for name, *rest in report.sources] or None
+        now = inputs.as_now(report.sources, folder)
+    return now if now != report.sources else None
 
 
 def require_fits(report: Report, run: Run, where: str) -> None:

@@ -88,7 +88,7 @@ def hang_up(program: "subprocess.Popen[bytes]") -> None:
 
 def await_plan() -> EarlyTrainer | None:
     """In a supervisor that was started early: its trainer, once there is a plan. Ends where there will be none."""
-    if not _is_early():
+    if not _take_mark():
         return None
     told = json.loads(sys.stdin.readline() or "null")
     if told is None:
@@ -105,12 +105,12 @@ def await_plan() -> EarlyTrainer | None:
 
 def await_order() -> None:
     """In a trainer that was started early: return when it is told to go on, end where nobody is left to do so."""
-    if _is_early() and not sys.stdin.readline():
+    if _take_mark() and not sys.stdin.readline():
         sys.exit(EXIT_STOPPED)
 
 
-def _is_early() -> bool:
-    """Whether this program is; what it starts is not."""
+def _take_mark() -> bool:
+    """Whether this program was started early; what it starts was not."""
     is_early = bool(env.read(env.EARLY))
     env.put(env.EARLY, "")
     return is_early

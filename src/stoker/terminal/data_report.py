@@ -5,6 +5,7 @@ from typing import Any
 from stoker import messages
 from stoker.config import objectives
 from stoker.report import prepared_words
+from stoker.rows import pipeline_output
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
 from stoker.survey import findings, survey_lines, survey_page
@@ -51,8 +52,8 @@ def _detected(entry: dict[str, Any]) -> str:
 
 def _pipeline(report: Report) -> list[str]:
     """What `data.pipeline` could not read, and what each step kept; blocks that only read or write say nothing new."""
-    bad = [block["counts"].get("bad_rows", 0) for stage in (report.pipeline or [])[:1] for block in stage["blocks"]]
-    lines = [messages.text("prepare.pipeline_bad", count=f"{sum(bad):,}")] if any(bad) else []
+    bad = pipeline_output.num_bad(report.pipeline or [])
+    lines = [messages.text("prepare.pipeline_bad", count=f"{bad:,}")] if bad else []
     return lines + [
         messages.text(
             "prepare.pipeline_step",

@@ -1,10 +1,13 @@
 """What `data.pipeline` cannot read, through the real datatrove: named as `prepare` names it, never just left out."""
 
 import csv
+import fcntl
 import gzip
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +17,10 @@ from typing import Any
 import pytest
 
 from stoker import tools
+from stoker.engine import foreign as stoker_foreign
+from stoker.errors import StokerError
+from stoker.launch import pipeline
+from stoker.rows import pipeline_output
 from stoker.rundir import prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
@@ -53,6 +60,8 @@ class Raw:
     content: bytes
     code: str = ""
     where: str = ""
+    rows: tuple[int, ...] = ()
+    """Those that are listed, where it is not only that of the place."""
 
 
 RAW = {
@@ -68,6 +77,28 @@ RAW = {
     "a list": Raw("a.jsonl", jsonl([1], *GOOD).encode(), "STK302", "raw/a.jsonl:1"),
     "a torn table": Raw("a.csv", table([*NAMED, ["a", "b"]]).encode(), "STK302", "raw/a.csv:42"),
     "a table without it": Raw("a.parquet", parquet([*GOOD, {"text": None}]), "STK302", "raw/a.parquet: record 41"),
+    "half a surrogate": Raw("a.jsonl", jsonl('{"text": "x\\ud83d"}', *GOOD).encode(), "STK302", "raw/a.jsonl:1"),
+    "half a surrogate as id": Raw(
+        "a.jsonl", jsonl(*GOOD, '{"text": "x", "id": "\\ud83d"}').encode(), "STK302", "raw/a.jsonl:41"
+    ),
+    "a number of many digits": Raw(
+        "a.jsonl", jsonl('{"text": "x", "n": ' + "7" * 5000 + "}", *GOOD).encode(), "STK302", "raw/a.jsonl:1"
+    ),
+    "a row of many brackets": Raw(
+        "a.jsonl", jsonl('{"text": "x", "n": ' + "[" * 200_000 + "}", *GOOD).encode(), "STK302", "raw/a.jsonl:1"
+    ),
+    "empty cells": Raw(
+        "a.csv",
+        table([["text", "note"], ["", "x"], *([text, "two\nlines"] for text in TEXTS), ["", "y"]]).encode(),
+        "STK302",
+        "raw/a.csv:2",
+        (2, 83),
+    ),
+    "empty records": Raw(
+        "a.parquet", parquet([{"text": ""}, *GOOD, {"text": None}]), "STK302", "raw/a.parquet: record 1", (1, 42)
+    ),
+    "a name twice": Raw("a.csv", table([["text", "text"], *([t, t] for t in TEXTS)]).encode(), "STK466", "raw/a.csv:1"),
+    "semicolons": Raw("a.csv", "".join(f"{t};1\n" for t in ("text", *TEXTS)).encode(), "STK466", "raw/a.csv:1"),
     "another encoding": Raw("a.jsonl", (jsonl(*GOOD) + jsonl({"text": "列车"})).encode("gbk"), "STK314"),
     "a cut archive": Raw("a.jsonl.gz", gzip.compress(jsonl(*GOOD).encode())[:-9], "STK353"),
     "a changed archive": Raw("a.jsonl.gz", gzip.compress(jsonl(*GOOD).encode())[:60] + bytes(40), "STK353"),
@@ -105,7 +136,7 @@ def test_what_cannot_be_read_is_named_or_listed(kind: str, tmp_path: Path) -> No
         assert (done.returncode, error["code"]) == (1, raw.code), done.stdout + done.stderr
         assert error["where"] == (raw.where or f"raw/{raw.name}")
         done = prepare(tmp_path, {**steps, "on_bad_row": "skip"})
-    if raw.code in ("STK314", "STK353"):
+    if raw.code in ("STK314", "STK353", "STK466"):
         assert done.returncode == 1, "no part of a file is used"
         return
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,8 +144,67 @@ def test_what_cannot_be_read_is_named_or_listed(kind: str, tmp_path: Path) -> No
     assert made is not None
     lists = [path.read_text(encoding="utf-8").splitlines() for path in tmp_path.rglob("bad_rows/*.jsonl")]
     listed = [json.loads(line) for lines in lists for line in lines]
-    assert [row["file"] for row in listed] == ([f"raw/{raw.name}"] if raw.code else [])
+    found = raw.rows or ([int(re.findall(r"\d+", raw.where)[-1])] if raw.code else [])
+    assert [(row["file"], row["row"]) for row in listed] == [(f"raw/{raw.name}", number) for number in found]
     assert made.rows_read == 2 * len(TEXTS)
+
+
+def raw_rows(folder: Path, *rows: Any) -> None:
+    (folder / "raw").mkdir(exist_ok=True)
+    (folder / "raw" / "b.jsonl").write_text(jsonl(*rows), encoding="utf-8")
+
+
+def test_rows_that_were_left_out_are_named_once_they_may_not_be(tmp_path: Path) -> None:
+    raw_rows(tmp_path, *GOOD, {"text": ""})
+    (tmp_path / "exam.jsonl").write_text(jsonl({"question": "a"}), encoding="utf-8")
+    steps = {"pipeline": [{"step": "NGramsDecont", "against": "exam.jsonl"}, {"step": "ExactDedup"}]}
+    assert prepare(tmp_path, {**steps, "on_bad_row": "skip"}).returncode == 0
+    made = report(tmp_path)
+    assert made is not None
+    assert pipeline_output.num_bad(made.pipeline or []) == 1
+    done = prepare(tmp_path, steps)
+    assert json.loads(done.stdout)["error"]["where"] == "raw/b.jsonl:41", done.stdout + done.stderr
+    assert prepare(tmp_path, {**steps, "on_bad_row": "skip"}).returncode == 0
+
+
+def test_a_dataset_of_a_hub_names_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "train.jsonl").write_text(jsonl(*GOOD, {"text": ""}, *GOOD, {"text": ""}), encoding="utf-8")
+    steps = {"pipeline": [{"step": "PIIFormatter"}], "train": {"path": f"hub:{tmp_path / 'hub'}", "split": "train"}}
+    done = prepare(tmp_path, {**steps, "on_bad_row": "skip"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    lists = [path.read_text(encoding="utf-8").splitlines() for path in tmp_path.rglob("bad_rows/*.jsonl")]
+    assert sorted(json.loads(line)["row"] for lines in lists for line in lines) == [41, 82]
+
+
+def test_sources_that_change_while_a_pipeline_reads_them_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw_rows(tmp_path, *GOOD)
+    assert prepare(tmp_path, steps := {"pipeline": [{"step": "PIIFormatter"}]}).returncode == 0
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+    run_dir = RunDir(tmp_path / "runs" / "run")
+    shutil.rmtree(run_dir.path / "pipeline")
+    with pytest.raises(StokerError, match="STK366"):
+        pipeline.run(run_dir, lambda _: raw_rows(tmp_path, *GOOD, *GOOD))
+    assert list((run_dir.path / "pipeline").iterdir()) == []
+    raw_rows(tmp_path, *GOOD)
+    assert prepare(tmp_path, steps).returncode == 0
+
+
+def test_a_pipeline_ends_with_its_command(tmp_path: Path) -> None:
+    raw_rows(tmp_path, *GOOD)
+    assert prepare(tmp_path, {"pipeline": [{"step": "PIIFormatter"}]}).returncode == 0
+    (job,) = tmp_path.rglob("job.json")
+    (done,) = tmp_path.rglob("done.json")
+    done.unlink()
+    script = Path(stoker_foreign.__path__[0]) / "stoker_pipeline.py"
+    holder = (job.parent / "lock").open("wb")  # it waits for this lock
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    command = [str(tools.require(tools.DATATROVE)), "-I", "-X", "utf8", str(script), str(job), str(os.getppid())]
+    with holder:
+        assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 1
+    assert not done.exists()
 
 
 def test_an_exam_that_cannot_be_read_leaks_nothing(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Filters and deduplicates documents with datatrove; runs in the `datatrove` environment.
 
-    stoker_pipeline.py JOB
+    stoker_pipeline.py JOB [PARENT]
 
-JOB is a JSON file that `stoker.launch.pipeline` writes. Its steps become stages, each an executor of datatrove with a
-folder of its own; a step that must see all documents first (a deduplication) begins a new stage. A task that datatrove
-marked as completed is not run again, so that a killed pipeline goes on where it was. `done.json` is written last.
+JOB is a JSON file that `stoker.launch.pipeline` writes, PARENT the process that waits for this one, which ends with it.
+The job's steps become stages, each an executor of datatrove with a folder of its own; a step that must see all
+documents first (a deduplication) begins a new stage. A task that datatrove marked as completed is not run again, so
+that a killed pipeline goes on where it was. `done.json` is written last.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,8 +57,8 @@ from datatrove.pipeline.formatters import PIIFormatter
 from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.writers import JsonlWriter
 
-sys.path.append(str(Path(__file__).parent))  # for the module beside, and for Slurm's jobs, which unpickle the blocks
-from stoker_readers import READERS, Hub, refusing
+sys.path.append(str(Path(__file__).parent))  # for the module beside, which `-I` leaves out
+from stoker_readers import READERS, REFUSED, Hub, refusing
 
 _FILTERS = {
     one.__name__: one
@@ -326,6 +328,8 @@ def _queued(pipeline: list[PipelineStep], tasks: int, logs: str, name: str, opti
             return
         stage.run()
         _wait_for_queue(name)
+        if Path(logs).parents[1].joinpath(REFUSED).exists():
+            break  # no other attempt reads it otherwise
     left = stage.get_incomplete_ranks()
     if left:
         raise SystemExit(f"tasks {left} of {logs} do not complete; see slurm_logs in there")
@@ -354,6 +358,13 @@ def main(path: Path) -> None:
         if not done.exists():
             Stages(job).run()
             _finish(job, folder, done)
+
+
+def _end_with(parent: int) -> None:
+    """End with the process that waits for this one; the workers are killed with it."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 def _finish(job: dict[str, Any], folder: Path, done: Path) -> None:
@@ -408,5 +419,7 @@ def _sha256(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
     # As a module of that name: Slurm's jobs unpickle the blocks above and must find what those use.
     importlib.import_module(Path(__file__).stem).main(Path(sys.argv[1]))
