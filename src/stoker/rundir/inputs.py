@@ -151,8 +151,7 @@ def read_files(run: Run, folder: Path) -> list[Path]:
 
 def named(run: Run) -> list[tuple[str, tuple[str, ...]]]:
     """Every source of rows as the run file writes it, and the kinds of files it may be: training data first."""
-    own_eval = eval_source(run)
-    found = [*pipeline_reads(run), *([(own_eval.path, SUFFIXES)] if own_eval else [])]
+    found = [*pipeline_reads(run), *([(own.path, SUFFIXES)] if (own := eval_source(run)) else [])]
     return [*found, *dataset_info.lists(path for path, _ in found)]
 
 

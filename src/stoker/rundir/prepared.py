@@ -261,10 +261,9 @@ def require_fits(report: Report, run: Run, where: str) -> None:
     }
     if isinstance(run.data.set, str):
         pairs["data.stages"] = (run.data.stages is not None, bool(report.train.sources))
-    differs = [
+    if differs := [
         f"{word} {json.dumps(asked)} / {json.dumps(has)}" for word, (asked, has) in pairs.items() if asked != has
-    ]
-    if differs:
+    ]:
         raise StokerError("STK342", store=where, differs=differs)
 
 
@@ -287,11 +286,10 @@ def is_trained_on(run_dir: RunDir, report: Report) -> bool:
 def changed_sources(report: Report, run: Run, folder: Path) -> list[str]:
     """Files that are not what the set was prepared from: changed, new or gone; none where they are not here at all."""
     now = None if run.data.set is not None else _facts(report, run, folder)  # of a set they are where it was prepared
-    if now is None or report.key == key_of(run, now):
+    if now is None or not report.sources or report.key == key_of(run, now):  # an older report does not name them
         return []
     before, after = ({name: rest for name, *rest in one} for one in (report.sources, now))
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return changed if report.sources else []  # an older report does not name them
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def check_sizes(data: Path, split_name: str, split: Split) -> None:

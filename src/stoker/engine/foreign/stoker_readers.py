@@ -178,7 +178,7 @@ class Csv(Strict, CSVReader):
         return header
 
 
-class Table(Strict):
+class StrictRecords(Strict):
     """Rows that are no lines; datatrove counts those that it takes."""
 
     step = 1
@@ -189,13 +189,13 @@ class Table(Strict):
         return super().get_document_from_dict(data, source_file, id_in_file)
 
 
-class Parquet(Table, ParquetReader):
+class Parquet(StrictRecords, ParquetReader):
     """A table of Arrow."""
 
     damaged = (pyarrow.ArrowInvalid, OSError)
 
 
-class Hub(Table, HuggingFaceDatasetReader):
+class Hub(StrictRecords, HuggingFaceDatasetReader):
     """A dataset of the Hugging Face Hub, whose rows are dealt out to the tasks one by one."""
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
