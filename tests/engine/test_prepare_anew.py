@@ -333,7 +333,9 @@ def test_the_program_ends_with_its_command_and_only_one_prepares(case: Case) -> 
 def test_a_program_whose_command_is_gone_before_it_begins_ends_at_once(case: Case) -> None:
     write_jsonl(case.folder / "train.jsonl", [{"text": f"wagon {number} " * 300} for number in range(60_000)])
     run_dir = case.make()
-    command = [sys.executable, "-m", "stoker.engine.prepare", str(run_dir.path), str(os.getppid())]
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    command = [sys.executable, "-m", "stoker.engine.prepare", str(run_dir.path), str(gone.pid)]
     done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, prepared.read_report(run_dir.data)) == (EXIT_STOPPED, None)
 

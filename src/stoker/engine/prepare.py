@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,13 @@ def main(path: Path) -> int:
         return _prepare(run_dir)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(command: int) -> None:
     """End with the command that waits for this program, however that one ends; nobody sees what it says then."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+    parent = os.getppid()  # the same, unless what is called Python starts another one
+    with suppress(ProcessLookupError):
+        while os.getppid() == parent:
+            os.kill(command, 0)
+            time.sleep(_LOOK_SECONDS)
     os._exit(EXIT_STOPPED)
 
 
@@ -479,7 +482,7 @@ def _no_rows(job: PreparePass, where: str = "") -> StokerError:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:  # after the run directory: the command that waits for this program
+    if len(sys.argv) > 2 and os.name == "posix":  # a second word: the command; elsewhere signal 0 is not harmless
         threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
     _compat.hide_torch()
     sys.exit(program.run(main))

@@ -201,7 +201,9 @@ def test_a_pipeline_ends_with_its_command(tmp_path: Path) -> None:
     script = Path(stoker_foreign.__path__[0]) / "stoker_pipeline.py"
     holder = (job.parent / "lock").open("wb")  # it waits for this lock
     fcntl.flock(holder, fcntl.LOCK_EX)
-    command = [str(tools.require(tools.DATATROVE)), "-I", "-X", "utf8", str(script), str(job), str(os.getppid())]
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    command = [str(tools.require(tools.DATATROVE)), "-I", "-X", "utf8", str(script), str(job), str(gone.pid)]
     with holder:
         assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 1
     assert not done.exists()

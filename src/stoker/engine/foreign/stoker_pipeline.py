@@ -1,8 +1,8 @@
 """Filters and deduplicates documents with datatrove; runs in the `datatrove` environment.
 
-    stoker_pipeline.py JOB [PARENT]
+    stoker_pipeline.py JOB [COMMAND]
 
-JOB is a JSON file that `stoker.launch.pipeline` writes, PARENT the process that waits for this one, which ends with it.
+JOB is a JSON file that `stoker.launch.pipeline` writes, COMMAND the process that waits and with which it ends.
 The job's steps become stages, each an executor of datatrove with a folder of its own; a step that must see all
 documents first (a deduplication) begins a new stage. A task that datatrove marked as completed is not run again, so
 that a killed pipeline goes on where it was. `done.json` is written last.
@@ -360,10 +360,13 @@ def main(path: Path) -> None:
             _finish(job, folder, done)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(command: int) -> None:
     """End with the process that waits for this one; the workers are killed with it."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+    parent = os.getppid()  # the same, unless what is called Python starts another one
+    with contextlib.suppress(ProcessLookupError):
+        while os.getppid() == parent:
+            os.kill(command, 0)
+            time.sleep(_LOOK_SECONDS)
     os._exit(1)
 
 
