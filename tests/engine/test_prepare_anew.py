@@ -307,7 +307,7 @@ import sys
 from pathlib import Path
 from stoker.launch import programs
 from stoker.rundir.layout import RunDir
-programs.prepare(RunDir(Path(sys.argv[1])), lambda _: None)
+programs.run_engine("prepare", RunDir(Path(sys.argv[1])), lambda _: None)
 """
 
 

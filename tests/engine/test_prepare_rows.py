@@ -464,6 +464,17 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(case: Case, name: str) -
     assert (error.code, error.where, error.fields["byte"]) == ("STK314", name, len(before) + 1)
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_cut_character_in_a_file_of_utf8_is_no_other_encoding(case: Case, mark: bytes) -> None:
+    good = '{"text": "列车"}\n'.encode()
+    (case.folder / "data.jsonl").write_bytes(mark + good * 3 + good.replace("车".encode(), "车".encode()[:2]) + good)
+    error = raised(case, data={"train": "data.jsonl"})
+    assert (error.code, error.where) == ("STK314", "data.jsonl:4")
+    assert "GBK" not in error.hint
+    (case.folder / "data.jsonl").write_bytes(mark + b'{"text": "ok"}\n' * 3 + '{"text": "列车"}'.encode("gbk"))
+    assert "GBK" in raised(case, data={"train": "data.jsonl"}).hint
+
+
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
 def test_a_utf16_file_is_called_so_with_the_command_that_converts_it(case: Case, codec: str) -> None:
     (case.folder / "data.csv").write_bytes("\ufeffprompt,completion\n列车,b\n".encode(codec))

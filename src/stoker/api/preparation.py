@@ -100,7 +100,7 @@ def make(run_dir: RunDir, on_event: Callable[[dict[str, Any]], None]) -> Report:
     if (run := run_dir.run()).data.set is not None:
         sets.bring(run_dir, run, run_dir.folder(), lambda done, total: on_event(_brought(done, total)))
     pipeline.run(run_dir, on_event)
-    programs.prepare(run_dir, on_event)
+    programs.run_engine("prepare", run_dir, on_event)
     report = prepared.read_report(run_dir.data)
     assert report is not None
     return report

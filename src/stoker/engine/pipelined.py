@@ -23,6 +23,22 @@ def train_files(run_dir: RunDir) -> Callable[[int, Source], list[File]]:
     return of_source
 
 
+def require_rows(run_dir: RunDir) -> None:
+    """The pipeline left a document."""
+    _, result = _finished(run_dir)
+    if any(size for size, _ in result.files.values()):
+        return
+    dropped = [
+        f"{pipeline_output.title(block)} {block['counts']['dropped']}"
+        for stage in result.stages
+        for block in stage["blocks"]
+        if block["counts"].get("dropped")
+    ]
+    bad = pipeline_output.num_bad(result.stages)
+    place = pipeline_output.place(run_dir)
+    raise StokerError("STK368", dropped=dropped or ["0"], bad=bad, folder=place)
+
+
 def digests(run_dir: RunDir) -> list[str]:
     """SHA-256 of the output's files."""
     return [digest for _, digest in _finished(run_dir)[1].files.values()]

@@ -156,6 +156,8 @@ def _others(run_dir: RunDir, run: Run) -> list[str]:
 def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
     data, folder, facts = run_dir.data, run_dir.folder(), objectives.facts(run.train.objective)
     inputs_ = _inputs(run_dir, run, folder)
+    if run.data.pipeline:
+        pipelined.require_rows(run_dir)
     sources.check(run, inputs_)
     made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
     writers = {
@@ -197,16 +199,23 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
     """The text of all training rows, for the tokenizer. Bad rows are skipped here and reported by the pass itself."""
     train = [file for one in inputs_ if one.split == "train" for file in one.files]
     share = _TOKENIZER_CHARACTERS / max(1, sum(file.size_bytes for file in train))
-    number = 0
+    number, is_text, bad = 0, False, None
     for file in train:
         layout: Layout | None = None
         for batch in sources.batches(file, run.data.length):
             layout = layout or row_files.layout(run, file, row_files.values(batch.rows))
             if sampling.taken(number, share, run.train.seed, _TEXT):
-                rows = row_files.values(batch.rows)
-                documents = (formats.document(value, layout, has_template=True) for _, value in rows)
-                yield [text for document in documents for text in formats.words(document)]
+                made = [
+                    (n, formats.document(one, layout, has_template=True)) for n, one in row_files.values(batch.rows)
+                ]
+                bad = bad or next(((file.label, n, one) for n, one in made if isinstance(one, BadRow)), None)
+                found = [text for _, one in made for text in formats.words(one)]
+                is_text = is_text or bool(found)
+                yield found
             number += 1
+    if not is_text:  # else the tokenizer would be refused for what no row is to blame for
+        label, place, why = bad or ("", 0, None)
+        raise row_files.unusable(row_files.place(label, place), why.reason, why.text) if why else sources.empty(inputs_)
 
 
 # ---- read

@@ -72,12 +72,14 @@ def _refused(said: dict[str, Any], folder: Path) -> StokerError:
     """The error of what ended a pipeline, as `prepare` would say it of the same file."""
     label, row, reason, values = said["file"], said["row"], said["reason"], said["values"]
     if reason == "damaged":
-        return StokerError("STK353", label, **values)
+        return row_files.damaged(label, values["problem"])
     if reason == "encoding":
         return row_files.not_utf8(row_files.File(label, folder / label, Source(path=label), 0))
     if reason == "row.not_json":
         problem = values["problem"]
         values["problem"] = messages.text("json.limit") if problem == "limit" else row_files.json_fault(problem)
+    if reason == "row.no_document":
+        values["keys"] = [f"`{key}`" for key in values["keys"]]
     if reason == "row.wrong_type":
         values["expected"] = messages.text(f"type.{values['expected']}")
     in_lines = inputs.kind(Path(label)) in (".jsonl", ".csv")

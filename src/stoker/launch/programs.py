@@ -44,7 +44,8 @@ def run_engine(program: str, run_dir: RunDir, on_event: EventCallback, *argument
     """
     check_engine()
     start = seen = _end(run_dir)
-    command = _command(program, run_dir.path, *arguments)
+    ends_with = [str(os.getpid())] if program == "prepare" else []  # this process, however it ends
+    command = _command(program, run_dir.path, *arguments, *ends_with)
     process = starting.start(command, _log(program, run_dir), _variables(run_dir), detached=False)
     with _ended(process):
         while process.poll() is None:
@@ -54,11 +55,6 @@ def run_engine(program: str, run_dir: RunDir, on_event: EventCallback, *argument
     if process.returncode not in (EXIT_DONE, EXIT_STOPPED):
         raise_engine_error(program, run_dir, process.returncode, start)
     return process.returncode
-
-
-def prepare(run_dir: RunDir, on_event: EventCallback) -> None:
-    """Prepare the data, by a program that ends with this one, however this one ends."""
-    run_engine("prepare", run_dir, on_event, str(os.getpid()))
 
 
 def ask_engine(program: str, run_dir: RunDir, *arguments: str) -> str:

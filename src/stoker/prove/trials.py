@@ -103,7 +103,7 @@ class Trials:
         if wanted in self._prepared:
             shutil.copytree(self._prepared[wanted].data, run_dir.data, copy_function=files.link)
         else:
-            programs.prepare(run_dir, lambda _: None)
+            programs.run_engine("prepare", run_dir, lambda _: None)
             self._prepared[wanted] = run_dir
 
     def _devices(self, words: tuple[str, ...]) -> list[str]:

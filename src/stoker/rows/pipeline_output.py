@@ -12,6 +12,7 @@ The key is a digest of the steps and of the content of sources and eval sets.
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ def read(place: Path) -> tuple[PipelineJob, PipelineResult] | None:
     known = digests.of_all(list((place / "output").glob("*.jsonl")))
     found = {path.name: (path.stat().st_size, one) for path, one in known.items()}
     return (job, result) if found == result.files else None
+
+
+def title(block: dict[str, Any]) -> str:
+    """The name of a block, without datatrove's pictures."""
+    return re.sub(r"^.*?: \W*", "", str(block["block"]))
 
 
 def num_bad(stages: list[dict[str, Any]]) -> int:

@@ -5,6 +5,7 @@ blank lines it has. It is read in blocks cut at line ends, each tokenised on its
 passes through bounded memory and all processors.
 """
 
+import codecs
 import csv
 import gzip
 import io
@@ -45,6 +46,13 @@ _JSON_FAULTS = {
     "Illegal trailing comma": "json.trailing",
 }
 """How the standard library's complaints begin, and the sentence we say."""
+
+_DAMAGES = {
+    "Not a gzipped file": "damage.not_gzip",
+    "Compressed file ended": "damage.cut",
+    "Parquet magic bytes not found": "damage.not_parquet",
+}
+"""How the libraries' complaints about a file begin, and the sentence we say."""
 
 _DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 """What a compressed file that is cut or changed raises."""
@@ -194,14 +202,18 @@ def _readable(rows: Iterator[Numbered], file: File) -> Iterator[Numbered]:
         raise damaged(file.label, error) from error
 
 
-def damaged(label: str, problem: Exception) -> StokerError:
+def damaged(label: str, problem: Exception | str) -> StokerError:
     """The error of a file whose end cannot be read: it is not used in part, whatever `data.on_bad_row` says."""
-    return StokerError("STK353", label, problem=problem)
+    known = next((messages.text(key) for start, key in _DAMAGES.items() if str(problem).startswith(start)), problem)
+    return StokerError("STK353", label, problem=known)
 
 
 def not_utf8(file: File) -> StokerError:
-    """The error of a file in another encoding."""
-    return StokerError("STK314", file.label, byte=_first_bad_byte(file), advice=_advice(file))
+    """The error of a file in another encoding, or of a character that is cut."""
+    line, byte, is_cut = _first_bad_byte(file)
+    if is_cut:
+        return StokerError("STK314", f"{file.label}:{line}", byte=byte, advice=messages.text("advice.cut", line=line))
+    return StokerError("STK314", file.label, byte=byte, advice=_advice(file))
 
 
 def _advice(file: File) -> str:
@@ -216,18 +228,21 @@ def _binary(path: Path) -> io.BufferedIOBase:
     return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
-def _first_bad_byte(file: File) -> int:
-    """The first byte, counted from 1, that is no UTF-8; the decoder's own number starts at its last chunk."""
+def _first_bad_byte(file: File) -> tuple[int, int, bool]:
+    """Line and byte, counted from 1, of what is no UTF-8, and whether lines before it have characters of several bytes.
+
+    The decoder's own number starts at its last chunk.
+    """
     assert file.path is not None
     with _binary(file.path) as raw:
-        before = 0
-        for line in raw:
+        before, is_utf8 = 0, False
+        for number, line in enumerate(raw, 1):
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                return before + error.start + 1
-            before += len(line)
-    return before
+                return number, before + error.start + 1, is_utf8
+            before, is_utf8 = before + len(line), is_utf8 or not line.removeprefix(codecs.BOM_UTF8).isascii()
+    return 1, before, False
 
 
 # ---- one reader per kind of file

@@ -54,10 +54,13 @@ def _pipeline(report: Report) -> list[str]:
     """What `data.pipeline` could not read, and what each step kept; blocks that only read or write say nothing new."""
     bad = pipeline_output.num_bad(report.pipeline or [])
     lines = [messages.text("prepare.pipeline_bad", count=f"{bad:,}")] if bad else []
+    exam = [block["counts"] for stage in report.pipeline or [] for block in stage["blocks"]]
+    short = sum(counts.get("without_ngrams", 0) for counts in exam)
+    lines += [messages.text("prepare.pipeline_short", count=f"{short:,}")] if short else []
     return lines + [
         messages.text(
             "prepare.pipeline_step",
-            step=block["block"],
+            step=pipeline_output.title(block),
             total=f"{block['counts']['total']:,}",
             dropped=f"{block['counts'].get('dropped', 0):,}",
         )

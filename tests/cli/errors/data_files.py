@@ -149,7 +149,10 @@ DATA_CASES: dict[str, DataCase] = {
     "a zip that is cut": DataCase(
         "train: a.jsonl.gz",
         {"a.jsonl.gz": gzip.compress(jsonl(GOOD))[:-9]},
-        [err("STK353", "a.jsonl.gz", "damaged")],
+        [err("STK353", "a.jsonl.gz", "damaged", "download")],
+    ),
+    "a name that says it is compressed": DataCase(
+        "train: a.jsonl.gz", {"a.jsonl.gz": jsonl(GOOD)}, [err("STK353", "a.jsonl.gz", "remove `.gz`")]
     ),
     "conversations without a template": DataCase(
         "train: a.jsonl", {"a.jsonl": jsonl(GOOD)}, [err("STK306", "a.jsonl", "`prompt`")], "plain"
@@ -183,6 +186,18 @@ DATA_CASES: dict[str, DataCase] = {
     ),
     "a tokenizer that is nowhere": DataCase(
         "train: a.jsonl", {"a.jsonl": jsonl(GOOD)}, [err("STK312", "run.yaml:2: tokenizer", "`nowhere`")], "nowhere"
+    ),
+    "a table of Excel, and a tokenizer to train": DataCase(
+        "train: a.csv",
+        {"a.csv": b"prompt;completion\na;b\n"},
+        [err("STK466", "a.csv:1", "`;`")],
+        "{train: bpe, vocab: 300}",
+    ),
+    "a table without rows, and a tokenizer to train": DataCase(
+        "train: a.csv",
+        {"a.csv": b"prompt,completion\n"},
+        [err("STK364", "run.yaml:4: data.train")],
+        "{train: bpe, vocab: 300}",
     ),
     "a vocabulary the text cannot fill": DataCase(
         "train: a.txt",

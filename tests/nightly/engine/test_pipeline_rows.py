@@ -167,6 +167,31 @@ def test_rows_that_were_left_out_are_named_once_they_may_not_be(tmp_path: Path) 
     assert prepare(tmp_path, {**steps, "on_bad_row": "skip"}).returncode == 0
 
 
+def test_a_pipeline_that_leaves_nothing_says_what_dropped_it(tmp_path: Path) -> None:
+    raw_rows(tmp_path, *GOOD)
+    done = prepare(tmp_path, {"pipeline": [{"step": "GopherQualityFilter"}]})
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], "Gopher Quality 40" in error["what"]) == ("STK368", True), done.stdout
+    raw_rows(tmp_path, *({"prompt": "a", "completion": text} for text in TEXTS))
+    done = prepare(tmp_path, {"pipeline": [{"step": "ExactDedup"}], "on_bad_row": "skip"})
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], "could not be used: 40" in error["what"]) == ("STK368", True), done.stdout
+    error = json.loads(prepare(tmp_path, {"pipeline": [{"step": "ExactDedup"}]}).stdout)["error"]
+    assert "`prompt` and `completion`" in error["what"], error
+
+
+@pytest.mark.parametrize("words", [3, 20])
+def test_eval_rows_that_keep_nothing_out_are_counted(words: int, tmp_path: Path) -> None:
+    raw_rows(tmp_path, *GOOD)
+    (tmp_path / "exam.jsonl").write_text(jsonl({"question": "why " * words}), encoding="utf-8")
+    steps = {"pipeline": [{"step": "NGramsDecont", "against": "exam.jsonl"}]}
+    assert prepare(tmp_path, steps).returncode == 0
+    made = report(tmp_path)
+    assert made is not None
+    counts = [block["counts"].get("without_ngrams", 0) for one in made.pipeline or [] for block in one["blocks"]]
+    assert sum(counts) == (words < 12)
+
+
 def test_a_dataset_of_a_hub_names_its_rows(tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "train.jsonl").write_text(jsonl(*GOOD, {"text": ""}, *GOOD, {"text": ""}), encoding="utf-8")

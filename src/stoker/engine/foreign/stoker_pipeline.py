@@ -159,7 +159,10 @@ class EvalIndex(NGramsDecontIndexer):
         hashes: set[int] = set()
         for document in data:
             self.stat_update("total")
-            hashes.update(self.compute_hashes(document.text))
+            found = self.compute_hashes(document.text)
+            hashes.update(found)
+            if not found:
+                self.stat_update("without_ngrams")
         found = np.array(sorted(hashes), dtype=self.config.hash_config.np_descr)
         with self.output_folder.open("eval.index.hashes", mode="wb") as file:
             file.write(found.tobytes())

@@ -19,6 +19,8 @@ from datatrove.data import Document
 from datatrove.pipeline.readers import CSVReader, HuggingFaceDatasetReader, JsonlReader, ParquetReader, WarcReader
 
 REFUSED = "refused.json"
+_NAMED = 8
+"""So many keys of a row."""
 _SEPARATORS = {";": "`;`", "\t": "Tab"}
 
 
@@ -80,7 +82,7 @@ class Strict:
         document: Document | None = super().get_document_from_dict(data, source_file, id_in_file)  # type: ignore[misc]
         return document
 
-    def _fault(self, row: Any) -> tuple[str, dict[str, str]] | None:
+    def _fault(self, row: Any) -> tuple[str, dict[str, Any]] | None:
         """Why a row is no document."""
         if not isinstance(row, dict):
             return "row.not_object", {"kind": type(row).__name__}
@@ -89,8 +91,10 @@ class Strict:
         text = row.get("text", "")
         if text and not isinstance(text, str):
             return "row.wrong_type", {"key": "text", "expected": "text"}
+        if "text" not in row:
+            return "row.no_document", {"keys": list(row)[:_NAMED]}
         if not text:
-            return "row.empty" if "text" in row else "row.missing_key", {"key": "text"}
+            return "row.empty", {"key": "text"}
         if cut := next((key for key in ("text", "id") if not _is_unicode(row.get(key))), None):
             return "row.not_unicode", {"key": cut}
         return None
@@ -121,7 +125,7 @@ class Jsonl(Strict, JsonlReader):
                 if line.isspace():
                     continue
                 try:
-                    row = value(line)
+                    row = value(line.rstrip())
                 except json.JSONDecodeError as error:
                     self.bad(path, self.row, "row.not_json", problem=error.msg, column=error.colno)
                 except (ValueError, RecursionError):
