@@ -171,13 +171,13 @@ def test_a_pipeline_that_leaves_nothing_says_what_dropped_it(tmp_path: Path) -> 
     raw_rows(tmp_path, *GOOD)
     done = prepare(tmp_path, {"pipeline": [{"step": "GopherQualityFilter"}]})
     error = json.loads(done.stdout)["error"]
-    assert (error["code"], "Gopher Quality 40" in error["what"]) == ("STK368", True), done.stdout
+    assert (error["code"], "Gopher Quality 40" in error["message"]) == ("STK368", True), done.stdout
     raw_rows(tmp_path, *({"prompt": "a", "completion": text} for text in TEXTS))
     done = prepare(tmp_path, {"pipeline": [{"step": "ExactDedup"}], "on_bad_row": "skip"})
     error = json.loads(done.stdout)["error"]
-    assert (error["code"], "could not be used: 40" in error["what"]) == ("STK368", True), done.stdout
+    assert (error["code"], "could not be used: 40" in error["message"]) == ("STK368", True), done.stdout
     error = json.loads(prepare(tmp_path, {"pipeline": [{"step": "ExactDedup"}]}).stdout)["error"]
-    assert "`prompt` and `completion`" in error["what"], error
+    assert "`prompt`, `completion`" in error["message"], error
 
 
 @pytest.mark.parametrize("words", [3, 20])
