@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepare_case import Case, Prepared, make_tokenizer, write_jsonl
+from prepare_case import Case, Prepared, make_tokenizer, prepare_killed, write_jsonl
 
 from stoker.engine import prepare, sources
 from stoker.engine.row_counts import RowCounts
@@ -48,22 +48,6 @@ def in_small_shards(patch: pytest.MonkeyPatch) -> None:
 
 class Cut(Exception):
     pass
-
-
-def cut_after(commits: int, run_dir: RunDir, patch: pytest.MonkeyPatch) -> None:
-    """Prepare until so many shards are committed."""
-    left, plain = [commits], prepare.PreparePass.commit
-
-    def commit(job: prepare.PreparePass) -> None:
-        plain(job)
-        left[0] -= 1
-        if not left[0]:
-            raise Cut
-
-    with patch.context() as inner:
-        inner.setattr(prepare.PreparePass, "commit", commit)
-        with pytest.raises(Cut):
-            prepare.main(run_dir.path)
 
 
 # ---- sources that change
@@ -178,11 +162,11 @@ def test_a_hub_dataset_of_another_revision_is_read_from_its_beginning(
     hub.mkdir()
     write_jsonl(hub / "train.jsonl", rows(200))
     run_dir = case.make(data={"train": {"path": f"hub:{hub}", "split": "train"}})
-    cut_after(2, run_dir, monkeypatch)
+    prepare_killed(run_dir, 2, monkeypatch)
     prepare.main(run_dir.path)
     assert texts(run_dir) == [row["text"] for row in rows(200)]
     again = case.make("again", data={"train": {"path": f"hub:{hub}", "split": "train"}})
-    cut_after(2, again, monkeypatch)
+    prepare_killed(again, 2, monkeypatch)
     sources.load_hub_dataset.cache_clear()  # as another program would begin
     newer = [*rows(7, "train"), *rows(200)]
     write_jsonl(hub / "train.jsonl", newer)
@@ -199,10 +183,10 @@ def test_a_hub_tokenizer_of_another_revision_reads_from_the_beginning(
     write_jsonl(case.folder / "train.jsonl", rows(200))
     monkeypatch.setattr(prepare.tokenizer, "_of_hub", lambda _: AutoTokenizer.from_pretrained(case.tokenizer))
     run_dir = case.make(tokenizer="owner/name")
-    cut_after(2, run_dir, monkeypatch)
+    prepare_killed(run_dir, 2, monkeypatch)
     mark = run_dir.data / "train" / "shard-00000" / "of the first pass"
     mark.touch()
-    cut_after(1, run_dir, monkeypatch)
+    prepare_killed(run_dir, 1, monkeypatch)
     assert mark.exists(), "it goes on"
     template = case.tokenizer / "chat_template.jinja"
     template.write_text(template.read_text(encoding="utf-8") + "{# another #}", encoding="utf-8")
@@ -264,7 +248,7 @@ def test_a_new_beginning_that_was_cut_is_not_taken_for_the_old_pass(
     in_small_shards(monkeypatch)
     write_jsonl(case.folder / "train.jsonl", rows(200))
     run_dir = case.make()
-    cut_after(2, run_dir, monkeypatch)
+    prepare_killed(run_dir, 2, monkeypatch)
 
     plain, other = shutil.rmtree, case.make(data={"length": 64})
 
@@ -285,7 +269,7 @@ def test_a_pass_without_its_shards_begins_anew(case: Case, monkeypatch: pytest.M
     in_small_shards(monkeypatch)
     write_jsonl(case.folder / "train.jsonl", rows(200))
     run_dir = case.make()
-    cut_after(3, run_dir, monkeypatch)
+    prepare_killed(run_dir, 3, monkeypatch)
     shutil.rmtree(run_dir.data / "train" / "shard-00001")
     prepare.main(run_dir.path)
     assert texts(run_dir) == [row["text"] for row in rows(200)]

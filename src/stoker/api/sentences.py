@@ -6,8 +6,6 @@ from typing import Any
 
 from stoker import messages
 
-_LISTED = 5
-
 
 def to_log(key: str, /, **fields: Any) -> None:
     """Into the log named `stoker`: for Python programs, which decide themselves what is shown."""
@@ -15,6 +13,5 @@ def to_log(key: str, /, **fields: Any) -> None:
 
 
 def listed(names: Sequence[str]) -> list[str]:
-    """Names for a sentence; of many the first, and how many more."""
-    more = [f"+ {len(names) - _LISTED}"] if len(names) > _LISTED else []
-    return [*(f"`{name}`" for name in names[:_LISTED]), *more]
+    """Names for a sentence, each as it is written; of many the first, and how many more."""
+    return messages.shortened([f"`{name}`" for name in names])

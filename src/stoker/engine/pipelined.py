@@ -1,6 +1,7 @@
 """Rows that come from `data.pipeline`: the files that datatrove wrote take the place of the sources."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from stoker.config.data_section import Source
@@ -12,9 +13,12 @@ from stoker.rundir.layout import RunDir
 
 
 def train_files(run_dir: RunDir) -> Callable[[int, Source], list[File]]:
-    """The output's files of a source, by its number."""
+    """The output's files of a source, by its number; a document is in one of them."""
     job, result = _finished(run_dir)
-    output = pipeline_output.place(run_dir) / "output"
+    place = pipeline_output.place(run_dir)
+    if not any(size for size, _ in result.files.values()):
+        raise _nothing_left(result, place)
+    output = place / "output"
 
     def of_source(number: int, source: Source) -> list[File]:
         paths = [output / name for name in pipeline_output.of_source(job, result, number)]
@@ -23,11 +27,7 @@ def train_files(run_dir: RunDir) -> Callable[[int, Source], list[File]]:
     return of_source
 
 
-def require_rows(run_dir: RunDir) -> None:
-    """The pipeline left a document."""
-    _, result = _finished(run_dir)
-    if any(size for size, _ in result.files.values()):
-        return
+def _nothing_left(result: PipelineResult, place: Path) -> StokerError:
     dropped = [
         f"{pipeline_output.title(block)} {block['counts']['dropped']}"
         for stage in result.stages
@@ -35,8 +35,7 @@ def require_rows(run_dir: RunDir) -> None:
         if block["counts"].get("dropped")
     ]
     bad = pipeline_output.num_bad(result.stages)
-    place = pipeline_output.place(run_dir)
-    raise StokerError("STK368", dropped=dropped or ["0"], bad=bad, folder=place)
+    return StokerError("STK368", dropped=dropped or ["0"], bad=bad, folder=place)
 
 
 def digests(run_dir: RunDir) -> list[str]:

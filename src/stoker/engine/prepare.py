@@ -66,8 +66,6 @@ _WEIGHT, _TEXT = 2, 3
 _LOCK_TRIES = 25
 """Five seconds: a process whose command was killed ends soon."""
 _LOOK_SECONDS = 0.5
-_NAMED = 5
-"""So many of the files that changed."""
 
 
 @dataclass
@@ -156,8 +154,6 @@ def _others(run_dir: RunDir, run: Run) -> list[str]:
 def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
     data, folder, facts = run_dir.data, run_dir.folder(), objectives.facts(run.train.objective)
     inputs_ = _inputs(run_dir, run, folder)
-    if run.data.pipeline:
-        pipelined.require_rows(run_dir)
     sources.check(run, inputs_)
     made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
     writers = {
@@ -197,7 +193,8 @@ def _inputs(run_dir: RunDir, run: Run, folder: Path) -> list[Input]:
 
 def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
     """The text of all training rows, for the tokenizer. Bad rows are skipped here and reported by the pass itself."""
-    train = [file for one in inputs_ if one.split == "train" for file in one.files]
+    read = [one for one in inputs_ if one.split == "train"]
+    train = [file for one in read for file in one.files]
     share = _TOKENIZER_CHARACTERS / max(1, sum(file.size_bytes for file in train))
     number, is_text, bad = 0, False, None
     for file in train:
@@ -213,9 +210,12 @@ def _training_texts(run: Run, inputs_: list[Input]) -> Iterator[list[str]]:
                 is_text = is_text or bool(found)
                 yield found
             number += 1
-    if not is_text:  # else the tokenizer would be refused for what no row is to blame for
-        label, place, why = bad or ("", 0, None)
-        raise row_files.unusable(row_files.place(label, place), why.reason, why.text) if why else sources.empty(inputs_)
+    if is_text:
+        return
+    if bad is None:
+        raise sources.empty(read)
+    label, place, why = bad  # not the vocabulary, which no text could fill
+    raise row_files.unusable(row_files.place(label, place), why.reason, why.text)
 
 
 # ---- read
@@ -407,8 +407,7 @@ def _require_same_sources(job: PreparePass) -> None:
         changed += [one.label for each in job.inputs for one in each.files if one.path and one.label not in known]
     if changed:
         pass_state.discard(job.data)
-        more = [f"+ {len(changed) - _NAMED}"] if len(changed) > _NAMED else []
-        raise StokerError("STK366", changed[0], changed=[*changed[:_NAMED], *more])
+        raise StokerError("STK366", changed[0], changed=messages.shortened(changed))
 
 
 def _finish(job: PreparePass) -> None:

@@ -120,32 +120,32 @@ def _hub_dataset(source: Source) -> Any:
 
 
 @functools.cache  # one revision in a program, which reads it twice
-def load_hub_dataset(path: str, config: str | None, split: str | None) -> Any:
+def load_hub_dataset(path: str, config: str | None, split: str) -> Any:
     """A dataset of a hub, as it is when it is first asked for."""
     hub, _, name = path.partition(":")
-    return (_from_modelscope if hub == "modelscope" else _from_hub)(name, Source(path=path, config=config, split=split))
+    return (_from_modelscope if hub == "modelscope" else _from_hub)(path, name, config, split)
 
 
-def _from_hub(name: str, source: Source) -> Any:
+def _from_hub(path: str, name: str, config: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise StokerError("STK309", path=source.path, package="datasets") from error
+        raise StokerError("STK309", path=path, package="datasets") from error
     try:
-        return datasets.load_dataset(name, source.config, split=source.split)
+        return datasets.load_dataset(name, config, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise StokerError("STK310", path=source.path, reason=_first_line(error)) from error
+        raise StokerError("STK310", path=path, reason=_first_line(error)) from error
 
 
-def _from_modelscope(name: str, source: Source) -> Any:
+def _from_modelscope(path: str, name: str, config: str | None, split: str) -> Any:
     try:
         from modelscope.msdatasets import MsDataset
     except ImportError as error:
-        raise StokerError("STK309", path=source.path, package="modelscope") from error
+        raise StokerError("STK309", path=path, package="modelscope") from error
     try:
-        dataset = MsDataset.load(name, subset_name=source.config, split=source.split)
+        dataset = MsDataset.load(name, subset_name=config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
-        raise StokerError("STK310", path=source.path, reason=_first_line(error)) from error
+        raise StokerError("STK310", path=path, reason=_first_line(error)) from error
     return dataset.to_hf_dataset() if isinstance(dataset, MsDataset) else dataset
 
 

@@ -4,6 +4,7 @@ What `prepare` needs of it, in one small type. Loading transformers takes second
 well, so a tokenizer trained here needs neither, and a plain folder only the former.
 """
 
+import functools
 import hashlib
 import json
 import shutil
@@ -93,9 +94,8 @@ def for_run(run: Run, folder: Path, target: Path, texts: Callable[[], Iterator[l
             made = train(texts(), run.tokenizer.vocab, run.model.shape)
             _save(target, lambda aside: _write_trained(aside, made))
         return _trained(target)
-    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
-    local = Path(inputs.model_path(name, folder))
-    opened = _open(name, local if local.is_absolute() else None)
+    name, local = _place(run, folder)
+    opened = _open(name, local)
     if not target.exists():
         _save(target, lambda aside: write(opened, aside))
     return described(name, opened)
@@ -105,8 +105,8 @@ def hub_fingerprint(run: Run, folder: Path) -> str | None:
     """Of a tokenizer that is read from a hub; of others nothing else can change than files and rows."""
     if isinstance(run.tokenizer, TrainTokenizer):
         return None
-    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
-    if Path(inputs.model_path(name, folder)).is_absolute():
+    name, local = _place(run, folder)
+    if local is not None:
         return None
     made = described(name, _open(name, None))
     facts = [made.backend.to_str(), made.bos, made.eos, made.template, sorted(map(str, made.template_fields.items()))]
@@ -117,9 +117,8 @@ def require_same(run: Run, folder: Path, prepared: Path, where: str) -> None:
     """The tokenizer that a set was prepared with gives the same tokens as the run's own."""
     if isinstance(run.tokenizer, TrainTokenizer):
         return  # the set's is the run's
-    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
-    local = Path(inputs.model_path(name, folder))
-    own = described(name, _open(name, local if local.is_absolute() else None)).backend
+    name, local = _place(run, folder)
+    own = described(name, _open(name, local)).backend
     other = tokenizers.Tokenizer.from_file(str(prepared / "tokenizer.json"))
     said = [[one.encode(text).ids for text in _PROBES] for one in (own, other)]
     if own.get_vocab() != other.get_vocab() or said[0] != said[1]:
@@ -202,6 +201,14 @@ def _trained(folder: Path) -> Tokenizer:
 # ---- anyone else's
 
 
+def _place(run: Run, folder: Path) -> tuple[str, Path | None]:
+    """The name of a tokenizer that is not trained here, and its folder; None for one of a hub."""
+    assert not isinstance(run.tokenizer, TrainTokenizer)
+    name = str(run.model) if run.tokenizer == "auto" else run.tokenizer
+    local = Path(inputs.model_path(name, folder))
+    return name, local if local.is_absolute() else None
+
+
 def _open(name: str, local: Path | None) -> Any:
     """The tokenizer as transformers has it; no code of a model repository is run."""
     if local is None:
@@ -216,6 +223,7 @@ def _open(name: str, local: Path | None) -> Any:
         return AutoTokenizer.from_pretrained(local, trust_remote_code=False)
 
 
+@functools.cache  # one revision in a program, which first asks for its fingerprint
 def _of_hub(name: str) -> Any:
     """The tokenizer of a model of the hub; an OSError is of the way there, and transformers names no mirror."""
     from transformers import AutoTokenizer

@@ -38,12 +38,12 @@ def run(run_dir: RunDir, on_event: EventCallback) -> None:
         run_dir: The run directory.
         on_event: Gets `{"event": "pipeline", "stage": ..., "done": ...}` (completed tasks of a stage) now and then.
     """
-    if not run_dir.run().data.pipeline:
+    asked = run_dir.run()
+    if not asked.data.pipeline:
         return
     place = pipeline_output.place(run_dir)
     found = pipeline_output.read(place)
-    may_skip = run_dir.run().data.on_bad_row == "skip"
-    if found and (may_skip or not pipeline_output.num_bad(found[1].stages)):
+    if found and (asked.data.on_bad_row == "skip" or not pipeline_output.num_bad(found[1].stages)):
         return
     python = tools.require(tools.DATATROVE)
     job = _job(run_dir, place, tools.version(python, "datatrove"))
@@ -60,7 +60,7 @@ def run(run_dir: RunDir, on_event: EventCallback) -> None:
         code = _watch(starting.start(words, log, detached=False), place, on_event)
     if pipeline_output.place(run_dir) != place:
         shutil.rmtree(place, ignore_errors=True)
-        raise StokerError("STK366", changed=[one.path for one in inputs.train_sources(run_dir.run())])
+        raise StokerError("STK366", changed=[one.path for one in inputs.train_sources(asked)])
     if code == 0 and pipeline_output.read(place):
         return
     if refused.exists():

@@ -6,7 +6,7 @@ Changes when a sentence changes. Callers name a key and give fields; they never 
 import functools
 import locale
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker import env
@@ -16,6 +16,7 @@ from stoker.messages.zh import CHINESE
 CATALOGUES: dict[str, dict[str, str]] = {"en": ENGLISH, "zh": CHINESE}
 MessageCallback = Callable[..., None]
 """Called with a key of the catalogue and its fields, by functions that print nothing themselves."""
+_LISTED = 5
 
 
 @functools.cache
@@ -46,6 +47,12 @@ def named(kind: str, key: str) -> str:
 def text(key: str, /, **fields: Any) -> str:
     """The sentence for `key` in the user's language, with its fields filled in."""
     return in_language(language(), key, **fields)
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """Names for a sentence: of many the first, and how many more."""
+    more = [f"+ {len(names) - _LISTED}"] if len(names) > _LISTED else []
+    return [*names[:_LISTED], *more]
 
 
 def in_language(language: str, key: str, /, **fields: Any) -> str:

@@ -199,6 +199,12 @@ DATA_CASES: dict[str, DataCase] = {
         [err("STK364", "run.yaml:4: data.train")],
         "{train: bpe, vocab: 300}",
     ),
+    "a table without rows beside eval rows, and a tokenizer to train": DataCase(
+        "{train: a.csv, eval: b.jsonl}",
+        {"a.csv": b"prompt,completion\n", "b.jsonl": jsonl(GOOD)},
+        [err("STK364", "run.yaml:4: data.train", "`a.csv` is empty")],
+        "{train: bpe, vocab: 300}",
+    ),
     "a vocabulary the text cannot fill": DataCase(
         "train: a.txt",
         {"a.txt": b"hello"},

@@ -24,6 +24,7 @@ from stoker.rows import pipeline_output
 from stoker.rundir import prepared
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report
+from stoker.supervise import starting
 
 pytestmark = pytest.mark.skipif(tools.find(tools.DATATROVE) is None, reason="no datatrove environment")
 TEXTS = [f"wagon {number} of a long goods train" for number in range(40)]
@@ -210,8 +211,16 @@ def test_sources_that_change_while_a_pipeline_reads_them_are_refused(
     monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
     run_dir = RunDir(tmp_path / "runs" / "run")
     shutil.rmtree(run_dir.path / "pipeline")
-    with pytest.raises(StokerError, match="STK366"):
-        pipeline.run(run_dir, lambda _: raw_rows(tmp_path, *GOOD, *GOOD))
+    plain = starting.start
+
+    def changed_meanwhile(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        raw_rows(tmp_path, *GOOD, *GOOD)
+        return plain(*words, **options)
+
+    with monkeypatch.context() as inner:
+        inner.setattr(starting, "start", changed_meanwhile)
+        with pytest.raises(StokerError, match="STK366"):
+            pipeline.run(run_dir, lambda _: None)
     assert list((run_dir.path / "pipeline").iterdir()) == []
     raw_rows(tmp_path, *GOOD)
     assert prepare(tmp_path, steps).returncode == 0
