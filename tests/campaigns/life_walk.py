@@ -138,12 +138,15 @@ class Walk:
         run, found = machine.runs / folder, [""]
 
         def seen() -> bool:
-            new = [one for one in life.events(run) if one["at"] >= since]
+            every = life.events(run)
+            new = [one for one in every if one["at"] >= since]
             errors = [one["error"]["code"] for one in new if one["event"] == "error"]
             ended = life.record(run, "supervisor.json").get("state")
+            last = [one.get("status") for one in every if one["event"] in ("attempt", "end")][-1:]
+            is_done = ended == "done" or last == ["done"]  # its supervisor may have died before it could say so
             if sum(one["event"] == "step" for one in new) >= 2:
                 found[0] = "goes on"
-            elif ended == "done" and not machine.programs("stoker.supervise.supervisor"):
+            elif is_done and not machine.programs("stoker.supervise.supervisor"):
                 found[0] = "done"
             elif ended == "failed" and errors:
                 found[0] = f"refused {errors[-1]}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker import messages
 from stoker.config.objectives import ObjectiveFacts
-from stoker.engine import sentinel, template_limits
+from stoker.engine import long_texts, sentinel, template_limits
 from stoker.engine.sentinel import Reading, Span, Spans
 from stoker.engine.tokenizer import Tokenizer
 from stoker.rows.formats import Chat, Message, Pair, Text
@@ -69,9 +69,8 @@ class Renderer:
     def tokens(self, documents: Sequence[Answer | BadRow]) -> list[np.ndarray | BadRow]:
         """The tokens of each document; an untrained one is stored as ~id. Bad rows pass through."""
         rendered = self._render(documents)
-        usable = [one for one in rendered if isinstance(one, Rendered)]
-        encodings = iter(self._encode(usable))
-        return [one if isinstance(one, BadRow) else self._marked_tokens(one, next(encodings)) for one in rendered]
+        made = iter(self._tokens([one for one in rendered if isinstance(one, Rendered)]))
+        return [one if isinstance(one, BadRow) else self._with_ends(one, next(made)) for one in rendered]
 
     # ---- text and spans
 
@@ -266,21 +265,24 @@ class Renderer:
 
     # ---- tokens
 
-    def _encode(self, rendered: list[Rendered]) -> list[Any]:
-        texts = [one.text for one in rendered]
+    def _tokens(self, rendered: list[Rendered]) -> list[np.ndarray]:
+        texts, encoder = [one.text for one in rendered], self._tokenizer.backend
         if all(one.spans == [(0, len(one.text))] for one in rendered):
-            return self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
-        return self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+            return long_texts.ids(encoder, texts)
+        encodings = encoder.encode_batch(texts, add_special_tokens=False)
+        return [self._marked_tokens(one, made) for one, made in zip(rendered, encodings, strict=True)]
 
     def _marked_tokens(self, rendered: Rendered, encoding: Any) -> np.ndarray:
         ids = np.array(encoding.ids, dtype=np.int32)
         if rendered.spans == [(0, len(rendered.text))]:
-            tokens = ids
-        else:
-            tokens = ~ids
-            for span in rendered.spans:
-                first, end = token_range(encoding, span, self._special_ids)
-                tokens[first:end] = ids[first:end]
+            return ids
+        tokens = ~ids
+        for span in rendered.spans:
+            first, end = token_range(encoding, span, self._special_ids)
+            tokens[first:end] = ids[first:end]
+        return tokens
+
+    def _with_ends(self, rendered: Rendered, tokens: np.ndarray) -> np.ndarray:
         front = [self._tokenizer.bos] if rendered.bos and self._tokenizer.bos is not None else []
         back = [self._tokenizer.end_of_text()] if rendered.eos else []
         if front or back:

@@ -6,7 +6,7 @@ that are compared at most; what is larger is a corpus, for which `data.pipeline`
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -126,15 +126,16 @@ def _compared(gathered: _Gathered) -> SurveyedRows:
     gathered.parts.clear()
     firsts, groups = _groups(facts)
     too_many = int(facts.counts.sum(dtype=np.int64)) > near_duplicates.MOST_PAIRS
+    near = np.empty((0, 2), dtype=np.int64) if too_many else _near(facts, firsts)
     return SurveyedRows(
-        facts=facts,
+        facts=replace(facts, pairs=facts.pairs[:0].copy()),  # nothing asks for them again, and the pass is long
         files=files,
         file_of=file_of,
         source_of=source_of,
         unit_of=np.arange(len(source_of)) - np.searchsorted(source_of, source_of),
         groups=groups,
         num_groups=len(firsts),
-        near=np.empty((0, 2), dtype=np.int64) if too_many else _near(facts, firsts),
+        near=near,
         near_skipped="survey.near_skipped" if too_many else None,
     )
 
