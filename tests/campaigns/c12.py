@@ -485,7 +485,7 @@ class Case:
             self._bring_from_store()
         self.final = _sha(self.world.home / "artifacts/final")
         if not self.final:
-            self._wrong("stopped too early", "the box was off before its result stood elsewhere")
+            self._wrong("stopped too early", f"the box was off before its result stood elsewhere; {self._held()}")
         elif self.world.expected and self.final != self.world.expected:
             self._wrong("other bits", f"other bits: {self.final}, expected {self.world.expected}")
 
@@ -503,6 +503,16 @@ class Case:
     def _wrong(self, mark: str, what: str) -> None:
         self.marks.append(mark)
         self.wrong.append(what)
+
+    def _held(self) -> str:
+        """What either side has of the result, and what the box was told that the laptop has."""
+        both = {"here": self.world.home, "there": self.world.run}
+        found = {
+            name: sorted(str(path.relative_to(run)) for path in (run / "artifacts").rglob("*"))
+            for name, run in both.items()
+        }
+        record = self.world.run / "pulled.json"
+        return f"{found}; {record.read_text(encoding='utf-8') if record.exists() else 'no record'}"
 
     def _last_words(self) -> str:
         logs = [self.world.run / name for name in ("supervisor.json", "settled.json", "logs/settle.log")]
