@@ -1,8 +1,8 @@
 """The tokens of texts of any length: a long one is encoded in pieces, which gives the same tokens in less memory.
 
-`tokenizers` holds some 250 bytes for each character of the text that it encodes, 1 GiB for a row of four million. A
-text is cut behind a word if what stands around that place has the same tokens in one and in two; so a tokenizer that
-puts something before every text, say, cuts where it does not show, or nowhere.
+`tokenizers` holds 140 to 190 bytes for each character of the text that it encodes: half a GiB, or more, for a row of
+four million. A text is cut behind a word if what stands around that place has the same tokens in one and in two; so a
+tokenizer that puts something before every text, say, cuts where it does not show, or nowhere.
 """
 
 import itertools

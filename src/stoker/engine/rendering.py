@@ -50,6 +50,11 @@ class Rendered:
     eos: bool = False
     """End it with the end-of-text token; trained."""
 
+    @property
+    def is_all_trained(self) -> bool:
+        """Nothing of it is context."""
+        return self.spans == [(0, len(self.text))]
+
 
 class Renderer:
     """Renders and tokenises documents."""
@@ -267,14 +272,14 @@ class Renderer:
 
     def _tokens(self, rendered: list[Rendered]) -> list[np.ndarray]:
         texts, encoder = [one.text for one in rendered], self._tokenizer.backend
-        if all(one.spans == [(0, len(one.text))] for one in rendered):
+        if all(one.is_all_trained for one in rendered):
             return long_texts.ids(encoder, texts)
         encodings = encoder.encode_batch(texts, add_special_tokens=False)
         return [self._marked_tokens(one, made) for one, made in zip(rendered, encodings, strict=True)]
 
     def _marked_tokens(self, rendered: Rendered, encoding: Any) -> np.ndarray:
         ids = np.array(encoding.ids, dtype=np.int32)
-        if rendered.spans == [(0, len(rendered.text))]:
+        if rendered.is_all_trained:
             return ids
         tokens = ~ids
         for span in rendered.spans:
