@@ -115,6 +115,12 @@ def traced(save: Callable[[], int], trace: Path, *inject: str) -> int:
     return code
 
 
+def digests(folder: Path, step: int) -> dict[str, str]:
+    """Digests of what a checkpoint holds."""
+    found = next(one for one in checkpoints.committed(folder) if one.step == step)
+    return {name: entry.sha256 for name, entry in found.commit.files.items()}
+
+
 def injected(trace: Path) -> bool:
     """Whether the fault was met."""
     return "(INJECTED)" in trace.read_text(errors="replace")

@@ -53,8 +53,8 @@ def _all(
     for _ in range(2):
         with at_save.copy_of(run_dir.checkpoints, work) as folder:
             assert at_save.traced(lambda: _save(saver, job, folder), trace) == 0
-            wanted = _files(folder, STEP)
-            before = _files(run_dir.checkpoints, STEP - 2)
+            wanted = at_save.digests(folder, STEP)
+            before = at_save.digests(run_dir.checkpoints, STEP - 2)
             listed.append(at_save.calls(trace))
     # On a busy machine one save was seen to make two more `newfstatat` than others: only what both make comes again.
     points = [point for point in listed[0] if point in listed[1]]
@@ -96,10 +96,4 @@ def _judge(folder: Path, wanted: dict[str, Any], before: dict[str, Any]) -> tupl
     if any(path.name.startswith(".step-") for path in folder.iterdir()):
         return "something is left aside", found.step
     expected = {STEP: wanted, STEP - 2: before}.get(found.step)
-    return ("" if _files(folder, found.step) == expected else f"step {found.step} differs"), found.step
-
-
-def _files(folder: Path, step: int) -> dict[str, Any]:
-    """Digests of what a checkpoint holds."""
-    found = next(one for one in checkpoints.committed(folder) if one.step == step)
-    return {name: entry.sha256 for name, entry in found.commit.files.items()}
+    return ("" if at_save.digests(folder, found.step) == expected else f"step {found.step} differs"), found.step

@@ -2,9 +2,10 @@
 
 Most points are single saves with one system call failing (strace); the others are whole trainings on a small disk that
 fills up, runs out of inodes, turns read-only or refuses large files at a random moment. The last good checkpoint must
-stay, the save is dropped with a message that names the bytes, training goes on or ends with 75, a start while the disk
-still fails is a named error, and the run ends as one that was never touched. A point counts where its fault was met.
-Control: the old checkpoint goes before the new one is committed. Linux, root, strace.
+stay, the save is dropped with a message that names the bytes and is whole when it is tried again, training goes on or
+ends with 75, a start while the disk still fails is a named error, and the run ends as one that was never touched. A
+point counts where its fault was met. Control: the old checkpoint goes before the new one is committed. Linux, root,
+strace.
 """
 
 import contextlib
@@ -47,6 +48,8 @@ WRITES = {
 }
 WRITES |= {"renameat", "mkdir", "mkdirat", "copy_file_range"}
 FAULTS = ("full", "no inodes", "read-only", "large files")
+METHODS = ("lora", "full", "scratch")
+"""Adapters, models that were loaded and models from nothing are written by different code."""
 LASTING = ("full", "no inodes", "read-only")
 """Those that a new start meets as well."""
 WHOLE_EVERY = 8
@@ -58,16 +61,26 @@ TMPFS_BYTES = 192 << 20
 def run(campaign: Campaign) -> None:
     base = tiny_run.make_base_model(campaign.folder / "base", dropout=0.1)
     whole = max(2, campaign.n // WHOLE_EVERY)
-    template = trainings.make(campaign.folder / "run", trainings.text(base))
-    for ranks, share in ((1, campaign.n - whole - (campaign.n - whole) // 4), (2, (campaign.n - whole) // 4)):
-        run_dir = trainings.make(campaign.folder / f"ranks{ranks}", trainings.text(base, ranks=ranks))
-        _single_saves(campaign, run_dir, share, f"{ranks} rank")
-    attempt = trainings.start(trainings.again(template, campaign.folder / "whole"))
-    assert attempt.wait() == 0
-    wanted = trainings.outcome(attempt.run_dir)
+    quarter = (campaign.n - whole) // 4
+    for way, method, ranks, share in (
+        ("1 rank", "lora", 1, campaign.n - whole - 2 * quarter),
+        ("2 rank", "lora", 2, quarter),
+        ("1 rank, from scratch", "scratch", 1, quarter),
+    ):
+        run_dir = trainings.make(campaign.folder / way, trainings.text(base, method=method, ranks=ranks))
+        _single_saves(campaign, run_dir, share, way)
+    templates = {
+        method: trainings.make(campaign.folder / method, trainings.text(base, method=method)) for method in METHODS
+    }
+    wanted = {}
+    for method, template in templates.items():
+        attempt = trainings.start(trainings.again(template, campaign.folder / f"whole-{method}"))
+        assert attempt.wait() == 0
+        wanted[method] = trainings.outcome(attempt.run_dir)
     number = 0
     while campaign.done < campaign.n and number < 4 * whole and not campaign.hopeless:
-        _whole_run(campaign, number, template, wanted)
+        method = METHODS[(number + number // len(FAULTS)) % len(METHODS)]
+        _whole_run(campaign, number, method, templates[method], wanted[method])
         number += 1
     missing = [fault for fault in FAULTS if whole >= len(FAULTS) and not campaign.counts[f"fault: {fault}"]]
     if missing:
@@ -98,14 +111,15 @@ def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: SaveJ
     """In the training process, at its save."""
     trace, work = campaign.folder / "trace", campaign.folder / "work"
     with at_save.copy_of(run_dir.checkpoints, work) as folder:
-        _one(saver, job, folder, trace, traced=False)  # what is imported on the way is imported now
+        _one(saver, job, folder, trace, {}, traced=False)  # what is imported on the way is imported now
+        whole = at_save.digests(folder, STEP)
     with at_save.copy_of(run_dir.checkpoints, work) as folder:
-        code, _, wrong = _one(saver, job, folder, trace)
+        code, _, wrong = _one(saver, job, folder, trace, whole)
         assert (code, wrong) == (0, "")
         points = [point for point in at_save.calls(trace, writing=True, below=str(work)) if point[0] in WRITES]
     late = [point for point in points if point[0] in ("pwrite64", "write", "fsync")]
     random, done = campaign.random(way), 0
-    controls = min(CONTROLS, count) if way.startswith("1") else 0
+    controls = min(CONTROLS, count) if way == "1 rank" else 0
     with results.open("a") as out:
         for number in range(3 * (count + controls)):
             if done == count + controls:
@@ -115,7 +129,7 @@ def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: SaveJ
             error = "ENOSPC" if control else random.choice(ERRORS)
             with at_save.copy_of(run_dir.checkpoints, work) as folder:
                 inject = ("-e", f"inject={name}:error={error}:when={nth}")
-                code, first, wrong = _one(saver, job, folder, trace, *inject, control=control)
+                code, first, wrong = _one(saver, job, folder, trace, whole, *inject, control=control)
             met = at_save.injected(trace)
             done += met
             wrong = f"exit code {code} {first} {wrong}" if code else wrong
@@ -125,7 +139,14 @@ def _all(campaign: Campaign, way: str, run_dir: RunDir, saver: Saver, job: SaveJ
 
 
 def _one(
-    saver: Saver, job: SaveJob, folder: Path, trace: Path, *inject: str, traced: bool = True, control: bool = False
+    saver: Saver,
+    job: SaveJob,
+    folder: Path,
+    trace: Path,
+    whole: dict[str, str],
+    *inject: str,
+    traced: bool = True,
+    control: bool = False,
 ) -> tuple[int, str, str]:
     """One try: its exit code, what became of the save, and what is wrong. Nothing of ours is opened under the fault."""
     log, said = folder.with_name("events.jsonl"), trace.with_suffix(".said")
@@ -134,13 +155,13 @@ def _one(
     saver.folder, saver.events, saver.committed = folder, EventLog(log), STEP - 2
     with contextlib.closing(saver.events), said.open("w") as file:
         if not traced:
-            return _try(saver, job, log, file), "", ""
-        code = at_save.traced(lambda: _try(saver, job, log, file, control=control), trace, *inject)
+            return _try(saver, job, log, file, whole), "", ""
+        code = at_save.traced(lambda: _try(saver, job, log, file, whole, control=control), trace, *inject)
     first, _, wrong = said.read_text().strip().partition("|")
     return code, first, wrong or ("" if first else "it said nothing")
 
 
-def _try(saver: Saver, job: SaveJob, log: Path, said: TextIO, *, control: bool = False) -> int:
+def _try(saver: Saver, job: SaveJob, log: Path, said: TextIO, whole: dict[str, str], *, control: bool = False) -> int:
     """Save with a fault, look at what is left, and save again without one."""
     folder = saver.folder
     if control:
@@ -162,6 +183,8 @@ def _try(saver: Saver, job: SaveJob, log: Path, said: TextIO, *, control: bool =
     found, rejected = checkpoints.newest_verified(folder)
     if not wrong and (found is None or found.step != STEP or rejected):
         wrong = f"second try: found {found and found.step}, rejected {rejected}"
+    elif not wrong and at_save.digests(folder, STEP) != whole:
+        wrong = f"step {STEP} differs: {sorted(at_save.digests(folder, STEP).items() ^ whole.items())}"
     said.write(f"{first}|{wrong}")
     said.flush()
     return 0
@@ -170,7 +193,7 @@ def _try(saver: Saver, job: SaveJob, log: Path, said: TextIO, *, control: bool =
 # ---- whole trainings on a disk that fails for a while
 
 
-def _whole_run(campaign: Campaign, number: int, template: RunDir, wanted: Outcome) -> None:
+def _whole_run(campaign: Campaign, number: int, method: str, template: RunDir, wanted: Outcome) -> None:
     random = campaign.random("whole", number)
     fault = FAULTS[number % len(FAULTS)]
     with _disk(campaign.folder / "disk") as disk:
@@ -187,18 +210,18 @@ def _whole_run(campaign: Campaign, number: int, template: RunDir, wanted: Outcom
         wrong = wrong or trainings.difference(trainings.outcome(run_dir), wanted)
         felt = [e for e in events.read(run_dir.events_file) if e["event"] in ("save_failed", "error")]
     if wrong:
-        campaign.fail(["whole", number, fault], wrong)
+        campaign.fail(["whole", number, method, fault], wrong)
     elif not felt:
         campaign.counts["faults nobody felt, not counted"] += 1
         return
-    campaign.case("whole trainings", f"fault: {fault}", *again)
+    campaign.case("whole trainings", f"fault: {fault}", f"method: {method}", *again)
 
 
 def _train_with_fault(
     campaign: Campaign, run_dir: RunDir, disk: Path, fault: str, random: Any
 ) -> tuple[str, int, list[str]]:
     attempt = trainings.start(run_dir, before=_short_pauses)
-    step = random.randint(1, trainings.STEPS * 3 // 4)
+    step = random.randint(1, trainings.STEPS)
     while attempt.running() and _last(run_dir, "step") < step:
         time.sleep(0.005)
     lasts, again = random.choice((0.6, 1.5, 1000.0)), []

@@ -26,7 +26,9 @@ _KEPT = ("run.yaml", "manifest.json", "plan.json", "data")
 
 
 def text(base: Path, *, method: str = "lora", ranks: int = 1, **words: str) -> str:
-    """A run file; `words` replace a line's words by section."""
+    """A run file; `words` replace a line's words by section. By the method `scratch` a model begins from nothing."""
+    new = f"model: {{shape: llama, layers: 2, width: 64, heads: 2}}\ntokenizer: {base}\n"
+    model, method = (new, "full") if method == "scratch" else (f"model: {base}\n", method)
     adapter = ", rank: 4, dropout: 0.1" if method != "full" else ""
     sections = {
         "data": "{train: rows.jsonl, eval: rows.jsonl, length: 64, pack: true}",
@@ -36,7 +38,7 @@ def text(base: Path, *, method: str = "lora", ranks: int = 1, **words: str) -> s
         "where": f"{{micro: 2, processes: {ranks}}}" if ranks > 1 else "{micro: 2}",
         "native": "{trainer: {report_to: []}}",
     } | words
-    return f"model: {base}\n" + "\n".join(f"{key}: {value}" for key, value in sections.items())
+    return model + "\n".join(f"{key}: {value}" for key, value in sections.items())
 
 
 def make(folder: Path, words: str, rows: int = 23, longest: int = 64, eval_rows: int = 3) -> RunDir:

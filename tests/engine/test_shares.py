@@ -125,10 +125,28 @@ def test_a_folder_is_the_one_that_the_class_itself_writes(tmp_path: Path, kind: 
     model = MODELS[kind]()
     written(model, tmp_path / "shares")
     weights = checkpoint.copied_weights(model, Writers().take)
-    checkpoint.save_weights(model, tmp_path / "whole", dict(weights))  # it empties what it is given
+    checkpoint.save_weights(model, tmp_path / "whole", weights)
     (tmp_path / "beside").mkdir()
     checkpoint.weights_writer(model, weights)(tmp_path / "beside")
     assert contents(tmp_path / "shares") == contents(tmp_path / "whole") == contents(tmp_path / "beside")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_write_that_failed_is_tried_again_with_all_of_it(tmp_path: Path, kind: str) -> None:
+    """A run's last save is, on a disk that was full: a checkpoint without its weights was committed."""
+    from stoker.engine import checkpoint
+
+    model = MODELS[kind]()
+    write = checkpoint.weights_writer(model, checkpoint.copied_weights(model, Writers().take))
+    for name in ("undisturbed", "full", "again"):
+        (tmp_path / name).mkdir()
+    checkpoint.weights_writer(model, checkpoint.copied_weights(model, Writers().take))(tmp_path / "undisturbed")
+    (file,) = (name for name in contents(tmp_path / "undisturbed") if name.endswith(".safetensors"))
+    (tmp_path / "full" / file).mkdir()  # nothing can be written there
+    with pytest.raises(Exception, match="Is a directory"):
+        write(tmp_path / "full")
+    write(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "undisturbed")
 
 
 def test_several_files_have_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,10 +140,13 @@ def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
 
 
 def save_weights(model: Any, folder: Path, weights: Tensors) -> None:
-    """Write copied weights or an adapter as transformers and PEFT do: safetensors, training precision."""
+    """Write copied weights or an adapter as transformers and PEFT do: safetensors, training precision.
+
+    What is given stays whole, for a second try after a disk was full: `save_pretrained` empties the dict it gets.
+    """
     # PEFT would ask the hub whether the vocabulary grew; an adapter here never owns the embedding.
     options: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-    model.save_pretrained(folder, state_dict=weights, **options)
+    model.save_pretrained(folder, state_dict=dict(weights), **options)
 
 
 def weights_writer(model: Any, weights: Tensors) -> Callable[[Path], None]:
