@@ -159,7 +159,7 @@ def _reached(start: str, below: dict[str, set[str]]) -> set[str]:
 OPENERS = {
     "rundir/in_place.py",
     "rundir/files.py",
-    "rundir/nodes.py",
+    "launch/nodes.py",
     "store/directory.py",
     "store/s3.py",
     "store/ssh.py",

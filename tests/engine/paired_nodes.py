@@ -9,11 +9,11 @@ from pathlib import Path
 
 import tiny_run
 
-from stoker.launch import plan_inputs
+from stoker.launch import nodes, plan_inputs
+from stoker.launch.nodes import Node
 from stoker.plan.make import make_plan
-from stoker.rundir import files, nodes
+from stoker.rundir import files
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node
 
 ADDRESSES = {"first": "127.0.0.2", "second": "127.0.0.3"}
 ROWS = tiny_run.random_rows(37, seed=1, longest=48, segments=2)  # at batch 8: 5 steps, the last of 5 sequences

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_disk import unreadable
 from prepare_case import Case, Prepared, make_tokenizer, prepare_killed, write_jsonl
 
 from stoker.engine import prepare, sources
 from stoker.engine.row_counts import RowCounts
 from stoker.errors import EXIT_STOPPED, StokerError
-from stoker.rundir import lock, prepared
+from stoker.rundir import file_check, lock, prepared
+from stoker.rundir.files import Unreadable
 from stoker.rundir.layout import RunDir
 
 
@@ -116,6 +118,37 @@ def test_a_source_that_is_moved_away_once_it_was_read_hides_no_change_of_another
     error = raised(run_dir)
     assert (error.code, error.where) == ("STK366", "a.jsonl")
     monkeypatch.undo()
+
+
+def test_a_file_that_is_not_listed_when_it_is_to_be_read_is_missed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network disk that lists half of a folder, or a part of it that is mounted later."""
+    folder = case.folder / "corpus"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        write_jsonl(folder / name, rows(5, name))
+    run_dir, plain = case.make(data={"train": "corpus"}), prepare.row_files.files
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.row_files, "files", lambda *words: plain(*words)[:1])
+        error = raised(run_dir)
+    assert (error.code, error.where) == ("STK366", "corpus/b.jsonl")
+    prepare.main(run_dir.path)
+    assert len(texts(run_dir)) == 10
+
+
+def test_a_position_that_cannot_be_read_for_now_costs_no_shard(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_small_shards(monkeypatch)
+    monkeypatch.setattr(file_check, "_PAUSES_SECONDS", (0.0,))
+    write_jsonl(case.folder / "train.jsonl", rows(100))
+    run_dir = case.make()
+    prepare_killed(run_dir, 2, monkeypatch)
+    shards = sorted((run_dir.data / "train").iterdir())
+    with monkeypatch.context() as patch:
+        unreadable(patch, prepare.pass_state.state_file(run_dir.data))
+        with pytest.raises(Unreadable):
+            prepare.main(run_dir.path)
+    assert sorted((run_dir.data / "train").iterdir()) == shards
+    prepare.main(run_dir.path)
+    assert texts(run_dir) == [row["text"] for row in rows(100)]
 
 
 def test_a_file_that_is_new_in_a_folder_is_of_the_next_set(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

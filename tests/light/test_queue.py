@@ -16,11 +16,11 @@ from stoker.errors import StokerError
 from stoker.hosts import known
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
+from stoker.launch import nodes
 from stoker.places import registry
 from stoker.places.box import Box
 from stoker.places.package import Package
 from stoker.places.queue import Queue
-from stoker.rundir import nodes
 from stoker.rundir.layout import RunDir
 from stoker.supervise import processes
 from stoker.terminal import console

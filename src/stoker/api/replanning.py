@@ -4,10 +4,10 @@ from contextlib import closing
 
 from stoker.api.planning import require_possible
 from stoker.errors import StokerError
-from stoker.launch import plan_inputs
+from stoker.launch import nodes, plan_inputs
 from stoker.plan.make import make_plan
 from stoker.plan.plan import Plan, Rung
-from stoker.rundir import files, nodes
+from stoker.rundir import files
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
 

@@ -8,10 +8,10 @@ from stoker import env
 from stoker.cluster import preflight, slurm_nodes
 from stoker.config.run import Run
 from stoker.errors import StokerError
+from stoker.launch import nodes
+from stoker.launch.nodes import Node, Nodes
 from stoker.messages import MessageCallback
-from stoker.rundir import nodes
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node, Nodes
 from stoker.supervise.wire import Head
 
 JOIN_SECONDS = 600.0

@@ -20,9 +20,10 @@ from typing import Any
 from stoker import env
 from stoker.cluster import preflight
 from stoker.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USER, StokerError
-from stoker.rundir import events, files, nodes
+from stoker.launch import nodes
+from stoker.launch.nodes import Nodes
+from stoker.rundir import events, files
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Nodes
 from stoker.supervise import judge, processes, wire
 from stoker.supervise.wire import Said, WireLine, WireRefused
 

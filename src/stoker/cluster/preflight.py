@@ -28,13 +28,13 @@ from stoker.config.run import Run
 from stoker.errors import StokerError
 from stoker.facts import machine, model_configs
 from stoker.facts.machine import Machine
+from stoker.launch.nodes import Node, Nodes
 from stoker.messages import MessageCallback
 from stoker.plan import choices
 from stoker.plan.plan import Plan
 from stoker.rundir import files, inputs, prepared, safetensors_headers
 from stoker.rundir.events import EventLog
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node, Nodes
 
 MAX_SKEW_SECONDS = 5.0
 """Budgets, deadlines and events use each machine's own clock."""

@@ -8,9 +8,9 @@ from stoker.cluster import interfaces
 from stoker.cluster.interfaces import Interface
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import nodes
+from stoker.launch import nodes
+from stoker.launch.nodes import Node
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node
 from stoker.supervise import processes
 
 _ANSWER_SECONDS = 120.0

@@ -32,7 +32,7 @@ def main(path: Path) -> int:
     whole = not (run_dir.final / merge.ADAPTER_CONFIG).is_file()
     source = run_dir.final if whole else artifacts.folder(run_dir, merge.NAME)
     folder = artifacts.begin(run_dir, NAME)
-    for file in sorted(path for path in source.rglob("*") if path.is_file() and path.name not in _LEFT_OUT):
+    for file in (path for path in files.below(source) if path.name not in _LEFT_OUT):
         _take(file, folder / file.relative_to(source))
     if whole:
         _complete(source, folder)

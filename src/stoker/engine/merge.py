@@ -354,8 +354,8 @@ def _copy_processor(base: Path, folder: Path) -> None:
 
 def _copy_tokenizer(final: Path, folder: Path) -> None:
     """Tokenizer and chat template, byte for byte as trained."""
-    for path in final.rglob("*"):
-        if path.is_file() and path.name not in _ADAPTER_FILES:
+    for path in files.below(final):
+        if path.name not in _ADAPTER_FILES:
             target = folder / path.relative_to(final)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from stoker.rundir import files, prepared, set_list
+from stoker.rundir import file_check, files, prepared, set_list
 from stoker.survey import survey_page
 
 _COUNTS = 2
@@ -54,8 +54,8 @@ class PassState(BaseModel):
 def resume(data: Path, fresh: PassState) -> PassState:
     """The state of a killed pass; of another one, or without its shards, the folder is cleared."""
     try:
-        state = PassState.model_validate(files.read_json(state_file(data)))
-    except (OSError, ValueError):
+        state = PassState.model_validate(file_check.read_json(state_file(data)))
+    except ValueError:
         state = PassState(key="")
     same = (state.key, state.others, state.counts) == (fresh.key, fresh.others, _COUNTS)
     shards_done = [(split, shard["name"]) for split in ("train", "eval") for shard in getattr(state, split)]

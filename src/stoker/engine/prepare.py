@@ -400,11 +400,12 @@ def _rows(job: PreparePass) -> tuple[int, int]:
 def _require_same_sources(job: PreparePass) -> None:
     """What was read is what the report will name: the files that were there when the pass began, as they were then."""
     before = job.state.sources
-    now = inputs.as_now(before, RunDir(job.data.parent).folder())
+    folder = RunDir(job.data.parent).folder()
+    now = inputs.as_now(before, folder)
     changed = [one[0] for one, other in zip(before, now, strict=True) if one != other]
     if not job.run.data.pipeline:
-        known = {one[0] for one in before}
-        changed += [one.label for each in job.inputs for one in each.files if one.path and one.label not in known]
+        known, read = {one[0] for one in before}, {file.label for one in job.inputs for file in one.files if file.path}
+        changed += sorted(read - known) + sorted(known - read - inputs.without_rows(job.run, folder))
     if changed:
         pass_state.discard(job.data)
         raise StokerError("STK366", changed[0], changed=messages.shortened(changed))

@@ -31,7 +31,7 @@ from stoker.engine.known_rows import KnownRows
 from stoker.engine.objective import DESIRED, DIVERGENCE, REFERENCE, answer_log_probs
 from stoker.engine.opened import Opened
 from stoker.errors import StokerError
-from stoker.rundir import files, in_place, training_words
+from stoker.rundir import file_check, files, in_place, training_words
 from stoker.rundir.prepared import Report, Split
 
 _FORMAT = 1
@@ -124,10 +124,7 @@ def _about(opened: Opened) -> dict[str, Any]:
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    try:
-        found = files.read_json(folder / _INDEX)
-    except (OSError, ValueError):
-        return {}
+    found = file_check.read_json(folder / _INDEX)
     return found if isinstance(found, dict) else {}
 
 

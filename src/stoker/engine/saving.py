@@ -225,9 +225,9 @@ class Saver:
         with checkpoints.writing(folder, job.step, renames=self.renames, **job.facts) as aside:
             job.copied.write(aside)
             self.writers.share_out(job.copied.share, aside, self.folder)
-            written = files.folder_bytes(aside)
+            written = sum(path.stat().st_size for path in files.below(aside) if path.suffix == ".safetensors")
             if written < job.copied.bytes:  # the digests that seal it would be of what is there
-                raise RuntimeError(f"{written:,} of {job.copied.bytes:,} bytes of a checkpoint were written")
+                raise OSError(errno.EIO, f"{written:,} of {job.copied.bytes:,} bytes were written", str(aside))
 
     def _commit(self, job: SaveJob) -> None:
         started = time.perf_counter()

@@ -16,13 +16,19 @@ _FIELDS = ("exp_avg", "exp_avg_sq")
 
 
 def copied_weights(model: torch.nn.Module, take: Take) -> dict[str, Any]:
-    """What is taken of the trained weights, gathered."""
+    """What is taken of a model's weights, gathered; of an adapter, only its own."""
+    from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    whole = {name: take(safe_get_full_fp32_param(parameter)) for name, parameter in trained}
-    buffers = {} if hasattr(model, "peft_config") else _persistent_buffers(model, take)
-    return {**whole, **buffers}
+    adapter = hasattr(model, "peft_config")
+    whole: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            whole[name] = take(safe_get_full_fp32_param(parameter))
+        elif not adapter:  # a vision tower, a router's bias: the optimizer has the others' values only
+            with GatheredParameters([parameter]):
+                whole[name] = take(parameter)
+    return {**whole, **({} if adapter else _persistent_buffers(model, take))}
 
 
 def _persistent_buffers(model: torch.nn.Module, take: Take) -> dict[str, Any]:

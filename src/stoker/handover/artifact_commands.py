@@ -140,8 +140,8 @@ def _make_export(run_dir: RunDir, *, adapter: bool) -> Path:
 
 
 def _same_files(one: Path, other: Path) -> bool:
-    names = [path.relative_to(one) for path in _files(one)]
-    return names == [path.relative_to(other) for path in _files(other)] and all(
+    names = [path.relative_to(one) for path in files.below(one)]
+    return names == [path.relative_to(other) for path in files.below(other)] and all(
         (one / name).samefile(other / name) or filecmp.cmp(one / name, other / name, shallow=False) for name in names
     )
 
@@ -158,12 +158,12 @@ def copy(source: Path, target: Path) -> None:
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(source, aside)
-    for path in _files(aside):
+    for path in files.below(aside):
         files.sync_file(path)
     target.mkdir(exist_ok=True)
     for earlier in _exported_files(target):
         earlier.unlink()
-    for path in _files(aside):
+    for path in files.below(aside):
         place = target / path.relative_to(aside)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
@@ -176,10 +176,6 @@ def _exported_files(folder: Path) -> list[Path]:
     for_ollama = ollama.written_files(folder)
     found = [path for path in folder.iterdir() if path.name in for_ollama or publishing.is_of_a_model(path.name)]
     return [path for path in found if not path.is_dir()]
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def quantize(name: str, gguf: str | None, *, int8: bool, gptq: bool, fp8: bool, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from stoker.errors import StokerError
 from stoker.rows import pipeline_output, row_files
 from stoker.rows.pipeline_output import PipelineJob
 from stoker.rows.row_values import BadRow
-from stoker.rundir import files, inputs
+from stoker.rundir import file_check, files, inputs
 from stoker.rundir.events import EventCallback
 from stoker.rundir.layout import RunDir
 from stoker.supervise import starting
@@ -94,8 +94,8 @@ def _goes_on(place: Path, job: PipelineJob) -> bool:
     what it was.
     """
     try:
-        begun = PipelineJob.model_validate(files.read_json(place / "job.json"))
-    except (OSError, ValueError):
+        begun = PipelineJob.model_validate(file_check.read_json(place / "job.json"))
+    except ValueError:
         return False
     same = begun.version == job.version and begun.on_bad_row in ("stop", job.on_bad_row)
     return same and not (place / "done.json").exists()

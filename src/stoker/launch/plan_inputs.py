@@ -20,7 +20,7 @@ from stoker.facts.shapes import ResolvedShape
 from stoker.generating import generated_step
 from stoker.generating.generated_step import AnswerFacts
 from stoker.hosts import mirror_probe
-from stoker.launch import attention_probe, raw_data, weighing
+from stoker.launch import attention_probe, nodes, raw_data, weighing
 from stoker.launch.deadline import deadline
 from stoker.plan import checks, choices, data, money
 from stoker.plan.data import DataFacts
@@ -28,7 +28,7 @@ from stoker.plan.make import Inputs
 from stoker.plan.moves import Earlier
 from stoker.plan.plan import Plan, Reason, Rung
 from stoker.rewards import function_file
-from stoker.rundir import checkpoints, files, layout, nodes, prepared, set_list, training_words
+from stoker.rundir import checkpoints, files, layout, prepared, set_list, training_words
 from stoker.rundir import inputs as paths
 from stoker.rundir.layout import RunDir
 from stoker.rundir.prepared import Report

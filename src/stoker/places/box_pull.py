@@ -45,8 +45,9 @@ def pull(shell: Shell, folder: str, run_dir: RunDir) -> None:
     _require_same_run(shell, folder, run_dir)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     listed = shell.run(
-        f"cd {quote(folder)}; ls -d checkpoints/step-*/COMMIT.json artifacts/final "
-        f"{' '.join(_RECORDS)} 2>/dev/null || true"
+        f"cd {quote(folder)}\n"
+        "for one in checkpoints artifacts; do [ ! -e $one ] || ls $one > /dev/null || exit 2; done\n"
+        f"ls -d checkpoints/step-*/COMMIT.json artifacts/final {' '.join(_RECORDS)} 2>/dev/null || true"
     ).split()
     for name in (one for one in _RECORDS if one in listed):
         _pull_record(shell, folder, name, run_dir)

@@ -173,7 +173,9 @@ def _installed(name: str) -> str:
 
 
 def _below(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    """Every file; what the disk cannot list is an error: from Python 3.12 on pathlib's own search passes over it."""
+    inner = sorted(path.iterdir()) if path.is_dir() else []
+    return [path] if path.is_file() else [file for one in inner for file in _below(one)]
 
 
 def _digest(path: Path) -> str:

@@ -16,14 +16,15 @@ from stoker.errors import StokerError
 from stoker.facts.prices import Offer
 from stoker.hosts.box_facts import BoxFacts
 from stoker.hosts.known import Host
+from stoker.launch import nodes
+from stoker.launch.nodes import Node, Nodes
 from stoker.launch.plan_inputs import Elsewhere
 from stoker.messages import MessageCallback
 from stoker.places.box import LOOK_SECONDS, START_SECONDS, Box
 from stoker.places.package import Package
 from stoker.places.place import Place, Terminal
-from stoker.rundir import files, nodes
+from stoker.rundir import files
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node, Nodes
 
 _FREE_PORT = "import socket, sys; s = socket.socket(); s.bind((sys.argv[1], 0)); print(s.getsockname()[1])"
 

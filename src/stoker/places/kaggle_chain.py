@@ -64,8 +64,12 @@ class Chain(BaseModel):
 
     @property
     def good(self) -> ChainLink | None:
-        """The newest segment that left a checkpoint."""
-        return next((link for link in reversed(self.links) if link.state in ("stopped", "done")), None)
+        """The newest segment that left a checkpoint; one that failed did if it came further than those before it."""
+        good, step = None, 0
+        for link in self.links:
+            if link.state in ("stopped", "done") or (link.state == "failed" and link.step > step):
+                good, step = link, link.step
+        return good
 
     @property
     def step(self) -> int:

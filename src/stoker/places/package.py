@@ -19,7 +19,7 @@ from stoker.config.data_section import Source
 from stoker.config.load import RunFile
 from stoker.config.run import Run
 from stoker.errors import StokerError
-from stoker.rundir import checkpoints, digests, inputs, layout, prepared
+from stoker.rundir import checkpoints, digests, files, inputs, layout, prepared
 from stoker.rundir.layout import RunDir
 
 _BUCKET = (env.AWS_ACCESS_KEY_ID, env.AWS_SECRET_ACCESS_KEY, env.AWS_SESSION_TOKEN, env.AWS_ENDPOINT_URL)
@@ -158,7 +158,7 @@ def _prepared(run_file: RunFile) -> tuple[dict[str, Path], dict[str, str]]:
     report = prepared.current_report(run_dir, run_file.run, run_file.folder)
     if report is None:
         return {}, {}
-    inner = [path for path in run_dir.data.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    inner = [path for path in files.below(run_dir.data) if not path.name.startswith(".")]
     found = {path.relative_to(run_dir.data).as_posix(): path for path in inner}
     return found, {name: digest for name, digest in report.files.items() if name in found}
 
@@ -186,11 +186,8 @@ def _read(run_file: RunFile, *, sources: bool) -> Iterator[tuple[str, Path]]:
     rewards = (one.file for one in run.train.grpo.rewards or ())
     for word in (run.model, run.tokenizer, run.native.deepspeed, run.train.teacher, *rewards):
         if isinstance(word, str) and not word.startswith(inputs.EARLIER_RUN) and (folder / word).exists():
-            yield from ((word, file) for file in _all(folder / word))
-
-
-def _all(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+            full = folder / word
+            yield from ((word, file) for file in ([full] if full.is_file() else files.below(full)))
 
 
 def _arranged(run_file: RunFile, own: list[Path], read: list[tuple[str, Path]]) -> tuple[str, dict[str, Path]]:
@@ -217,6 +214,6 @@ def _earlier(run: Run) -> dict[str, Path]:
 
 def _made(run_dir: RunDir) -> Iterator[tuple[str, Path]]:
     whole = inputs.whole_model(run_dir)
-    other = [run_dir.artifacts / "parity.json", *_all(whole)] if whole != run_dir.final else []
-    for path in (run_dir.run_file, run_dir.manifest_file, *_all(run_dir.final), *other):
+    other = [run_dir.artifacts / "parity.json", *files.below(whole)] if whole != run_dir.final else []
+    for path in (run_dir.run_file, run_dir.manifest_file, *files.below(run_dir.final), *other):
         yield path.relative_to(run_dir.path).as_posix(), path

@@ -65,7 +65,8 @@ code=0
 stoker {words} || code=$?
 
 # SkyPilot gives the machine back when this has ended. So it waits until the store has a verified copy of everything.
-made() {{ [ "$(ls -d "$run"/checkpoints/step-* "$run"/artifacts/final 2>/dev/null)" ]; }}
+made() {{ for one in checkpoints artifacts; do [ ! -e "$run/$one" ] || ls "$run/$one" > /dev/null || return 0; done
+  [ "$(ls -d "$run"/checkpoints/step-* "$run"/artifacts/final 2>/dev/null)" ]; }}
 tries=0
 until ! made || {{ stoker push {name} && stoker verify {name} --from {store}; }}; do
   echo {waiting} >&2

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stoker.config.run import Run
-from stoker.rundir import digests, files, inputs
+from stoker.rundir import digests, file_check, inputs
 from stoker.rundir.layout import RunDir
 
 
@@ -77,11 +77,11 @@ def place(run_dir: RunDir) -> Path:
 def read(place: Path) -> tuple[PipelineJob, PipelineResult] | None:
     """A finished pipeline whose output is all there; None if it is not."""
     try:
-        result = PipelineResult.model_validate(files.read_json(place / "done.json"))
-        job = PipelineJob.model_validate(files.read_json(place / "job.json"))
-    except (OSError, ValueError):
+        result = PipelineResult.model_validate(file_check.read_json(place / "done.json"))
+        job = PipelineJob.model_validate(file_check.read_json(place / "job.json"))
+    except ValueError:
         return None
-    known = digests.of_all(list((place / "output").glob("*.jsonl")))
+    known = digests.of_all([path for path in file_check.inside(place / "output") if path.suffix == ".jsonl"])
     found = {path.name: (path.stat().st_size, one) for path, one in known.items()}
     return (job, result) if found == result.files else None
 

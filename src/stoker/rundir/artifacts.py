@@ -42,9 +42,8 @@ def accept(run_dir: RunDir, name: str) -> Path:
     """Sync what was made and put it in its place, instead of an earlier one."""
     made, place = aside(run_dir, name), folder(run_dir, name)
     made.stat()  # where nothing was made, the earlier one stays in its place
-    for path in made.rglob("*"):
-        if path.is_file():
-            files.sync_file(path)
+    for path in files.below(made):
+        files.sync_file(path)
     earlier = run_dir.artifacts / f".{name}.old"
     shutil.rmtree(earlier, ignore_errors=True)
     if place.exists():
@@ -63,10 +62,9 @@ def is_accepted(run_dir: RunDir, name: str) -> bool:
 
 def entries_of(folder: Path) -> dict[str, FileEntry]:
     """An artifact's files with sizes and digests."""
-    inner = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=files.sha256(path))
-        for path in inner
+        for path in files.below(folder)
     }
 
 

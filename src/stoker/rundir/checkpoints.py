@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from stoker import messages
 from stoker.rundir import file_check, files, in_place
@@ -80,7 +80,7 @@ class Commit(BaseModel):
     """Where the events stood at this step."""
     due: list[str] = []
     """What was to happen at this step and was put off by a stop: `eval`."""
-    files: dict[str, FileEntry]
+    files: dict[str, FileEntry] = Field(min_length=1)
     digest: str = ""
     """Of all the rest: a record that was changed is none."""
 
@@ -180,7 +180,7 @@ def _record(folder: Path, step: int, facts: dict[str, Any]) -> dict[str, Any]:
 def _sync(folder: Path) -> dict[str, FileEntry]:
     """Sync every file and folder below; size and digest of each file. Digests are made while the disk is waited for."""
     ours = (COMMIT_NAME, WRITING_NAME)
-    inner = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in ours)
+    inner = [path for path in files.below(folder) if path.name not in ours]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         synced = [pool.submit(files.sync_file, path) for path in inner]
         digests = [pool.submit(files.sha256, path) for path in inner]
@@ -190,7 +190,7 @@ def _sync(folder: Path) -> dict[str, FileEntry]:
             path.relative_to(folder).as_posix(): FileEntry(bytes=path.stat().st_size, sha256=digest.result())
             for path, digest in zip(inner, digests, strict=True)
         }
-    for below in sorted(path for path in folder.rglob("*") if path.is_dir()):
+    for below in {folder / one for path in inner for one in path.relative_to(folder).parents} - {folder}:
         files.sync_folder(below)
     return entries
 

@@ -6,7 +6,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stoker import messages
 from stoker.rundir import files
@@ -30,6 +30,21 @@ def inside(folder: Path) -> list[Path]:
         return []
 
     return patiently(folder, listed)
+
+
+def read_json(path: Path) -> Any:
+    """A file as JSON; None where there is none, or something else.
+
+    Raises:
+        Unreadable: Where the disk does not say: what it may have is not to be made again over it.
+    """
+
+    def read() -> Any:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            return files.read_json(path)
+        return None
+
+    return patiently(path, read)
 
 
 def wrong(path: Path, name: str, size_bytes: int, sha256: str, *, from_disk: bool) -> str:

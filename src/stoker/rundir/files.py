@@ -205,9 +205,20 @@ def link(source: Path | str, target: Path | str) -> None:
         sync_file(Path(target))
 
 
+def below(folder: Path) -> list[Path]:
+    """Every file below a folder; what the disk cannot list is its error: from Python 3.12 on pathlib passes over it."""
+
+    def listed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    walked = os.walk(folder, onerror=listed)
+    return sorted(path for parent, _, names in walked for name in names if (path := Path(parent, name)).is_file())
+
+
 def folder_bytes(folder: Path) -> int:
     """What the files below a folder take."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in below(folder))
 
 
 def require_room(folder: Path, needed: int) -> None:

@@ -24,6 +24,8 @@ SHIPPED = "recipe:"
 """Files that come with Stoker's recipes."""
 ADAPTER_NAME = "adapter_config.json"
 """A folder with it holds an adapter."""
+_OF_A_DISK = "lost+found"
+"""A folder at the root of every ext4 disk that only its administrator can list."""
 _NOT_TOKENIZER = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index.json"),
     *(".md", ".png", ".jpg", "generation_config.json", "adapter_config.json"),
@@ -149,6 +151,13 @@ def read_files(run: Run, folder: Path) -> list[Path]:
     return [*files, *_tokenizer_files(run, folder)]
 
 
+def without_rows(run: Run, folder: Path) -> set[str]:
+    """Labels of local files that `prepare` reads for something else than rows: a tokenizer's, and lists of datasets."""
+    lists = dataset_info.lists(path for path, _ in named(run))
+    listed = [file for path, kinds in lists for file in expand(path, folder, kinds)]
+    return {label(file, folder) for file in (*listed, *_tokenizer_files(run, folder))}
+
+
 def named(run: Run) -> list[tuple[str, tuple[str, ...]]]:
     """Every source of rows as the run file writes it, and the kinds of files it may be: training data first."""
     found = [*pipeline_reads(run), *([(own.path, SUFFIXES)] if (own := eval_source(run)) else [])]
@@ -208,8 +217,9 @@ def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
     starts = [top]
     while starts:
         links: list[Path] = []
-        for parent, names, _ in (found for start in starts for found in os.walk(start)):
-            names[:] = sorted(name for name in names if hidden or not name.startswith("."))
+        for parent, names, _ in (found for start in starts for found in os.walk(start, onerror=_refuse)):
+            shown = (name for name in names if hidden or not name.startswith("."))
+            names[:] = sorted(name for name in shown if name != _OF_A_DISK)
             if (real := os.path.realpath(parent)) in seen:
                 names.clear()
                 continue
@@ -217,6 +227,12 @@ def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
             yield Path(parent)
             links += [path for path in (Path(parent, name) for name in names) if _leads_elsewhere(path)]
         starts = links
+
+
+def _refuse(error: OSError) -> None:
+    """A folder that cannot be listed is not left out without a word; one that is gone by now is."""
+    if not isinstance(error, FileNotFoundError):
+        raise StokerError("STK121", path=error.filename, reason=error.strerror) from error
 
 
 def _leads_elsewhere(path: Path) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.rundir import files, in_place
+from stoker.rundir import file_check, files, in_place
 
 SEGMENT_BYTES = 1 << 22
 """About 13,000 steps."""
@@ -46,10 +46,7 @@ class EventSegment:
 
 def older(path: Path) -> list[EventSegment]:
     """The segments that were cut off an event log, oldest first."""
-    try:
-        names = sorted(one.name for one in _folder(path).iterdir())
-    except OSError:
-        return []
+    names = sorted(one.name for one in file_check.inside(_folder(path)))
     found = [match for name in names if (match := _NAME.fullmatch(name))]
     return [EventSegment(_folder(path) / match[0], int(match[1]), int(match[2])) for match in found]
 

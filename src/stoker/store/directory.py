@@ -39,8 +39,8 @@ class DirectoryStore:
             raise StokerError("STK652", store=self._root, reason=messages.text("store.no_folder", folder=self._root))
 
         def listed() -> dict[str, int]:
-            found = (path for path in (self._root / folder).rglob("*") if not path.name.startswith("."))
-            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in found if path.is_file()}
+            found = (path for path in files.below(self._root / folder) if not path.name.startswith("."))
+            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in found}
 
         return self._do(listed)
 

@@ -127,7 +127,7 @@ def fetch_files(store: Patient, folder: str, aside: Path, entries: dict[str, Fil
     files.require_room(_existing(aside), max(0, needed - files.folder_bytes(aside)))
     for name, entry in entries.items():
         fetch_named(store, f"{folder}/{name}", aside / name, entry)
-    for path in [path for path in aside.rglob("*") if path.is_file()]:
+    for path in files.below(aside):
         if path.relative_to(aside).as_posix() not in entries:
             path.unlink()
 

@@ -105,7 +105,9 @@ class HubStore:
         """One commit of everything sent, then a comparison with the hub; a fault repeats all of it."""
         if not self._sent:
             return
-        self._commit([addition for addition, _ in self._sent.values()], "files")
+        if additions := [addition for addition, _ in self._sent.values() if addition is not None]:
+            self._commit(additions, "files")
+            self._sent = {name: (None, digest) for name, (_, digest) in self._sent.items()}  # none is taken twice
         sizes = self.names("")
         for name, (_, digest) in self._sent.items():
             if self.sha256(name, sizes.get(name, 0)) != digest:

@@ -282,7 +282,7 @@ def _fetch(store: Patient, aside: Path, listed: SetList, data: Path, progress: P
         fetch.fetch_named(store, set_list.object_name(entry), target, entry)
         passed += entry.bytes
         progress(passed, total)
-    for path in [path for path in aside.rglob("*") if path.is_file()]:
+    for path in files.below(aside):
         if path.relative_to(aside).as_posix() not in wanted:
             path.unlink()
 

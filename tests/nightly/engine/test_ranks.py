@@ -4,8 +4,11 @@ move between shards, eight ranks, DeepSpeed's ZeRO."""
 from pathlib import Path
 
 import pytest
+import tiny_families
 import tiny_run
+import torch
 from ranked_run import make, require_one_training, require_one_training_over_moves, trained
+from safetensors.torch import load_file
 from tiny_run import said
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -68,3 +71,22 @@ def test_zero_goes_on_where_it_was_killed(tmp_path: Path, base: Path, strategy: 
     assert tiny_run.train(killed) == 0, said(killed)
     assert tiny_run.losses(killed) == tiny_run.losses(whole)
     assert tiny_run.weights_sha(killed.final) == tiny_run.weights_sha(whole.final)
+
+
+def test_zero_saves_what_it_does_not_train(tmp_path: Path) -> None:
+    """A vision tower is as it was, and in every checkpoint: none could be taken up again without it."""
+    base = tiny_families.save(tmp_path / "base", "gemma3")
+    where = "micro: 2, arrange: grouped, strategy: zero3, processes: 2"
+    run_dir = make(tmp_path / "run", base, "full", where, "batch: 8, exact: false, eval_every: never")
+    assert tiny_run.train(run_dir, kill_after=3) == -9, said(run_dir)
+    assert tiny_run.train(run_dir) == 0, said(run_dir)
+    before, after = weights(base), weights(run_dir.final)
+    assert set(after) == set(before)
+    tower = [name for name in before if "vision" in name]
+    assert tower
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor) == (name in tower or "projector" in name), name
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")

@@ -21,8 +21,9 @@ import stoker
 from stoker.cluster import interfaces
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.rundir import events, files, layout, nodes, prepared
-from stoker.rundir.nodes import Node
+from stoker.launch import nodes
+from stoker.launch.nodes import Node
+from stoker.rundir import events, files, layout, prepared
 
 RUN = """\
 name: met

@@ -14,9 +14,10 @@ from stoker.cluster.interfaces import Interface
 from stoker.cluster.preflight import Answer, NodeLink
 from stoker.config import load
 from stoker.errors import StokerError
-from stoker.rundir import events, files, layout, nodes
+from stoker.launch import nodes
+from stoker.launch.nodes import Node, Nodes
+from stoker.rundir import events, files, layout
 from stoker.rundir.layout import RunDir
-from stoker.rundir.nodes import Node, Nodes
 
 RUN = """\
 model: {shape: llama, layers: 1, width: 32, heads: 2, ffn: 64, vocab: 300}

@@ -132,6 +132,25 @@ def test_a_pull_brings_the_newest_and_the_best(tmp_path: Path, monkeypatch: pyte
     assert saved(here) == [BEST, NEWEST]
 
 
+def test_a_folder_that_the_box_cannot_list_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = trained(monkeypatch, tmp_path / "box", 6, 7)
+    here = begun(monkeypatch, tmp_path / "laptop")
+    profile = tmp_path / "home" / ".bash_profile"
+    profile.parent.mkdir()
+    monkeypatch.setenv("HOME", str(profile.parent))
+    profile.write_text(
+        "ls() { echo 'ls: checkpoints: Input/output error' >&2; return 2; }\n"
+    )  # a box whose disk is away
+    with pytest.raises(StokerError, match="Input/output error"):
+        box_pull.pull(LocalShell(), str(there.path), here)
+    assert pulled.read(there) is None
+    profile.unlink()
+    box_pull.pull(LocalShell(), str(there.path), here)
+    assert saved(here) == [NEWEST]
+
+
 def test_a_best_that_is_gone_there_is_no_reason_not_to_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = trained(monkeypatch, tmp_path / "box", 6, 7)
     here = begun(monkeypatch, tmp_path / "laptop")

@@ -141,6 +141,15 @@ def test_after_a_lost_segment_the_newest_good_one_is_gone_on_from(tmp_path: Path
     assert not folder.exists()  # nothing is left behind
 
 
+@pytest.mark.parametrize(("step", "source"), [(9, 2), (5, 1), (0, 1)])
+def test_hours_of_a_segment_that_failed_are_not_trained_again(step: int, source: int) -> None:
+    before = _link(1, "stopped", step=5)
+    chain = Chain(id="c", user="me", links=[before, _link(2, "failed", step=step, resumed_step=5)])
+    assert chain.good is not None
+    assert chain.good.number == source
+    assert chain.step == max(5, step)
+
+
 def test_metadata_names_the_segment_before_and_keeps_the_users_fields() -> None:
     kernel = Told(_link(1, "stopped", step=5), dataset_sources=["a/b"], is_private=False, docker_image="x")
     chain = Chain.model_validate_json((layout.runs_folder() / "tiny" / "kaggle.json").read_text())

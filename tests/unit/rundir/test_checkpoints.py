@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_disk import unlistable
 
 from stoker.rundir import checkpoints, file_check, files
 from stoker.rundir.checkpoints import COMMIT_NAME, Checkpoint
@@ -34,6 +35,29 @@ def steps(folder: Path) -> list[int]:
 
 
 # ---- commit
+
+
+def test_what_cannot_be_listed_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pathlib would pass over it from Python 3.12 on, and the record would be of what is left."""
+
+    def save() -> None:
+        with checkpoints.writing(tmp_path, 2, **FACTS) as aside:
+            (aside / "model.safetensors").write_bytes(WEIGHTS)
+            unlistable(monkeypatch, aside)
+
+    with pytest.raises(OSError, match="Input/output"):
+        save()
+    monkeypatch.undo()
+    assert steps(tmp_path) == []
+
+
+def test_a_record_of_no_files_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="files"), checkpoints.writing(tmp_path, 2, **FACTS):
+        pass
+    one = commit(tmp_path, 3)
+    record = files.read_json(one.path / COMMIT_NAME)
+    files.write_json(one.path / COMMIT_NAME, checkpoints.sealed({**record, "files": {}}))
+    assert steps(tmp_path) == []
 
 
 def test_a_commit_lists_every_file_with_size_and_digest(tmp_path: Path) -> None:

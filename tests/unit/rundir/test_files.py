@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_disk import unlistable
 from pydantic import BaseModel
 
 from stoker.errors import StokerError
@@ -157,3 +158,14 @@ def test_a_json_file_that_is_no_record_by_its_size_is_not_read(tmp_path: Path) -
     with pytest.raises(StokerError, match="STK512"):
         files.read_object(path)
     assert files.read_if_any(path) == {}
+
+
+def test_what_a_disk_cannot_list_is_no_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b", "a/d", "a/c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert files.below(tmp_path) == [tmp_path / name for name in ("a/c", "a/d", "b")]
+    assert files.below(tmp_path / "nowhere") == []
+    unlistable(monkeypatch, tmp_path / "a")
+    with pytest.raises(OSError, match="Input/output"):
+        files.below(tmp_path)

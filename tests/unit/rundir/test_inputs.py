@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from failing_disk import unlistable
 
 from stoker.config import load
 from stoker.config.run import Run
@@ -235,3 +236,19 @@ def test_every_file_a_tokenizer_may_read_is_in_the_key(folder: Path, changed: st
     assert key(asked, folder) == before
     (base / changed).write_text("other", encoding="utf-8")
     assert key(asked, folder) != before
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlistable(monkeypatch, folder / "data" / "sub")
+    for path in ("data", "data/**/*.txt"):
+        with pytest.raises(StokerError) as caught:
+            inputs.expand(path, folder)
+        assert (caught.value.code, caught.value.fields["path"]) == ("STK121", str(folder / "data" / "sub"))
+
+
+def test_what_only_the_administrator_of_a_disk_can_list_holds_no_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "data" / "lost+found").mkdir()
+    unlistable(monkeypatch, folder / "data" / "lost+found")
+    assert [path.name for path in inputs.expand("data", folder)] == ["a.csv", "b.jsonl", "c.txt", "d.jsonl.gz"]

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_disk import unlistable
 
-from stoker.rundir import events, segments
+from stoker.rundir import events, file_check, segments
 from stoker.rundir.events import EventLog
+from stoker.rundir.files import Unreadable
 
 FORK = multiprocessing.get_context("fork")
 
@@ -210,3 +212,13 @@ def test_processes_at_once_lose_nothing(path: Path) -> None:
     assert sorted(found) == sorted([*expected(1500), *stored])
     assert [one for one in names(seen) if one[0] != "store"] == expected(1500)
     assert stored <= set(names(events.skim(path)))
+
+
+def test_older_events_that_cannot_be_listed_are_not_taken_for_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By them a start knows which steps were passed over: without a word it would train them."""
+    monkeypatch.setattr(file_check, "_PAUSES_SECONDS", (0.0,))
+    train(path, 1, 200)
+    assert segments.older(path)
+    unlistable(monkeypatch, path.with_suffix(""))
+    with pytest.raises(Unreadable):
+        list(events.read(path))

@@ -165,6 +165,33 @@ def test_a_commit_by_somebody_else_in_between_is_noticed(tmp_path: Path, hub: Si
     assert copies.committed(store, "tiny", store.names("tiny")) == []
 
 
+def test_what_was_shown_and_not_yet_compared_is_not_shown_again(
+    tmp_path: Path, hub: SimulatedHub, store: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface_hub takes no operation a second time: a fault behind the commit is tried again without it."""
+    run_dir = make_run(tmp_path / "box", tmp_path)
+    one, plain, shown = commit(run_dir, 10), hub.create_commit, hub.get_paths_info
+    faults = [HubError(503, "busy")]
+
+    def once(repo_id: str, operations: list[Any], **options: Any) -> None:
+        assert not any(getattr(each, "_is_committed", False) for each in operations)
+        plain(repo_id, operations, **options)
+        for each in operations:
+            each._is_committed = True
+
+    def busy(*words: Any) -> list[Any]:
+        if len(hub.commits) and faults:
+            raise faults.pop()
+        return shown(*words)
+
+    monkeypatch.setattr(hub, "create_commit", once)
+    monkeypatch.setattr(hub, "get_paths_info", busy)
+    push.copy_checkpoint(store, run_dir, one, lease_of(store))
+    assert not faults
+    (examined,) = verification.examine(store, "tiny")["checkpoints"]
+    assert examined["verified"]
+
+
 def test_what_the_hub_holds_otherwise_is_noticed(tmp_path: Path, hub: SimulatedHub, store: Patient) -> None:
     run_dir = make_run(tmp_path / "box", tmp_path)
     one = commit(run_dir, 10)

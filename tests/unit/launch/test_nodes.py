@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from stoker.rundir import nodes
-from stoker.rundir.nodes import Node
+from stoker.launch import nodes
+from stoker.launch.nodes import Node
 
 MACHINES = [Node(name=name, address=f"198.18.0.{i}", interface="lan0") for i, name in enumerate("abc", 1)]
 
