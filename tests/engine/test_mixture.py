@@ -142,9 +142,7 @@ def test_a_source_that_a_pipeline_emptied_keeps_its_place_also_after_a_kill(
         return found
 
     monkeypatch.setattr(prepare, "_inputs", some_inputs)
-    monkeypatch.setattr(
-        prepare, "_require_same_sources", lambda _: None
-    )  # a pipeline's output is no file of its sources
+    monkeypatch.setattr(prepare.sources, "require_all", lambda *_: None)  # not asked where there is a pipeline
     data = {"train": [{"path": name, "epochs": 1} for name in names], "pack": True}
     monkeypatch.setattr(prepare, "SHARD_TOKENS", 60)
     whole = case.prepare(name="whole", data=data).report

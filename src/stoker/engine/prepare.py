@@ -154,6 +154,8 @@ def _others(run_dir: RunDir, run: Run) -> list[str]:
 def _open(run_dir: RunDir, run: Run, state: PassState, events: EventLog) -> PreparePass:
     data, folder, facts = run_dir.data, run_dir.folder(), objectives.facts(run.train.objective)
     inputs_ = _inputs(run_dir, run, folder)
+    if not run.data.pipeline:
+        sources.require_all(run, folder, inputs_, {one[0] for one in state.sources})
     sources.check(run, inputs_)
     made = tokenizer.for_run(run, folder, data / "tokenizer", lambda: _training_texts(run, inputs_))
     writers = {
@@ -400,12 +402,10 @@ def _rows(job: PreparePass) -> tuple[int, int]:
 def _require_same_sources(job: PreparePass) -> None:
     """What was read is what the report will name: the files that were there when the pass began, as they were then."""
     before = job.state.sources
-    folder = RunDir(job.data.parent).folder()
-    now = inputs.as_now(before, folder)
+    now = inputs.as_now(before, RunDir(job.data.parent).folder())
     changed = [one[0] for one, other in zip(before, now, strict=True) if one != other]
     if not job.run.data.pipeline:
-        known, read = {one[0] for one in before}, {file.label for one in job.inputs for file in one.files if file.path}
-        changed += sorted(read - known) + sorted(known - read - inputs.without_rows(job.run, folder))
+        changed += sorted(sources.labels(job.inputs) - {one[0] for one in before})
     if changed:
         pass_state.discard(job.data)
         raise StokerError("STK366", changed[0], changed=messages.shortened(changed))

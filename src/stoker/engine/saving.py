@@ -225,7 +225,7 @@ class Saver:
         with checkpoints.writing(folder, job.step, renames=self.renames, **job.facts) as aside:
             job.copied.write(aside)
             self.writers.share_out(job.copied.share, aside, self.folder)
-            written = sum(path.stat().st_size for path in files.below(aside) if path.suffix == ".safetensors")
+            written = sum(size for path, size in files.sizes_below(aside).items() if path.suffix == ".safetensors")
             if written < job.copied.bytes:  # the digests that seal it would be of what is there
                 raise OSError(errno.EIO, f"{written:,} of {job.copied.bytes:,} bytes were written", str(aside))
 

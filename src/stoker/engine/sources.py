@@ -8,8 +8,10 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
+from stoker import messages
 from stoker.config.data_section import Source
 from stoker.config.run import Run
 from stoker.errors import StokerError
@@ -163,6 +165,17 @@ def _characters(value: Any) -> int:
 
 
 # ---- what can be known before the first row is tokenised
+
+
+def require_all(run: Run, folder: Path, read: list[Input], known: set[str]) -> None:
+    """No file that was there a moment ago is left out: a network disk may list half of a folder."""
+    if missing := sorted(known - labels(read) - inputs.without_rows(run, folder)):
+        raise StokerError("STK366", missing[0], changed=messages.shortened(missing))
+
+
+def labels(read: list[Input]) -> set[str]:
+    """Labels of the local files."""
+    return {file.label for one in read for file in one.files if file.path}
 
 
 def check(run: Run, read: list[Input]) -> None:

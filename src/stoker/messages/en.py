@@ -472,7 +472,7 @@ ENGLISH: dict[str, str] = {
     "STK438": "{folder} exists and is a fork {was}, not {asked}",
     "STK438.hint": "run the command as it was first given, or give the fork another name than `{name}`",
     "STK440": "`{path}` cannot be read right now: {reason}",
-    "STK440.hint": "nothing was deleted or put aside; check the disk, its mount and the permissions, then run the same command again. If this checkpoint is lost for good, move its folder away: the run then continues from the one before",
+    "STK440.hint": "nothing was deleted or put aside; check the disk, its mount and the permissions, then run the same command again. If it is a checkpoint that is lost for good, move its folder away: the run then continues from the one before",
     "STK441": "`{name}` was renamed: {folder} is this very run, and under its old name it would start over",
     "STK441.hint": "resume it with `stoker train {file} --set name={now}`. To train it again from step 0, give it a name of its own: `--set name=NEW`",
     "STK442": "`{path}` is missing or damaged: it has what the model thought of the eval rows before training",

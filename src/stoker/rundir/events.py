@@ -136,9 +136,9 @@ class EventLog:
 
     def _open(self) -> None:
         nowhere = Path(os.devnull)
-        self._file = nowhere.open("ab", 0) if self._path is None else in_place.appending(self._path)
-        self._stat = os.fstat(self._file.fileno())
+        file = nowhere.open("ab", 0) if self._path is None else in_place.appending(self._path)
         self._first = segments.start(self._path) if self._path is not None else 0
+        self._file, self._stat = file, os.fstat(file.fileno())
 
     def _append(self) -> None:
         try:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,6 +26,7 @@ DISK_ERRORS = (
 """What a disk says that is full, over quota, broken, read-only, or mounted from somewhere that is gone."""
 _NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL, errno.ENOTSUP)
 """What a file system says that can sync files only: 9p, old CIFS, some in user space."""
+_OF_A_DISK = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
 _CHUNK_BYTES = 1 << 22
 _LARGEST_RECORD_BYTES = 1 << 28
 _MOST_DIGITS = 20
@@ -207,18 +209,43 @@ def link(source: Path | str, target: Path | str) -> None:
 
 def below(folder: Path) -> list[Path]:
     """Every file below a folder; what the disk cannot list is its error: from Python 3.12 on pathlib passes over it."""
+    return sorted(sizes_below(folder))
+
+
+def sizes_below(folder: Path) -> dict[Path, int]:
+    """The same with their sizes."""
 
     def listed(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        if not holds_nothing(error):
             raise error
 
     walked = os.walk(folder, onerror=listed)
-    return sorted(path for parent, _, names in walked for name in names if (path := Path(parent, name)).is_file())
+    found = ((path, _size(path)) for parent, _, names in walked for path in (Path(parent, name) for name in names))
+    return {path: size for path, size in found if size is not None}
+
+
+def _size(path: Path) -> int | None:
+    """Of a file; None of anything else, and of what is gone by now."""
+    try:
+        said = path.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return None
+    return said.st_size if stat.S_ISREG(said.st_mode) else None
+
+
+def holds_nothing(error: OSError) -> bool:
+    """Whether a folder that cannot be listed is gone, or one of a disk's or system's own that is nobody's to list."""
+    if isinstance(error, PermissionError):
+        name = Path(error.filename).name
+        return name in _OF_A_DISK or name.startswith(".")
+    return isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 def folder_bytes(folder: Path) -> int:
     """What the files below a folder take."""
-    return sum(path.stat().st_size for path in below(folder))
+    return sum(sizes_below(folder).values())
 
 
 def require_room(folder: Path, needed: int) -> None:

@@ -11,7 +11,7 @@ from stoker.config.data_section import Source
 from stoker.config.pipeline_steps import Decontamination
 from stoker.config.run import Run
 from stoker.errors import StokerError, checked_name, closest
-from stoker.rundir import artifacts, digests, layout
+from stoker.rundir import artifacts, digests, files, layout
 from stoker.rundir.layout import RunDir
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
@@ -24,8 +24,6 @@ SHIPPED = "recipe:"
 """Files that come with Stoker's recipes."""
 ADAPTER_NAME = "adapter_config.json"
 """A folder with it holds an adapter."""
-_OF_A_DISK = "lost+found"
-"""A folder at the root of every ext4 disk that only its administrator can list."""
 _NOT_TOKENIZER = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack", ".index.json"),
     *(".md", ".png", ".jpg", "generation_config.json", "adapter_config.json"),
@@ -147,8 +145,8 @@ def as_now(known: list[list[Any]], folder: Path) -> list[list[Any]]:
 
 def read_files(run: Run, folder: Path) -> list[Path]:
     """Every local file that `prepare` would read."""
-    files = [file for path, kinds in named(run) if not is_remote(path) for file in expand(path, folder, kinds)]
-    return [*files, *_tokenizer_files(run, folder)]
+    rows = [file for path, kinds in named(run) if not is_remote(path) for file in expand(path, folder, kinds)]
+    return [*rows, *_tokenizer_files(run, folder)]
 
 
 def without_rows(run: Run, folder: Path) -> set[str]:
@@ -185,10 +183,10 @@ def _tokenizer_files(run: Run, folder: Path) -> list[Path]:
 def _matches(pattern: str, folder: Path, kinds: tuple[str, ...]) -> list[Path]:
     anchor = Path(pattern).anchor
     matched = sorted(set(_glob(folder / anchor, pattern[len(anchor) :])))
-    files = [file for match in matched for file in (_below(match) if match.is_dir() else [match])]
-    known = _known(files, kinds)
-    if files and not known:
-        raise _unsupported(pattern, files[0], kinds)
+    found = [file for match in matched for file in (_below(match) if match.is_dir() else [match])]
+    known = _known(found, kinds)
+    if found and not known:
+        raise _unsupported(pattern, found[0], kinds)
     return known
 
 
@@ -218,8 +216,7 @@ def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
     while starts:
         links: list[Path] = []
         for parent, names, _ in (found for start in starts for found in os.walk(start, onerror=_refuse)):
-            shown = (name for name in names if hidden or not name.startswith("."))
-            names[:] = sorted(name for name in shown if name != _OF_A_DISK)
+            names[:] = sorted(name for name in names if hidden or not name.startswith("."))
             if (real := os.path.realpath(parent)) in seen:
                 names.clear()
                 continue
@@ -230,8 +227,8 @@ def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
 
 
 def _refuse(error: OSError) -> None:
-    """A folder that cannot be listed is not left out without a word; one that is gone by now is."""
-    if not isinstance(error, FileNotFoundError):
+    """A folder that cannot be listed is not left out without a word."""
+    if not files.holds_nothing(error):
         raise StokerError("STK121", path=error.filename, reason=error.strerror) from error
 
 
@@ -240,6 +237,6 @@ def _leads_elsewhere(path: Path) -> bool:
     return path.is_symlink() and not path.parent.resolve().is_relative_to(path.resolve())
 
 
-def _known(files: Iterable[Path], kinds: tuple[str, ...]) -> list[Path]:
-    found = sorted({file for file in files if kind(file) in kinds}, key=lambda file: file.as_posix())
+def _known(paths: Iterable[Path], kinds: tuple[str, ...]) -> list[Path]:
+    found = sorted({file for file in paths if kind(file) in kinds}, key=lambda file: file.as_posix())
     return [file for file in found if kind(file) != MARKDOWN] or found

@@ -246,7 +246,9 @@ def _facts(report: Report, run: Run, folder: Path) -> list[list[Any]] | None:
     """The sources as they are here; None where some are not, and what is here is as the report has it."""
     try:
         return inputs.facts(run, folder)
-    except StokerError:
+    except StokerError as error:
+        if error.code == "STK121":  # they are here, and cannot be read: whether they changed is not known
+            raise
         now = inputs.as_now(report.sources, folder)
     return now if now != report.sources else None
 

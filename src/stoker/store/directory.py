@@ -39,8 +39,8 @@ class DirectoryStore:
             raise StokerError("STK652", store=self._root, reason=messages.text("store.no_folder", folder=self._root))
 
         def listed() -> dict[str, int]:
-            found = (path for path in files.below(self._root / folder) if not path.name.startswith("."))
-            return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in found}
+            found = sorted(files.sizes_below(self._root / folder).items())
+            return {path.relative_to(self._root).as_posix(): size for path, size in found if path.name[0] != "."}
 
         return self._do(listed)
 

@@ -250,5 +250,5 @@ def test_what_only_the_administrator_of_a_disk_can_list_holds_no_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "data" / "lost+found").mkdir()
-    unlistable(monkeypatch, folder / "data" / "lost+found")
+    unlistable(monkeypatch, folder / "data" / "lost+found", errno.EACCES)
     assert [path.name for path in inputs.expand("data", folder)] == ["a.csv", "b.jsonl", "c.txt", "d.jsonl.gz"]
