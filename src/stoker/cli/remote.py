@@ -401,8 +401,7 @@ def pull(there: Place, name: str, *, as_json: bool = False) -> None:
     if progress.own_state == "done":
         if progress.not_best:
             console.talk("train.not_best", **progress.not_best)
-        if run_dir.final.is_dir():
-            run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
+        run_dir.place_file.unlink(missing_ok=True)  # from now on it is here
     elif registry.recorded(run_dir) is None:  # what is recorded keeps two trainings apart
         _record(run_dir, there, None, None)
     console.talk("remote.pulled", name=name, path=run_dir.final if run_dir.final.is_dir() else run_dir.path)
