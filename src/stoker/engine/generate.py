@@ -43,8 +43,7 @@ def load(run_dir: RunDir, artifact: str | None = None) -> tuple[Any, Any]:
         with reading.named("STK512", path=folder):
             kind = models.auto_class(AutoConfig.from_pretrained(folder, trust_remote_code=False), scores=scores)
             model, found = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **_placement())
-            if found["missing_keys"]:  # transformers would make them of random numbers
-                raise ValueError(", ".join(sorted(found["missing_keys"])[:3]))
+            models.require_none(found["missing_keys"])  # transformers would make them of random numbers
         model = _placed(model)
     tokenizer = models.padded(models.load_tokenizer(folder), run)
     if scores:  # by this it finds the end of a row; an adapter's base may not say it

@@ -4,7 +4,7 @@ Options come unchanged from `plan.native`. Options the installed engine refuses 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -283,12 +283,17 @@ def _from_checkpoint(run: Run, plan: Plan, folder: Path, **placement: Any) -> An
     options = {**_options(stated), **placement, "local_files_only": True, "output_loading_info": True}
     with reading.named("STK512", path=folder):
         model, found = _from_files(folder, options, run.train.objective)
-        if other := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
-            raise ValueError(", ".join(other[:3]))
+        require_none([*found["missing_keys"], *found["unexpected_keys"]])
     # Mapped tensors end with their file, which rotation deletes; sharding copies parameters.
     for tensor in model.buffers() if plan.strategy == "fsdp2" else (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     return model
+
+
+def require_none(names: Iterable[str]) -> None:
+    """Refuse a model by the weights that it lacks, or has too many of."""
+    if first := sorted(names)[:3]:
+        raise ValueError(", ".join(first))
 
 
 def _from_files(path: Path | str, options: dict[str, Any], objective: str) -> Any:

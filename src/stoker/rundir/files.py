@@ -216,7 +216,7 @@ def sizes_below(folder: Path) -> dict[Path, int]:
     """The same with their sizes."""
 
     def listed(error: OSError) -> None:
-        if not holds_nothing(error):
+        if not holds_nothing(error, folder):
             raise error
 
     walked = os.walk(folder, onerror=listed)
@@ -235,11 +235,11 @@ def _size(path: Path) -> int | None:
     return said.st_size if stat.S_ISREG(said.st_mode) else None
 
 
-def holds_nothing(error: OSError) -> bool:
-    """Whether a folder that cannot be listed is gone, or one of a disk's or system's own that is nobody's to list."""
+def holds_nothing(error: OSError, top: Path) -> bool:
+    """Whether a folder that cannot be listed is gone, or is below `top` and a disk's own that is nobody's to list."""
     if isinstance(error, PermissionError):
-        name = Path(error.filename).name
-        return name in _OF_A_DISK or name.startswith(".")
+        path = Path(error.filename)
+        return path != top and (path.name in _OF_A_DISK or path.name.startswith("."))
     return isinstance(error, FileNotFoundError | NotADirectoryError)
 
 

@@ -210,12 +210,20 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
-    """A folder and all below it, each once; linked ones last, so that a link to what is there anyway adds nothing."""
+    """A folder and all below it, each once; linked ones last, so that a link to what is there anyway adds nothing.
+
+    One that cannot be listed is not left out without a word.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not files.holds_nothing(error, top):
+            raise StokerError("STK121", path=error.filename, reason=error.strerror) from error
+
     seen: set[str] = set()
     starts = [top]
     while starts:
         links: list[Path] = []
-        for parent, names, _ in (found for start in starts for found in os.walk(start, onerror=_refuse)):
+        for parent, names, _ in (found for start in starts for found in os.walk(start, onerror=refuse)):
             names[:] = sorted(name for name in names if hidden or not name.startswith("."))
             if (real := os.path.realpath(parent)) in seen:
                 names.clear()
@@ -224,12 +232,6 @@ def _folders(top: Path, *, hidden: bool) -> Iterator[Path]:
             yield Path(parent)
             links += [path for path in (Path(parent, name) for name in names) if _leads_elsewhere(path)]
         starts = links
-
-
-def _refuse(error: OSError) -> None:
-    """A folder that cannot be listed is not left out without a word."""
-    if not files.holds_nothing(error):
-        raise StokerError("STK121", path=error.filename, reason=error.strerror) from error
 
 
 def _leads_elsewhere(path: Path) -> bool:

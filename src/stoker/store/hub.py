@@ -33,7 +33,7 @@ class HubStore:
         self._patience = patience
         self._api = api or _connect()
         self._sent: dict[str, tuple[Any, str]] = {}
-        """Operations whose content the hub has, and their digests, until they are shown and checked."""
+        """Operations whose content the hub has, None once shown, and their digests, until these are checked."""
         self._do(lambda: self._api.create_repo(address.host, private=True, exist_ok=True))
 
     def names(self, folder: str) -> dict[str, int]:

@@ -169,3 +169,15 @@ def test_what_a_disk_cannot_list_is_no_empty_folder(tmp_path: Path, monkeypatch:
     unlistable(monkeypatch, tmp_path / "a")
     with pytest.raises(OSError, match="Input/output"):
         files.below(tmp_path)
+
+
+def test_a_disks_own_folders_are_passed_over_and_no_hidden_one_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside, own = tmp_path / ".step-00000002.1.tmp", tmp_path / "lost+found"
+    for folder in (aside, own):
+        folder.mkdir()
+        unlistable(monkeypatch, folder, errno.EACCES)
+    assert files.below(tmp_path) == []
+    with pytest.raises(PermissionError):
+        files.below(aside)
